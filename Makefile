@@ -174,7 +174,7 @@ pictures: .venv/.ready  ## draw the pictures of the pages anew (docs/pictures)
 	.venv/bin/python docs/tools/pictures.py
 
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
-	.venv-test/bin/python -m langchain_dpicl.backends._embedded_build --corpus $(CORPUS) --out langchain_dpicl/backends/data
+	.venv-test/bin/python -m langchain_dpicl.backends.embedded.build --corpus $(CORPUS) --out langchain_dpicl/backends/data
 
 .venv/.ready: $(STAMP)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

@@ -12,11 +12,11 @@ from typing import Any
 from _local_runs import Place, Ready
 
 from langchain_dpicl.backends.hf import batches, sessions
-from langchain_dpicl.backends.hf.heads import Head
-from langchain_dpicl.backends.hf.vocabulary import Reader
+from langchain_dpicl.backends.hf.heads import OutputHead
+from langchain_dpicl.backends.hf.vocabulary import LogitReader
+from langchain_dpicl.generation.decoding_loop import DecodingSpec
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.writing import Script
 
 MODEL, REST = "model", "all other Python"
 PARTS = {
@@ -86,16 +86,16 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 _PLACES: tuple[tuple[str, Any, str], ...] = (
     ("engine", sessions.LocalSession, "_read"),
-    ("reading", sessions, "taken"),
+    ("reading", sessions, "select_logits"),
     ("reading", sessions, "probabilities"),
-    ("reading", Reader, "settle"),
-    ("reading", Reader, "settle_some"),
-    (MODEL, batches.Body, "forward"),
-    (MODEL, Head, "logits"),
-    (MODEL, Head, "some"),
+    ("reading", LogitReader, "settle"),
+    ("reading", LogitReader, "settle_some"),
+    (MODEL, batches.ModelBody, "forward"),
+    (MODEL, OutputHead, "logits"),
+    (MODEL, OutputHead, "some"),
     ("aggregation", ReleasePlan, "bound"),
     ("noise", GumbelMechanism, "release"),
-    ("candidates", Script, "_narrowed"),
+    ("candidates", DecodingSpec, "_narrowed"),
 )
 
 

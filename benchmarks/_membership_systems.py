@@ -24,7 +24,7 @@ from langchain_dpicl import (
     demonstrations_without_privacy,
     label_votes_without_privacy,
 )
-from langchain_dpicl.audit.membership_targets import (
+from langchain_dpicl.audit.membership import (
     Record,
     Target,
     answer_target,
@@ -32,7 +32,7 @@ from langchain_dpicl.audit.membership_targets import (
     prompt_target,
     score_target,
 )
-from langchain_dpicl.audit.scores import Claim
+from langchain_dpicl.audit.membership_scores import Claim
 
 MECHANISMS = ("gumbel", "gaussian", "permute_and_flip", "recentered_clip", "difference_clip", "clip_and_blend")
 _MAX_TOKENS = 12
@@ -251,7 +251,7 @@ def soft_prompts(
     from _soft_task import soft_task
 
     from langchain_dpicl import PromptDPSGD, SoftPromptClassifier, soft_prompt_without_privacy
-    from langchain_dpicl.soft_prompt import SoftPrompt
+    from langchain_dpicl.released.soft_prompt import SoftPrompt
 
     torch.set_num_threads(1)
     task = soft_task(path, limit=1, length=40).task

@@ -17,15 +17,15 @@ from _voting_task import Task
 from numpy.typing import NDArray
 
 from langchain_dpicl import Budget, LabelledPool, PromptPATEExampleSelector, PromptPATELabeler
-from langchain_dpicl._voting_options import VotingTask, reader_of
-from langchain_dpicl.backends.walk import drive
+from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.baselines import label_votes_without_privacy
-from langchain_dpicl.labelling_planning import LabellingPlan, plan_labelling
+from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
+from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import Adjacency
-from langchain_dpicl.privacy.extensions.label_tickets import Teachers
+from langchain_dpicl.privacy.extensions.method_tickets import Teachers
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
-from langchain_dpicl.query_planning import expected_rows
-from langchain_dpicl.row_design import RowDesign
+from langchain_dpicl.runs.query_plan import expected_rows
+from langchain_dpicl.tasks.labels import VotingTask, reader_of
 
 CONTENT_FREE = ("N/A",)
 Hits = NDArray[np.bool_]
@@ -189,7 +189,7 @@ class Students:
         """
         voting, scorer, _ = reader_of(self.engine, self._voting, is_wanted=None, shots=shots)
         prompts = [self.task.wording.renderer(voting.queries((text,)))(records) for text in texts]
-        rows = drive(_walk(scorer.ask_public_rows(prompts)))
+        rows = run_sync(_walk(scorer.request_public_rows(prompts)))
         return np.where(rows.any(axis=1), rows.argmax(axis=1), -1)
 
     def hits(self, records: Sequence[Mapping[str, str]], *, shots: int) -> Hits:

@@ -12,7 +12,7 @@ from _pate_task import PUBLISHED
 from _voting_rows import gap_closed, is_above
 from numpy.typing import NDArray
 
-from langchain_dpicl.labelling_proposals import TeacherPrice
+from langchain_dpicl.pate.plan import TeacherPrice
 
 NAME = 27
 THRESHOLDS = (0.25, 0.5, 0.75, 0.9)

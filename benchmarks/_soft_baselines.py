@@ -16,9 +16,9 @@ import torch
 from _soft_task import SoftTask
 from _soft_utility import answers, share_right
 
-from langchain_dpicl.backends.tuning.reading import TaskReader
+from langchain_dpicl.backends.tuning.tasks import TaskReader
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.training_planning import plan_training
+from langchain_dpicl.soft_prompts.plan import plan_training
 
 LAYERS, LORA = "all layers", "LoRA"
 BASELINES = (LAYERS, LORA)

@@ -24,9 +24,8 @@ from _soft_corpus import Corpus
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from langchain_dpicl.backends.tuning.prompted import PromptedModel, stacked
-from langchain_dpicl.backends.tuning.reading import TaskReader
-from langchain_dpicl.backends.tuning.tasks import PromptTask
+from langchain_dpicl.backends.tuning.prompted_model import PromptedModel, stack_inputs
+from langchain_dpicl.backends.tuning.tasks import PromptTask, TaskReader
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 WORDS = {
@@ -248,7 +247,7 @@ def taught(
 def _gap_loss(model: Any, chosen: list[list[int]], size: BaseSize) -> torch.Tensor:
     """Returns the loss of filling gaps: of those, 4 of 5 are hidden and the others seen."""
     cut = [[0, *ids[: size.length - 2], 2] for ids in chosen]
-    rows = stacked(cut, length=max(map(len, cut)), filler=_PAD, device=torch.device("cpu"), is_causal=False)
+    rows = stack_inputs(cut, length=max(map(len, cut)), filler=_PAD, device=torch.device("cpu"), is_causal=False)
     asked = (torch.rand(rows.ids.shape) < _HIDDEN_SHARE) & rows.mask & (rows.ids > len(SPECIAL))
     hidden = asked & (torch.rand(rows.ids.shape) < 0.8)
     states = model.roberta(torch.where(hidden, SPECIAL.index("<mask>"), rows.ids), attention_mask=rows.mask.long())
@@ -276,7 +275,7 @@ def _lesson_loss(
         right.append(lesson.reader.word_ids[label])
     length = max(len(one.ids) for one in read)
     device = prompted.device
-    rows = stacked([one.ids for one in read], length=length, filler=_PAD, device=device, is_causal=False)
+    rows = stack_inputs([one.ids for one in read], length=length, filler=_PAD, device=device, is_causal=False)
     rows.at = torch.tensor([one.at for one in read])
     chosen = prompts[numbers][:, :0] if alone else prompts[numbers]
     logits = prompted.forward(chosen, rows)[:, 0]

@@ -9,11 +9,10 @@ from typing import Any
 from _local_profile import Watch, replaced
 from _soft_speed import Track
 
-from langchain_dpicl._optimizers import Optimizer
-from langchain_dpicl.backends.tuning.engine import PromptEngine
-from langchain_dpicl.backends.tuning.micro import MicroBatches
+from langchain_dpicl.backends.tuning.engine import MicroBatches, PromptEngine
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.soft_prompts.options import Optimizer
 
 MODEL, REST = "model", "all other Python"
 PARTS = {

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.tuning.tasks import PromptTask
-from langchain_dpicl.soft_prompts import PromptDPSGD
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b")
 LABELS = ("no", "yes")

@@ -15,12 +15,12 @@ import torch
 from _soft_task import SoftTask
 
 from langchain_dpicl import Budget
-from langchain_dpicl.backends.tuning.prompted import PromptedModel, stacked
-from langchain_dpicl.backends.tuning.reading import TaskReader
-from langchain_dpicl.soft_prompt import SoftPrompt
-from langchain_dpicl.soft_prompt_classifier import SoftPromptClassifier
-from langchain_dpicl.soft_prompts import PromptDPSGD
-from langchain_dpicl.tuning_baselines import soft_prompt_without_privacy
+from langchain_dpicl.backends.tuning.prompted_model import PromptedModel, stack_inputs
+from langchain_dpicl.backends.tuning.tasks import TaskReader
+from langchain_dpicl.baselines import soft_prompt_without_privacy
+from langchain_dpicl.released.soft_prompt import SoftPrompt
+from langchain_dpicl.soft_prompts.serving import SoftPromptClassifier
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 
 METHODS = ("soft_prompt", "prefix")
 ZERO_SHOT, COMMONEST = "zero-shot", "commonest label"
@@ -101,7 +101,7 @@ def scores(model: Any, tokenizer: Any, task: SoftTask) -> torch.Tensor:
     found = [torch.zeros(0, len(reader.word_ids))]
     for start in range(0, len(task.questions), _BATCH):
         read = [reader.input(text) for text in task.questions[start : start + _BATCH]]
-        rows = stacked(
+        rows = stack_inputs(
             [one.ids for one in read],
             length=task.task.max_input_tokens,
             filler=reader.filler,

@@ -18,7 +18,7 @@ from _pate_task import Setting, setting
 from _voting_task import MOST_LABELS, WORDINGS, Task, Wording, load, plain, read_rows
 
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.asking import TaskWording
+from langchain_dpicl.tasks.templates import FewShotTemplate
 
 LABELS, SLOTS = "labels", "slots"
 INSTRUCTIONS: Mapping[str, str] = {
@@ -87,7 +87,7 @@ class SlotTask:
     records: list[dict[str, str]] = field(repr=False)
     questions: tuple[str, ...] = field(repr=False)
     right: tuple[str, ...] = field(repr=False)
-    wording: TaskWording
+    wording: FewShotTemplate
 
     def private(self) -> PrivateExamples:
         """Returns the records, in a holder that no ledger protects."""
@@ -168,7 +168,7 @@ def slot_task(file: DataFile, *, questions: int, seed: int, cap: int) -> SlotTas
         records=[{"text": row["text"], "slot": row["label"]} for row in train],
         questions=tuple(row["text"] for row in asked),
         right=tuple(row["label"] for row in asked),
-        wording=TaskWording(
+        wording=FewShotTemplate(
             example_prompt=f"{words.text}: {{text}}\n{words.label}: {{slot}}",
             suffix=f"{words.text}: {{input}}\n{words.label}:",
             prefix="",

@@ -18,16 +18,16 @@ from _voting_rows import Copied
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
-from langchain_dpicl._answer_spaces import cosines
-from langchain_dpicl.backends.answer_rows import AnswerRows
-from langchain_dpicl.backends.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_text_backend
-from langchain_dpicl.backends.walk import drive
+from langchain_dpicl.backends.rows.answer_rows import AnswerRows
+from langchain_dpicl.backends.sync_async import run_sync
+from langchain_dpicl.baselines import release_once_without_privacy
+from langchain_dpicl.free_form.answers import cosines
+from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.query_planning import QueryPlan, plan_queries
-from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.unprotected import release_once_without_privacy
+from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
 
 FREE_KNOBS: dict[str, Any] = {
     "questions": 100,
@@ -93,18 +93,18 @@ class FreeForm:
         """Returns how the model does alone: its own answer's nearest span."""
         prompts = [task.wording.renderer([(text,)])(())[0] for text in task.questions]
         answers = self._text.complete(prompts, max_tokens=self.knobs["answer_tokens"], stop=("\n",))
-        return self._scored(self._vectors(answers))
+        return self._score(self._vectors(answers))
 
     def without_noise(self, plan: QueryPlan) -> Result:
         """Returns the nearest spans to the sums themselves: NOT PRIVATE."""
         sums = [plan.release.bound(rows, width=self.width).value for rows in self._drawn(plan)]
-        return self._scored(np.array(sums))
+        return self._score(np.array(sums))
 
     def private(self, plan: QueryPlan) -> Result:
         """Returns the nearest spans to noisy sums."""
         totals = [plan.release.bound(rows, width=self.width) for rows in self._drawn(plan)]
         released = [plan.release.mechanism.release(total, rng=SYSTEM_RANDOM).values for total in totals]
-        return self._scored(np.array(released, dtype=np.float64))
+        return self._score(np.array(released, dtype=np.float64))
 
     @property
     def width(self) -> int:
@@ -124,14 +124,14 @@ class FreeForm:
                     render=lambda records, prompts=prompts: prompts(records)[0],  # type: ignore[misc]
                     width=self.width,
                 )
-                drive(walk)
+                run_sync(walk)
                 self._matrices.append(kept[0])
         return self._matrices
 
     def _vectors(self, texts: list[str]) -> NDArray[np.float64]:
         return np.array(self._embeddings.embed_documents(texts), dtype=np.float64)
 
-    def _scored(self, vectors: NDArray[np.float64]) -> Result:
+    def _score(self, vectors: NDArray[np.float64]) -> Result:
         answers = [
             choices[int(cosines(vector, self._vectors(choices)).argmax())]
             for vector, choices in zip(vectors, self._spans, strict=True)

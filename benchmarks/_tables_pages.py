@@ -269,7 +269,7 @@ def _picture(tables: Tables, path: Path) -> list[Path]:
                 rows.append((method.title, file.title, levels[at], column.mean, column.spread or 0.0))
     if not rows:
         return []
-    from langchain_dpicl.audit.pictures import plot_utility
+    from langchain_dpicl.audit.plots import plot_utility
 
     try:
         plot_utility(rows, path, title="Accuracy by epsilon (dotted: zero-shot; dashed: non-private)")

@@ -12,7 +12,7 @@ from _tables_cells import NON_PRIVATE, ZERO, Cell
 from _tables_files import DataFile
 from _tables_room import Knobs, Result, Room, delta_of
 
-from langchain_dpicl.training_planning import TrainingPlan, plan_training
+from langchain_dpicl.soft_prompts.plan import TrainingPlan, plan_training
 
 SOFT_KNOBS: dict[str, Any] = {
     "questions": 400,

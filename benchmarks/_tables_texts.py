@@ -23,8 +23,8 @@ from langchain_dpicl import (
     real_demonstrations_without_privacy,
 )
 from langchain_dpicl.backends.resolve import as_text_backend
-from langchain_dpicl.planning import GenerationPlan, Segment, plan_generation
-from langchain_dpicl.row_design import RowDesign
+from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
+from langchain_dpicl.planning.expected_utility import RowDesign
 
 TEXT_KNOBS: dict[str, Any] = {
     "questions": 300,

@@ -11,8 +11,8 @@ from _tables_room import Knobs, Result, Room, delta_of, epsilon_of, frozen, in_f
 from _voting_rows import Method, Voters, clean_hits, noise_deviation, noisy_accuracies
 from _voting_task import Task
 
-from langchain_dpicl.labelling_planning import LabellingPlan
-from langchain_dpicl.query_planning import QueryPlan
+from langchain_dpicl.pate.plan import LabellingPlan
+from langchain_dpicl.runs.query_plan import QueryPlan
 
 VOTING_KNOBS: dict[str, Any] = {
     "questions": 300,

@@ -15,17 +15,16 @@ import numpy as np
 from _voting_task import Task
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.label_rows import LabelRows
-from langchain_dpicl.backends.rows import Boxed
-from langchain_dpicl.backends.walk import drive
+from langchain_dpicl.backends.rows.label_rows import LabelRows
+from langchain_dpicl.backends.rows.rows import OpaqueRows
+from langchain_dpicl.backends.sync_async import run_sync
+from langchain_dpicl.baselines import release_once_without_privacy
+from langchain_dpicl.planning.expected_utility import RowDesign, noise_scale
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism, Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.query_planning import QueryPlan, plan_queries
-from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.signal import noise_scale
-from langchain_dpicl.unprotected import release_once_without_privacy
+from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
 
 CONTENT_FREE = "N/A"
 # Standard deviations of noise at scale 1.
@@ -141,7 +140,7 @@ class Voters:
 
     def zero_shot(self, *, calibrate: bool) -> NDArray[np.bool_]:
         """Returns bool[questions]: whether the model is right without records."""
-        rows = [drive(_ask(self._scorers[calibrate].ask_public(render(())))) for render in self._renderers()]
+        rows = [run_sync(_ask(self._scorers[calibrate].request_public(render(())))) for render in self._renderers()]
         return np.array([int(row.argmax()) for row in rows]) == self.task.right
 
     def matrices(self, design: RowDesign, *, calibrate: bool) -> Matrices:
@@ -165,7 +164,7 @@ class Voters:
             render=render,
             width=width,
         )
-        drive(walk)
+        run_sync(walk)
         return kept[0]
 
     def _renderers(self) -> list[Any]:
@@ -179,10 +178,10 @@ class Copied:
     ask: Any
     kept: Matrices
 
-    def run(self) -> Boxed:
+    def run(self) -> OpaqueRows:
         rows = self.ask.run().take()
         self.kept.append(rows)
-        return Boxed(rows.copy())
+        return OpaqueRows(rows.copy())
 
 
 def _ask(question: Any) -> Any:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from langchain_dpicl import Budget, PrivateExamples
-from langchain_dpicl.backends.walk import drive
+from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.voting import DPVotingRunnable
 
@@ -109,7 +109,7 @@ def time_bare_release(rounds: int) -> Times:
             render=runnable.wording.renderer([(f"query {turn}",)]),
             width=len(LABELS),
         )
-        return drive(released).index
+        return run_sync(released).index
 
     return times_of([release], rounds=rounds, warm_up=200, shown="releases")[0]
 

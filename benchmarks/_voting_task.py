@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.asking import TaskWording
+from langchain_dpicl.tasks.templates import FewShotTemplate
 
 MOST_LABELS = 50
 
@@ -82,7 +82,7 @@ class Task:
     questions: tuple[str, ...] = field(repr=False)
     right: NDArray[np.int64] = field(repr=False)
     labels: tuple[str, ...]
-    wording: TaskWording
+    wording: FewShotTemplate
     texts: tuple[tuple[str, ...], ...]
 
     def private(self) -> PrivateExamples:
@@ -157,8 +157,8 @@ def plain(row: Mapping[str, Any]) -> dict[str, str]:
     return {"text": str(row["text"]), "label": str(row["label_name"] if "label_name" in row else row["label"])}
 
 
-def _task_wording(wording: Wording, shown: Mapping[str, str]) -> TaskWording:
-    return TaskWording(
+def _task_wording(wording: Wording, shown: Mapping[str, str]) -> FewShotTemplate:
+    return FewShotTemplate(
         example_prompt=f"{wording.text}: {{text}}\n{wording.label}: {{label}}",
         suffix=f"{wording.text}: {{input}}\n{wording.label}:",
         prefix="",

@@ -33,8 +33,8 @@ from langchain_dpicl import (
     PrivateExamples,
     public_vocabulary,
 )
-from langchain_dpicl.documents import chosen_topics
-from langchain_dpicl.documents_planning import DocumentsPlan, plan_documents
+from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
+from langchain_dpicl.documents.synthesizer import choose_topics
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -105,7 +105,7 @@ def _found(plan: DocumentsPlan, exact: Counter[str], best: set[str]) -> float:
     else:
         given["l1_sensitivity"] = release.l1_sensitivity
     counts = release.mechanism.release(exact, **given)
-    return len(best & {keyword for keyword, _ in chosen_topics(counts, plan)}) / len(best)
+    return len(best & {keyword for keyword, _ in choose_topics(counts, plan)}) / len(best)
 
 
 class Judge:
@@ -114,7 +114,7 @@ class Judge:
     def __init__(self, test: Sequence[tuple[str, str]], *, questions: int) -> None:
         self._embeddings = LocalEmbeddings()
         self.questions, judges = test[:questions], test[questions : 4 * questions]
-        self._asked = self._vectors([text for text, _ in self.questions])
+        self._ask_once = self._vectors([text for text, _ in self.questions])
         self._judges, self._classes = self._vectors([text for text, _ in judges]), [label for _, label in judges]
 
     def _vectors(self, texts: Sequence[str]) -> np.ndarray:
@@ -126,7 +126,7 @@ class Judge:
         """Returns the hit rate and the mean similarity of the nearest document, in percent."""
         vectors = self._vectors(texts)
         own = [self._class_of(vector) for vector in vectors] if labels is None else labels
-        near = self._asked @ vectors.T  # [questions, documents]
+        near = self._ask_once @ vectors.T  # [questions, documents]
         best = near.argmax(axis=1)
         hits = [own[place] == label for place, (_, label) in zip(best, self.questions, strict=True)]
         return 100 * statistics.mean(hits), 100 * float(near.max(axis=1).mean())

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.shares import Share
-from langchain_dpicl.privacy.stores import InMemoryStore, LedgerStore
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerStore
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.stores import SQLiteStore
 
 PROCESSES = (1, 8, 64)

@@ -22,11 +22,9 @@ from _membership_systems import Systems, soft_prompts, worded
 from _voting_task import load
 
 from langchain_dpicl import EmbeddedLLM
-from langchain_dpicl._cli_inputs import load_model
-from langchain_dpicl.audit.membership import membership_attack
-from langchain_dpicl.audit.membership_results import NOTICE, MembershipResult, Nonmembers
-from langchain_dpicl.audit.membership_targets import Target
-from langchain_dpicl.audit.scores import Claim
+from langchain_dpicl.audit.membership import NOTICE, MembershipResult, Nonmembers, Target, membership_attack
+from langchain_dpicl.audit.membership_scores import Claim
+from langchain_dpicl.cli.inputs import load_model
 from langchain_dpicl.exceptions import ConfigurationError
 
 SHOTS = (1, 4)
@@ -150,7 +148,7 @@ class Bench:
     def pictures(self, folder: Path) -> list[Path]:
         """Draws the ROC curves and the histograms; returns the files, none without matplotlib."""
         try:
-            from langchain_dpicl.audit.pictures import plot_probabilities, plot_roc
+            from langchain_dpicl.audit.plots import plot_probabilities, plot_roc
 
             stem = self.path.name.partition(".")[0]
             curves, scores = (folder / f"membership_{kind}_{stem}.png" for kind in ("roc", "scores"))

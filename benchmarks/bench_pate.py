@@ -24,10 +24,10 @@ from _pate_tables import LEGEND, Bounds, PaperTerms, Row, bounds_lines, head, ho
 from _pate_task import Setting, setting
 from tqdm import tqdm
 
-from langchain_dpicl._cli_inputs import load_model
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.cli.inputs import load_model
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.labelling_proposals import compare_teachers
+from langchain_dpicl.pate.plan import compare_teachers
 
 TERMS = PaperTerms()
 ROWS = (Teaching("fresh", 1, noise=TERMS.noise), Teaching("fresh", 4, noise=TERMS.noise))

@@ -25,19 +25,19 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
-from langchain_dpicl.backends.calls import Calls
-from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
+from langchain_dpicl.backends.sync_async import CallPool
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
-from langchain_dpicl.privacy.shares import Share
-from langchain_dpicl.privacy.tickets import Ticket
-from langchain_dpicl.run_events import RunEvents
-from langchain_dpicl.runnables import ChargingRunnable, Pay
+from langchain_dpicl.runs.query_runnable import ChargingRunnable, TicketCharge
 
 UNITS = 8000
 ROWS = 10
@@ -80,18 +80,18 @@ class Instant(BaseChatModel):
 class Nothing(ChargingRunnable[str, str]):
     """Answers without a release."""
 
-    def _answer(self, given: str, pay: Pay, config: RunnableConfig, **kwargs: Any) -> str:
+    def _answer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
         del pay, config, kwargs
         return given
 
-    async def _aanswer(self, given: str, pay: Pay, config: RunnableConfig, **kwargs: Any) -> str:
+    async def _aanswer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
         return self._answer(given, pay, config, **kwargs)
 
 
 class Charged(Nothing):
     """Pays for an answer that needs no row."""
 
-    def _answer(self, given: str, pay: Pay, config: RunnableConfig, **kwargs: Any) -> str:
+    def _answer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
         del config, kwargs
         with pay("query") as ticket:
             ticket.burn()
@@ -186,7 +186,7 @@ def silent_call() -> Action:
 
 @part(f"{ROWS} calls, silent, max_concurrency=1")
 def silent_calls() -> Action:
-    calls, requests = Calls(silence(Instant()), RetryPolicy(), 1), [_request()] * ROWS
+    calls, requests = CallPool(silence(Instant()), RetryPolicy(), 1), [_request()] * ROWS
     return lambda: calls.many(requests)
 
 
@@ -197,7 +197,7 @@ def stock_calls() -> Action:
 
 
 def _request() -> Request:
-    return Request(Hidden("A record and a question"), lambda _: prompt(), {})
+    return Request(OpaqueValue("A record and a question"), lambda _: prompt(), {})
 
 
 # -- the table -----------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from _voting_speed import measure_speed
 from _voting_task import PAPER, Task, load
 from tqdm import tqdm
 
-from langchain_dpicl._cli_inputs import load_model
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.cli.inputs import load_model
 
 PARTS = ("accuracy", "queries", "rates", "speed")
 PAPER_ROWS = (

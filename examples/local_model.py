@@ -26,8 +26,8 @@ from langchain_dpicl import (
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
 )
-from langchain_dpicl.backends.huggingface import HuggingFaceBackend
-from langchain_dpicl.models import ChatLocal
+from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
+from langchain_dpicl.serving.models import ChatLocal
 
 SIZE = 500
 DELTA = 1e-5

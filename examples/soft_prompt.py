@@ -20,11 +20,10 @@ from bank_questions import LABELS, bank_questions, new_questions
 from langchain_core.output_parsers import StrOutputParser
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples, verify_report
-from langchain_dpicl.models import LocalLLM
-from langchain_dpicl.soft_prompt import SoftPrompt
-from langchain_dpicl.soft_prompt_classifier import SoftPromptClassifier
-from langchain_dpicl.soft_prompt_serving import SoftPromptBackend
-from langchain_dpicl.soft_prompts import PromptDPSGD
+from langchain_dpicl.released.soft_prompt import SoftPrompt
+from langchain_dpicl.serving.models import LocalLLM
+from langchain_dpicl.soft_prompts.serving import SoftPromptBackend, SoftPromptClassifier
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 
 SIZE = 500
 DELTA = 1e-5

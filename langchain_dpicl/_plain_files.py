@@ -50,10 +50,10 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
             data += chunk
     finally:
         os.close(number)
-    raise ConfigurationError(f"{_shown(path)}: expected at most {most} bytes, found more.")
+    raise ConfigurationError(f"{_display_path(path)}: expected at most {most} bytes, found more.")
 
 
-def checked_target(name: str, path: Any) -> Path:
+def check_target(name: str, path: Any) -> Path:
     """Returns the path of a file that can be created or replaced."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{name}: expected the path of a file, or None, found {type(path).__name__}.")
@@ -61,14 +61,14 @@ def checked_target(name: str, path: Any) -> Path:
     is_name = "\0" not in os.fsdecode(target)
     if not is_name or not target.parent.is_dir() or not os.access(target.parent, os.W_OK) or target.is_dir():
         raise ConfigurationError(
-            f"{name}: expected a file in a folder that exists and can be written, found {_shown(path)!r}."
+            f"{name}: expected a file in a folder that exists and can be written, found {_display_path(path)!r}."
         )
     return target
 
 
 def _no_file(path: str | os.PathLike[str], actual: str) -> ConfigurationError:
-    return ConfigurationError(f"{_shown(path)}: expected a plain file, found {actual}. Give the file itself.")
+    return ConfigurationError(f"{_display_path(path)}: expected a plain file, found {actual}. Give the file itself.")
 
 
-def _shown(path: str | os.PathLike[str]) -> str:
+def _display_path(path: str | os.PathLike[str]) -> str:
     return os.fsdecode(path)

@@ -2,44 +2,187 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._voting_options import Votes, VotingTask, design_of, reader_of
-from langchain_dpicl.backends.base import Token
+from langchain_dpicl.backends.base import GradientBackend, NextTokenBackend, RealRows, Token, TrainingExample
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.walk import Walk, drive
-from langchain_dpicl.decoding import Decoding
-from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning import Segment
-from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
-from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.release.curator import pool_without_privacy
-from langchain_dpicl.release.token_block import Block
-from langchain_dpicl.released import ReleasedDemonstrations
-from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.token_rules import release_plan
-from langchain_dpicl.unprotected import open_block_without_privacy, release_once_without_privacy
-from langchain_dpicl.wording import GenerationWording
-from langchain_dpicl.writing import (
+from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
+from langchain_dpicl.backends.rows.rows import run_guarded
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, run_sync
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.generation.decoding_loop import (
     DEFAULT_STOP,
-    Draft,
-    Held,
-    Script,
+    BlockTickets,
+    Decoding,
+    DecodingSpec,
+    PartialText,
     check_rules,
     check_texts,
     make_script,
     write_draft,
 )
+from langchain_dpicl.generation.plan import Segment
+from langchain_dpicl.generation.token_mechanisms import release_plan
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import check_int, check_positive, fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.release.curator import Render, pool_without_privacy
+from langchain_dpicl.release.sample import Record, Rendered, block_on, draw_sample
+from langchain_dpicl.release.token_block import NOT_COMPUTED, ReleaseBlock, argmax_index, sum_rows
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+from langchain_dpicl.released.soft_prompt import SoftPrompt
+from langchain_dpicl.soft_prompts.options import ExampleFields, Floats, Optimizer, OptimizerName, Schedule
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
+from langchain_dpicl.tasks.labels import Votes, VotingTask, design_of, reader_of
+from langchain_dpicl.tasks.templates import GenerationTemplate
+
+BASELINE = "soft prompt without privacy"
+
+
+def soft_prompt_without_privacy(
+    trainer: PromptDPSGD,
+    records: Iterable[Mapping[str, str]],
+    *,
+    batch_size: int = 32,
+    epochs: float | None = None,
+    steps: int | None = None,
+    learning_rate: float = 0.01,
+    optimizer: OptimizerName = "adam",
+    schedule: Schedule = "constant",
+    text_key: str = "text",
+    target_key: str = "label",
+    pair_key: str | None = None,
+    told: Callable[[int, Floats], object] | None = None,
+) -> SoftPrompt:
+    """Trains the prompt WITHOUT clipping and WITHOUT noise: nothing is protected and epsilon is infinite.
+
+    Every epoch deals the records anew into batches; a step follows the mean gradient of its batch.
+
+    Args:
+      trainer: the same as for private training.
+      records: records that no ledger protects, with the fields below; `PrivateExamples` are refused.
+      batch_size: records of one step; an epoch's last batch may be smaller.
+      epochs: how often each record is used; or give `steps`.
+      steps: training steps.
+      learning_rate: size of a step.
+      optimizer: "adam" or "sgd".
+      schedule: "constant", or "linear" down towards 0.
+      text_key: field of the input.
+      target_key: field of the answer.
+      pair_key: field of the second input, if there is one.
+      told: called with the number of each step and the weights after it.
+
+    Raises:
+      ConfigurationError: private examples, records that cannot be read, or a parameter out of range.
+      ModelCallError: the model failed.
+
+    Source: Duan et al. (2023), Flocks of Stochastic Parrots, without its clips and noise.
+    """
+    fields = ExampleFields(text_key, target_key, pair_key)
+    examples = fields.examples_in("records", records, labels=trainer.task.labels)
+    check_int("batch_size", batch_size, low=1)
+    per_epoch = -(-len(examples) // batch_size)
+    if (steps is None) == (epochs is None):
+        raise fail("steps, epochs", "one of them", (steps, epochs))
+    passes = check_positive("epochs", epochs) if steps is None else 0.0
+    count = check_int("steps", math.ceil(passes * per_epoch) if steps is None else steps, low=1)
+    rule = Optimizer(optimizer, learning_rate, schedule, count)
+    state = rule.start(trainer.engine.initial(trainer.init_text))
+    for batch in _batches(examples, batch_size, count):
+        state = rule.update(state, mean_gradient(trainer.engine, state.weights, batch))
+        if told is not None:
+            told(state.step, state.weights)
+    report = {
+        "private": False,
+        "epsilon": "infinity",
+        "delta": 0.0,
+        "baseline": BASELINE,
+        "plan": {"steps": count, "batch_size": batch_size, "optimizer": rule.to_dict(), **fields.to_dict()},
+    }
+    return SoftPrompt.of(trainer.engine, state.weights, report=report)
+
+
+def mean_gradient(engine: GradientBackend, weights: Floats, examples: Sequence[TrainingExample]) -> Floats:
+    """Returns float64[width]: the mean gradient of examples that nothing protects."""
+    total = _UnclippedSum(engine.width)
+    asked: _UnclippedSum = GradientRequest(engine, weights, [(example,) for example in examples], total).run().take()
+    return asked.value / len(examples)
+
+
+class _UnclippedSum:
+    """Adds rows as they are: nothing is clipped."""
+
+    def __init__(self, width: int) -> None:
+        self.value: Floats = np.zeros(width)
+
+    def add(self, rows: RealRows) -> None:
+        self.value += np.asarray(rows, dtype=np.float64).sum(axis=0)
+
+    def clear(self) -> None:
+        self.value[:] = 0.0
+
+
+def _batches(examples: Sequence[TrainingExample], size: int, count: int) -> Iterator[list[TrainingExample]]:
+    """Yields `count` batches: epoch after epoch, each dealt anew."""
+    made = 0
+    while True:
+        order = SYSTEM_RANDOM.permutation(len(examples))
+        for start in range(0, len(order), size):
+            if made == count:
+                return
+            made += 1
+            yield [examples[int(place)] for place in order[start : start + size]]
+
+
+T = TypeVar("T")
+
+
+def release_once_without_privacy(
+    private: PrivateExamples,
+    *,
+    plan: ReleasePlan,
+    rows: Callable[[Rendered[T]], Effect],
+    render: Callable[[Sequence[Record]], T],
+    width: int,
+) -> EffectGenerator[NDArray[np.float64]]:
+    """Returns the exact sum float64[d] of one sample; the pool is refused if a ledger protects it."""
+    pool = pool_without_privacy(private, None)
+    ask = run_guarded(lambda: rows(draw_sample(pool, plan)(render)))
+    if ask is None:
+        raise ModelCallError(NOT_COMPUTED)
+    boxed = yield ask
+    return sum_rows(boxed, plan, width).value
+
+
+@contextlib.contextmanager
+def open_block_without_privacy(
+    private: PrivateExamples,
+    *,
+    label: str | None,
+    plan: ReleasePlan,
+    length: int,
+    backend: NextTokenBackend,
+    render: Render,
+    prefix: Sequence[Token] = (),
+) -> Iterator[ReleaseBlock]:
+    """Opens a token block that releases the exact argmax; the pool is refused if a ledger protects it."""
+    pool = pool_without_privacy(private, label)
+    block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
+    block.release = argmax_index
+    with contextlib.closing(block):
+        yield block
 
 
 def demonstrations_from_instruction(
@@ -79,20 +222,20 @@ def demonstrations_from_instruction(
     if (label_key is None) != (labels is None):
         raise fail("label_key, labels", "both or neither", (label_key, labels))
     fields = (text_key,) if label_key is None else (text_key, label_key)
-    wording = GenerationWording(
+    wording = GenerationTemplate(
         instruction=instruction,
-        template=generation_prompt or GenerationWording.default_template(text_key, label_key),
+        template=generation_prompt or GenerationTemplate.default_template(text_key, label_key),
         text_key=text_key,
         label_key=label_key,
         fields=fields,
     )
     backend = as_backend(llm)
     rules = check_rules(backend, public_top_k, stop)
-    script = Script(backend, wording, (Segment("text", max_tokens),), *rules, Decoding(temperature=temperature))
+    script = DecodingSpec(backend, wording, (Segment("text", max_tokens),), *rules, Decoding(temperature=temperature))
     branches: list[str | None] = list(check_texts("labels", labels)) if labels is not None else [None]
-    drafts = [Draft(label) for _ in range(shots_per_label) for label in branches]
+    drafts = [PartialText(label) for _ in range(shots_per_label) for label in branches]
     for draft in drafts:
-        drive(_write_publicly(script, draft))
+        run_sync(_write_publicly(script, draft))
     return _result(script, drafts, baseline="instruction only", epsilon=0.0)
 
 
@@ -148,14 +291,14 @@ def demonstrations_without_privacy(
         open_labels=None,
     )
     design = RowDesign.choose(rows=rows, num_slots=num_slots, shots_per_slot=shots_per_slot)
-    drafts = [Draft(label) for _ in range(shots_per_label) for label in (private.labels or (None,))]
+    drafts = [PartialText(label) for _ in range(shots_per_label) for label in (private.labels or (None,))]
     for draft in drafts:
         sampler = design.sampler(private.public_size_of(draft.label))
         plan = release_plan(sampler, redraw_every=redraw_every)
 
         def opener(
-            draft: Draft, length: int, _: Any, name: str, known: dict[str, str], plan: Any = plan
-        ) -> AbstractContextManager[Block]:
+            draft: PartialText, length: int, _: Any, name: str, known: dict[str, str], plan: Any = plan
+        ) -> AbstractContextManager[ReleaseBlock]:
             return open_block_without_privacy(
                 private,
                 label=draft.label,
@@ -167,8 +310,8 @@ def demonstrations_without_privacy(
             )
 
         blocks = plan.blocks(max_tokens)
-        draft.tickets = {0: [Held(length, count) for length, count in blocks]}
-        drive(write_draft(script, draft, opener, lambda: None))
+        draft.tickets = {0: [BlockTickets(length, count) for length, count in blocks]}
+        run_sync(write_draft(script, draft, opener, lambda: None))
     return _result(script, drafts, baseline="generation without noise", epsilon=float("inf"))
 
 
@@ -198,7 +341,7 @@ def real_demonstrations_without_privacy(
         columns.append([{name: record[name] for name in shown} for record in records])
     for shot in range(shots_per_label):
         examples += [column[shot] for column in columns]
-    return _released(
+    return _released_baseline(
         examples,
         baseline="real private records",
         epsilon=float("inf"),
@@ -302,7 +445,7 @@ def label_votes_without_privacy(
     task, scorer, reads = reader_of(llm, task, is_wanted=calibrate, shots=shape.shots_per_slot)
     asked = [task.queries(task.wording.query(query)) for query in queries]
     totals = [
-        drive(
+        run_sync(
             release_once_without_privacy(
                 private, plan=plan, rows=scorer.ask, render=task.wording.renderer(asked_query), width=len(task.labels)
             )
@@ -328,7 +471,7 @@ def _voting_plan(design: RowDesign, public_size: int, *, is_soft: bool) -> Relea
     )
 
 
-def _write_publicly(script: Script, draft: Draft) -> Walk[None]:
+def _write_publicly(script: DecodingSpec, draft: PartialText) -> EffectGenerator[None]:
     """Writes one demonstration from the public distribution alone."""
     known = script.known(draft)
     prompt = script.wording.renderer(script.wording.text_key, known)(())
@@ -341,13 +484,15 @@ def _write_publicly(script: Script, draft: Draft) -> Walk[None]:
     draft.done = True
 
 
-def _result(script: Script, drafts: Sequence[Draft], *, baseline: str, epsilon: float) -> ReleasedDemonstrations:
+def _result(
+    script: DecodingSpec, drafts: Sequence[PartialText], *, baseline: str, epsilon: float
+) -> ReleasedDemonstrations:
     names = sorted(script.wording.generated_fields)
     examples = [{name: script.known(draft)[name] for name in names} for draft in drafts]
-    return _released(examples, baseline=baseline, epsilon=epsilon, plan=script.to_dict())
+    return _released_baseline(examples, baseline=baseline, epsilon=epsilon, plan=script.to_dict())
 
 
-def _released(
+def _released_baseline(
     examples: Sequence[dict[str, str]], *, baseline: str, epsilon: float, plan: dict[str, Any]
 ) -> ReleasedDemonstrations:
     shown: float | str = epsilon if epsilon == 0 else "infinity"

@@ -3,24 +3,175 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from langchain_dpicl._constructing import tells_how_to_build
-from langchain_dpicl._runs import report_of
-from langchain_dpicl.backends.aside import aside
+from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl.backends.embedded.model import load_tables
+from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS, Keywords
+from langchain_dpicl.backends.sync_async import run_in_thread
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.declaring import declare_share, share_of_delta
-from langchain_dpicl.discovery_planning import DiscoveryPlan, plan_discovery
-from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE, Count
-from langchain_dpicl.privacy.shares import Share, Uncopyable
+from langchain_dpicl.budget.events import RunEvents, tells_refusals
+from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, fail
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, PureEvent
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.count_histograms import (
+    COUNT_TEMPLATE,
+    MAX_THRESHOLD,
+    Count,
+    CountPlan,
+    DiscreteLaplaceMechanism,
+    least_count,
+    noise_margin,
+)
+from langchain_dpicl.privacy.extensions.unit_values import MOST_KEYWORDS, UnitValues
+from langchain_dpicl.privacy.ledger.shares import Share, Uncopyable
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.release.count_release import release_counts
-from langchain_dpicl.released_counts import ReleasedCounts
-from langchain_dpicl.run_events import RunEvents, tells_refusals
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.released.counts import ReleasedCounts
+from langchain_dpicl.runs.streamed_run import report_of
+
+# Fraction of the share's delta for the threshold; the noise needs hardly any of it.
+_FOR_THRESHOLD = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryPlan:
+    """The public plan of one release of counts: the release, its ticket and what it can find.
+
+    Formal guarantees:
+      - `tickets()` hold the one ticket of `release`; it is (epsilon, delta)-DP under `release.adjacency`.
+
+    Attributes:
+      release: what a unit counts for, noise, threshold and adjacency.
+      epsilon: upper bound at `delta`.
+      delta: the share's delta, that of the threshold included.
+      partition: the `dataset_id` of the examples.
+    """
+
+    release: CountPlan
+    epsilon: float
+    delta: float
+    partition: str
+
+    @property
+    def implementation_delta(self) -> float:
+        """Declared gap between ideal and drawn noise: 0, the sampler is exact."""
+        return 0.0
+
+    @property
+    def threshold(self) -> int | None:
+        """Least noisy count that is released; None for declared values."""
+        return self.release.mechanism.threshold
+
+    @property
+    def threshold_delta(self) -> float:
+        """The threshold's part of delta; 0 for declared values."""
+        event = self.release.event
+        parts = event.events if isinstance(event, ComposedEvent) else ()
+        return math.fsum(part.delta for part in parts if isinstance(part, FailureEvent))
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of a count, in units."""
+        rate = float(1 / self.release.scale)
+        return math.sqrt(2.0 * math.exp(-rate)) / -math.expm1(-rate)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the one ticket of the share."""
+        return self.release.tickets()
+
+    def event(self) -> Event:
+        """Returns the event of the release."""
+        return self.release.event
+
+    def margin(self, confidence: float) -> int:
+        """Returns a bound on how far a noisy count is above (or below) the true one, with probability `confidence`."""
+        return noise_margin(self.release.scale, confidence)
+
+    def found_from(self, confidence: float = 0.95) -> int | None:
+        """Returns how many units must hold a value to find it with this probability; None for declared values."""
+        return None if self.threshold is None else self.threshold + self.margin(confidence)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "adjacency": self.release.adjacency,
+            "counts": self.release.to_dict(),
+            "noise_multiplier": self.release.mechanism.noise_multiplier,
+            "threshold_delta": self.threshold_delta,
+        }
+
+
+def plan_discovery(
+    field: str | None,
+    *,
+    values: Sequence[str] | None = None,
+    max_values: int = 1,
+    fold_case: bool = True,
+    epsilon: float | None,
+    delta: float,
+    adjacency: Adjacency = "add_remove",
+    noise_multiplier: float | None = None,
+    partition: str = "private-examples",
+) -> DiscoveryPlan:
+    """Chooses noise and threshold for one release of counts.
+
+    Args:
+      field: of the records; None counts units.
+      values: the declared values; None: unknown, and values that pass a threshold are found.
+      max_values: maximum number of values of one unit.
+      fold_case: whether values are compared without case.
+      epsilon: target of the calibration, and bound of a given noise.
+      delta: the share's delta; for unknown values, most of it goes to the threshold.
+      adjacency: neighbouring relation.
+      noise_multiplier: scale of the noise over the L1 sensitivity, instead of calibrating.
+      partition: the `dataset_id` of the examples.
+
+    Raises:
+      ConfigurationError: an argument out of range, or the noise costs more than epsilon.
+
+    >>> plan = plan_discovery("director", epsilon=1.0, delta=1e-6)
+    >>> plan.threshold, plan.found_from(0.95)
+    (15, 17)
+    """
+    check_delta(delta)
+    declared = None if values is None else tuple(values)
+    rule = UnitValues(field, max_values, declared, fold_case)
+    is_unknown = field is not None and declared is None
+    failure = delta * _FOR_THRESHOLD if is_unknown else 0.0
+    if noise_multiplier is None:
+        if epsilon is None:
+            raise fail("epsilon, noise_multiplier", "one of them", (None, None))
+        noise_multiplier = accounting.calibrate(
+            lambda noise: _event(noise, failure), epsilon=check_epsilon(epsilon), delta=delta, adjacency=adjacency
+        )
+    threshold = None
+    if is_unknown:
+        scale = DiscreteLaplaceMechanism(noise_multiplier).scale(rule.l1_sensitivity(adjacency))
+        # Rounding up the sum of the chances of several values may take one more.
+        threshold = 1 + least_count(scale, failure / max_values * (1.0 - 1e-6))
+        if threshold > MAX_THRESHOLD:
+            raise fail("delta", f"one that a threshold up to {MAX_THRESHOLD} gives", delta, "Ask for less noise.")
+    release = CountPlan(rule, DiscreteLaplaceMechanism(noise_multiplier, threshold), adjacency)
+    cost = accounting.epsilon_upper_bound(release.event, delta=delta, adjacency=adjacency)
+    if epsilon is not None and cost > epsilon:
+        raise fail("noise_multiplier", f"one that costs at most epsilon {epsilon:g}", noise_multiplier, "Raise it.")
+    return DiscoveryPlan(release, cost, delta, partition)
+
+
+def _event(noise_multiplier: float, failure: float) -> Event:
+    # The failure event is the probability that a value of one unit alone passes the threshold.
+    noisy = PureEvent(1.0 / noise_multiplier)
+    return ComposedEvent((noisy, FailureEvent(failure))) if failure else noisy
 
 
 @tells_how_to_build()
@@ -78,8 +229,8 @@ class _Counting(Uncopyable):
     async def arun(self) -> ReleasedCounts:
         """Async version of `run`: the ledger and the records are read in a thread."""
         async with self._events() as events:
-            await aside(lambda: self._count(events))
-        return await aside(self._shown, is_slow=self.budget.durable)
+            await run_in_thread(lambda: self._count(events))
+        return await run_in_thread(self._shown, is_slow=self.budget.durable)
 
     def _events(self) -> RunEvents:
         return RunEvents(type(self).__name__, budget=self.budget, share=self.share)
@@ -173,7 +324,7 @@ class UnitCounter(_Counting):
           ConfigurationError: a public argument is invalid; nothing was charged.
           PrivacyBudgetError: no budget, a different budget, or too small a budget.
         """
-        counted = private.label_key if field is None else _known_field(private, field)
+        counted = private.label_key if field is None else _check_field(private, field)
         is_label = counted is not None and counted == private.label_key
         if is_label and values is None:
             # Declared labels are compared exactly, as the examples were checked against them.
@@ -264,7 +415,7 @@ class ValueDiscovery(_Counting):
           ConfigurationError: a public argument is invalid; nothing was charged.
           PrivacyBudgetError: no budget, a different budget, or too small a budget.
         """
-        if _known_field(private, field) == private.label_key:
+        if _check_field(private, field) == private.label_key:
             advice = "Its labels are declared; to find them, declare the field among `fields` and no labels."
             raise fail("field", "a field whose values are not declared", field, advice)
         what: dict[str, Any] = {"field": field, "values": None, "max_values": max_values, "fold_case": fold_case}
@@ -277,7 +428,62 @@ class ValueDiscovery(_Counting):
         return await asyncio.to_thread(cls.from_private_examples, private, field, **options)
 
 
-def _known_field(private: PrivateExamples, field: Any) -> str:
+def _check_field(private: PrivateExamples, field: Any) -> str:
     if field not in private.fields:
         raise fail("field", f"one of the declared fields {list(private.fields)}", field)
     return str(field)
+
+
+_FEWEST_LETTERS = 3
+_SHORTEST = 4
+"""Length of a token of the embedded model above which it counts as a word: shorter ones are mostly pieces of words."""
+
+
+def public_vocabulary(
+    texts: Sequence[str] | None = None, *, size: int = 1_000, stop_words: Iterable[str] = STOP_WORDS
+) -> tuple[str, ...]:
+    """Returns words of PUBLIC texts, the most frequent first.
+
+    Never pass private texts, nor texts that were chosen by looking at private ones: no noise is added. Good public
+    texts are of the same domain: help pages, a product catalogue, titles of a public corpus, answers of a model that
+    saw no records.
+
+    Args:
+      texts: public texts; a word counts once in each, numbers and words of one or two letters not at all. Review
+        the list: frequent words ("said", "Monday") are often not topics. None: the words of the embedded model, which
+        was trained on public text of many domains (docs/embedded-model.md).
+      size: maximum number of words.
+      stop_words: words to leave out; English ones by default.
+
+    Raises:
+      ConfigurationError: no word is left, or `size` is out of range.
+
+    >>> public_vocabulary(["The card was lost", "a lost phone"], size=2)
+    ('lost', 'phone')
+    >>> len(public_vocabulary(size=500))
+    500
+    """
+    check_int("size", size, low=1, high=MOST_KEYWORDS)
+    if texts is not None:
+        ranked_words = Keywords.of_texts(texts, most=MOST_KEYWORDS, stop_words=stop_words).words
+        words_of_it = tuple(word for word in ranked_words if _says_something(word))[:size]
+        if not words_of_it:
+            raise fail(
+                "texts", "texts with words of at least three letters that are not stop words", f"{len(texts)} without"
+            )
+        return words_of_it
+    tables, left_out = load_tables(), frozenset(stop_words)
+    # The embedded model's tokens that begin with a blank are whole words; unigram counts rank them.
+    pieces = (token.decode("utf-8", "ignore") for token in tables.token_bytes)
+    words = {
+        piece[1:]: float(tables.unigram[place])
+        for place, piece in enumerate(pieces)
+        if piece.startswith(" ") and piece[1:].isalpha() and piece.islower() and len(piece) > _SHORTEST
+    }
+    ranked = sorted(words.keys() - left_out, key=lambda word: (-words[word], word))
+    return tuple(ranked[:size])
+
+
+def _says_something(word: str) -> bool:
+    is_short = word.isascii() and len(word) < _FEWEST_LETTERS
+    return not is_short and "_" not in word and any(letter.isalpha() for letter in word)

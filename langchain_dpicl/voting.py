@@ -12,9 +12,25 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import override
 
-from langchain_dpicl._cost import Cost
-from langchain_dpicl._query_memo import AnswerMemo, checked_memo, scope_of_plan, traits_of
-from langchain_dpicl._voting_options import (
+from langchain_dpicl.backends.sync_async import EffectGenerator
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.events import tells_refusals
+from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.planning.cost import Cost
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import check_choice, fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.release.curator import release_once
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.runs.answer_memo import AnswerMemo, TenantRegistry, open_memo, scope_of_plan, traits_of
+from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries, recommended_design
+from langchain_dpicl.runs.query_runnable import Exhausted, QueryRunnable, Receipt, VotingResult
+from langchain_dpicl.stores.memos import ReleaseMemo
+from langchain_dpicl.tasks.labels import (
     VoteOutcome,
     Votes,
     VotingTask,
@@ -22,29 +38,11 @@ from langchain_dpicl._voting_options import (
     check_flags,
     design_of,
     mechanism_of,
-    packed_votes,
+    outcome_from_json,
+    outcome_to_json,
     reader_of,
-    unpacked_votes,
 )
-from langchain_dpicl.asking import Query
-from langchain_dpicl.backends.walk import Walk
-from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.callbacks import resolve_budget
-from langchain_dpicl.declaring import declare_share, share_of_delta
-from langchain_dpicl.privacy._validate import check_choice, fail
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
-from langchain_dpicl.privacy.mechanisms.noise import Release
-from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.privacy.shares import Reservation, Share
-from langchain_dpicl.query_planning import QueryPlan, expected_rows, plan_queries, recommended_design
-from langchain_dpicl.querying import Exhausted, QueryRunnable
-from langchain_dpicl.receipts import Receipt, VotingResult
-from langchain_dpicl.release.curator import release_once
-from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.run_events import tells_refusals
-from langchain_dpicl.stores.memos import ReleaseMemo
-from langchain_dpicl.tenants import Tenants
+from langchain_dpicl.tasks.templates import Query
 
 
 class LabelRunnable(QueryRunnable):
@@ -85,7 +83,7 @@ class LabelRunnable(QueryRunnable):
         return self.with_scores or super()._gives_receipts
 
     @override
-    def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> Walk[VoteOutcome]:
+    def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> EffectGenerator[VoteOutcome]:
         row = prepared[1]
         # A row of zeros names no label.
         return (int(np.argmax(row)) if row.any() else None), None
@@ -250,8 +248,8 @@ class DPVotingRunnable(LabelRunnable):
         shown |= {"name": name, "max_query_chars": max_query_chars}
         check_flags(**shown)
         check_abstention(task.labels, abstain_below, abstain_label)
-        tenants = Tenants(max_queries=tenant_max_queries, memo_size=memo_size)
-        store = checked_memo(memo, budget=spender, memo_size=memo_size, component=component)
+        tenants = TenantRegistry(max_queries=tenant_max_queries, memo_size=memo_size)
+        store = open_memo(memo, budget=spender, memo_size=memo_size, component=component)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         plan = _plan(
             private,
@@ -302,21 +300,21 @@ class DPVotingRunnable(LabelRunnable):
         return VotingResult if self._gives_receipts else str
 
     @override
-    def _prepared(self, query: Query, config: RunnableConfig) -> Walk[Any]:
+    def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
         """Asks the public prompt, which detects an outage before a ticket is charged and gives the zero-shot answer."""
         render = self.wording.renderer(self.task.queries(query))
-        row = yield self.rows.ask_public(render(()))
+        row = yield self.rows.request_public(render(()))
         return render, row
 
     @override
     def _released(
         self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig, keep: Callable[[Any], None]
-    ) -> Walk[VoteOutcome]:
+    ) -> EffectGenerator[VoteOutcome]:
         released = yield from release_once(
             self.private,
             ticket,
             plan=self.plan.release,
-            rows=self._limited(self.rows.ask, config),
+            rows=self._limit_concurrency(self.rows.ask, config),
             render=prepared[0],
             width=len(self.labels),
             keep=lambda release: keep(self._outcome(release)),
@@ -354,8 +352,8 @@ def vote_memo(
     if store is None:
         return None
     scope = scope_of_plan(budget, share, dataset_id=private.dataset_id, public={**public, "reader": traits_of(llm)})
-    unpacked = partial(unpacked_votes, width=len(task.labels))
-    return AnswerMemo(store, scope=scope, packed=packed_votes, unpacked=unpacked)
+    unpacked = partial(outcome_from_json, width=len(task.labels))
+    return AnswerMemo(store, scope=scope, packed=outcome_to_json, unpacked=unpacked)
 
 
 def _plan(

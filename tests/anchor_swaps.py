@@ -11,9 +11,9 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerRollbackError
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.shares import Share
-from langchain_dpicl.privacy.stores import LedgerStore
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.store import LedgerStore
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from tests.durable import DictAnchor
 
 

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from langchain_dpicl.audit.answering import VotingGame as Game
-from langchain_dpicl.audit.bounds import ALARM, highest, loss, lowest
-from langchain_dpicl.audit.components import QUERY, voter_of
-from langchain_dpicl.audit.games import Game as AnyGame
-from langchain_dpicl.audit.games import play
-from langchain_dpicl.audit.parts import is_fair_and_fresh
-from langchain_dpicl.audit.readers import ReadVotes
-from langchain_dpicl.audit.vectors import faults
+from langchain_dpicl.audit.adversarial_backends import ReadVotes
+from langchain_dpicl.audit.bounds import ALARM, clopper_pearson_lower, clopper_pearson_upper, min_parameter
+from langchain_dpicl.audit.component_checks import is_fair_and_fresh
+from langchain_dpicl.audit.game import Game as AnyGame
+from langchain_dpicl.audit.game import play
+from langchain_dpicl.audit.query_games import VotingGame as Game
+from langchain_dpicl.audit.suite import score_faults
+from langchain_dpicl.audit.targets import QUERY, voter_of
 
 __all__ = [
     "ALARM",
     "QUERY",
     "Game",
     "ReadVotes",
-    "faults",
-    "highest",
+    "clopper_pearson_lower",
+    "clopper_pearson_upper",
     "is_fair_and_fresh",
-    "loss",
-    "lowest",
+    "min_parameter",
     "refutations",
+    "score_faults",
     "voter_of",
 ]
 
 
 def refutations(game: AnyGame, *, looks: int = 1) -> list[str]:
-    """Plays a game; returns what refutes the charge, or nothing. False alarm on a sound package: `ALARM`, at one look."""
+    """Plays a game; returns what refutes the charge, or nothing. False alarm on a sound package: `ALARM`, at one snapshot_query."""
     found = play(game, looks=looks)
     return list(found.details) if found.verdict == "violated" else []

@@ -27,7 +27,7 @@ from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, assign
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from langchain_dpicl.release import sample as samples
-from langchain_dpicl.tenants import Tenants
+from langchain_dpicl.runs.answer_memo import TenantRegistry
 from tests.contracts.doubles import FixedDraws
 
 Patch: TypeAlias = pytest.MonkeyPatch
@@ -153,7 +153,7 @@ def failures_forgotten(patch: Patch) -> None:
     real = accounting._price_in
 
     def price_in(event: Event, delta: float, adjacency: Any, *, is_coarse: bool) -> Any:
-        found = accounting.worlds(event, adjacency)
+        found = accounting.unit_terms(event, adjacency)
         if is_coarse or len(found) == 1:
             return real(event, delta, adjacency, is_coarse=is_coarse)
         bare = [dataclasses.replace(world, failure=0.0) for world in found]
@@ -161,7 +161,7 @@ def failures_forgotten(patch: Patch) -> None:
         return max(prices, key=lambda price: price.epsilon)
 
     patch.setattr(accounting, "_price_in", price_in)
-    patch.setattr(accounting, "_remembered", functools.lru_cache(accounting._remembered.__wrapped__))
+    patch.setattr(accounting, "_cached_price", functools.lru_cache(accounting._cached_price.__wrapped__))
 
 
 def sampled_labels_kept(patch: Patch) -> None:
@@ -229,7 +229,7 @@ def redrawn_until(valid: Callable[[np.ndarray], bool], module: Any = voting) -> 
         ticket.burn()
         pool = private._pool(None, ledger_id=ticket.ledger_id)
         for _ in range(64):
-            matrix = (yield rows(samples.drawn(pool, plan)(render))).take()
+            matrix = (yield rows(samples.draw_sample(pool, plan)(render))).take()
             if valid(matrix):
                 break
         released = plan.mechanism.release(plan.bound(matrix, width=width), rng=SYSTEM_RANDOM)
@@ -306,6 +306,6 @@ def label_of_the_true_votes(patch: Patch) -> None:
 
 def memo_for_everybody(patch: Patch) -> None:
     """What one tenant was told, all are told."""
-    recall, remember, one = Tenants.recall, Tenants.remember, Tenants().of({})
-    patch.setattr(Tenants, "recall", lambda self, tenant, key: recall(self, one, key))
-    patch.setattr(Tenants, "remember", lambda self, tenant, key, told: remember(self, one, key, told))
+    recall, remember, one = TenantRegistry.recall, TenantRegistry.remember, TenantRegistry().of({})
+    patch.setattr(TenantRegistry, "recall", lambda self, tenant, key: recall(self, one, key))
+    patch.setattr(TenantRegistry, "remember", lambda self, tenant, key, told: remember(self, one, key, told))

@@ -28,10 +28,10 @@ from langchain_dpicl import (
     PromptPATELabeler,
     ReleasedDemonstrations,
 )
-from langchain_dpicl.backends.decisions import DecisionsBackend
-from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.silent import RetryPolicy
-from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
 
 RECORDS = (
     "my card ending in 0000 was declined in a shop on Fennel Street",

@@ -25,7 +25,7 @@ CHECK = '[{"id": "A", "mechanisms": [{"type": "gaussian", "noise_multiplier": 1,
 MORE = """
 import langchain_openai
 import langchain_dpicl
-from langchain_dpicl.cli import main
+from langchain_dpicl.cli.main import main
 for name in langchain_dpicl.__all__:
     getattr(langchain_dpicl, name)
 assert main(["ledger", "create", "budget.db", "--epsilon", "4", "--delta", "1e-5"]) == 0

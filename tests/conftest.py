@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from pytest_socket import disable_socket, enable_socket
 
-from langchain_dpicl import _wrapper_rules, allow_wrappers
+from langchain_dpicl import allow_wrappers
+from langchain_dpicl.backends.private_calls import method_checks
 from tests import ledgers
 from tests.ordering import shuffled
 from tests.traced import is_traced
@@ -184,7 +185,7 @@ def leave_dropped_clients_alone() -> None:
 @pytest.fixture(autouse=True)
 def nothing_bound() -> None:
     """Lets each test begin as a process that has bound no examples yet: names of data sets repeat between tests."""
-    bound = sys.modules.get("langchain_dpicl.privacy.bound_units")
+    bound = sys.modules.get("langchain_dpicl.privacy.data.units")
     if bound is not None:
         bound._BOUND.clear()
 
@@ -192,9 +193,9 @@ def nothing_bound() -> None:
 @pytest.fixture(autouse=True)
 def own_allowed_wrappers() -> Iterator[None]:
     """What a test names for its process is forgotten after it."""
-    named = _wrapper_rules._named
+    named = method_checks._named
     yield
-    _wrapper_rules._named = named
+    method_checks._named = named
 
 
 @pytest.fixture

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.executors import Answer, Executor, Work
-from langchain_dpicl.labelling import PromptPATELabeler
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.distributed.executor import Executor, Job, JobResult, Worker, WorkerFactory
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.stores import SQLiteMemo
-from langchain_dpicl.synthesis import DemonstrationSynthesizer
-from langchain_dpicl.working import Setup, Worker
 from tests.ray_places import PUBLIC_SIZE, engine, records
 
 
@@ -30,7 +29,7 @@ class Crew(Executor):
 
     def __init__(
         self,
-        setup: Setup,
+        setup: WorkerFactory,
         *,
         num_workers: int = 2,
         dies: Callable[[int, Any], bool | str] = lambda number, job: False,
@@ -44,8 +43,8 @@ class Crew(Executor):
         self.dismissed = 0
         self.jobs: list[Any] = []
         self._one_host = is_one_host
-        self._asked: deque[int] = deque()
-        self._calls: dict[int, Callable[[], Answer | None]] = {}
+        self._ask_once: deque[int] = deque()
+        self._calls: dict[int, Callable[[], JobResult | None]] = {}
 
     @property
     def is_one_host(self) -> bool:
@@ -58,7 +57,7 @@ class Crew(Executor):
     def _dismiss(self, handle: Worker) -> None:
         self.dismissed += 1
 
-    def _begin(self, handle: Worker, work: Work) -> int:
+    def _begin(self, handle: Worker, work: Job) -> int:
         sent = pickle.dumps(work)  # as it crosses machines
         return self._ask(lambda: self._said(handle.begin(pickle.loads(sent))))  # noqa: S301  our own
 
@@ -72,21 +71,21 @@ class Crew(Executor):
         return self._ask(lambda: self._said(handle.do(key, job)))
 
     @staticmethod
-    def _said(answer: Answer) -> Answer:
-        told: Answer = pickle.loads(pickle.dumps(answer))  # noqa: S301  our own
+    def _said(answer: JobResult) -> JobResult:
+        told: JobResult = pickle.loads(pickle.dumps(answer))  # noqa: S301  our own
         return told
 
-    def _ask(self, call: Callable[[], Answer | None]) -> int:
+    def _ask(self, call: Callable[[], JobResult | None]) -> int:
         number = len(self._calls)
         self._calls[number] = call
-        self._asked.append(number)
+        self._ask_once.append(number)
         return number
 
     def _ready(self, awaited: Sequence[int], seconds: float) -> Sequence[int]:
-        return [number for number in self._asked if number in awaited][:1]
+        return [number for number in self._ask_once if number in awaited][:1]
 
-    def _answer(self, awaited: int) -> Answer | None:
-        self._asked.remove(awaited)
+    def _answer(self, awaited: int) -> JobResult | None:
+        self._ask_once.remove(awaited)
         return self._calls[awaited]()
 
 
@@ -98,8 +97,8 @@ class House:
         PrivacyBudgetCallbackHandler.create(self.ledger, epsilon=epsilon, delta=1e-3).budget.close()
         SQLiteMemo(self.memo)
 
-    def setup(self, **options: Any) -> Setup:
-        return Setup("tests.ray_places:place", {"ledger": str(self.ledger), "memo": str(self.memo), **options})
+    def setup(self, **options: Any) -> WorkerFactory:
+        return WorkerFactory("tests.ray_places:place", {"ledger": str(self.ledger), "memo": str(self.memo), **options})
 
     def budget(self) -> Budget:
         return PrivacyBudgetCallbackHandler.open(self.ledger).budget

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, S
 from typing import Any
 
 from langchain_dpicl.exceptions import LedgerRollbackError, LedgerUnavailableError
-from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerRecord
+from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord
 
 
 def is_on_loop() -> bool:

@@ -12,10 +12,10 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler, resolve_budget
-from langchain_dpicl.evolution import PrivateEvolution
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, resolve_budget
+from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
 
 TOPICS = ("card", "boat", "film", "rain")
 RECORDS = [f"my card number {place}" for place in range(14)] + [f"the boat number {place}" for place in range(6)]

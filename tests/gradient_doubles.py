@@ -14,9 +14,9 @@ from langchain_dpicl import PrivateExamples
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import TrainingInterruptedError
-from langchain_dpicl.soft_prompt import SoftPrompt
-from langchain_dpicl.soft_prompts import PromptDPSGD
-from langchain_dpicl.training_run import TrainingRun
+from langchain_dpicl.released.soft_prompt import SoftPrompt
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
+from langchain_dpicl.soft_prompts.training_run import TrainingRun
 from tests.contracts.front_room import CANARY
 from tests.doubles import PanicError
 from tests.labelling_doubles import house

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_dpicl import Budget, LabelledPool, PrivateExamples, PromptPATELabeler
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from tests.contracts.front_room import CANARY
 
 LABELS = ("card", "transfer")

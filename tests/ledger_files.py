@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl._ledger_files import export_lines
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.shares import Reservation
-from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, next_record
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, next_record
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.reports.ledger_audit import export_lines
 
 Change = Callable[[list[dict[str, Any]]], object]
 

@@ -20,10 +20,10 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     ZCdpEvent,
 )
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.shares import Share
-from langchain_dpicl.privacy.stores import InMemoryStore
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 
 LABELS = ("a", "b")
 

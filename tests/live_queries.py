@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from langchain_dpicl.backends.silent import RetryPolicy
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.canary import RECORD
 from tests.live import LABELS
 from tests.loopback_provider import Provider

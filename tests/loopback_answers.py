@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
 
-from langchain_dpicl.backends.embedded import EmbeddedModel, cut
-from langchain_dpicl.models import flatten_messages
+from langchain_dpicl.backends.embedded.model import EmbeddedModel, cut_at_stop
+from langchain_dpicl.serving.models import flatten_messages
 
 Dialect = Literal["openai", "vllm", "ignores"]
 Body = dict[str, Any]
@@ -216,12 +216,12 @@ def write(prompt: str, body: Body, *, default: int) -> Written:
             break
         steps.append(Step(decoder.decode(model.token_bytes(token)), token, rows[0]))
         text = "".join(step.text for step in steps)
-        if cut(text, stop) != text:
+        if cut_at_stop(text, stop) != text:
             reason = "stop"
             break
         if len(steps) >= limit:
             break
-    text = cut("".join(step.text for step in steps), stop)
+    text = cut_at_stop("".join(step.text for step in steps), stop)
     return Written(tuple(steps), text, reason, model.count_tokens(prompt))
 
 

@@ -1,6 +1,6 @@
 """Games against `PromptPATELabeler`, as tests of planted bugs play them, and what is wrong with votes and tests.
 
-The games are those of `langchain_dpicl.audit.labelling`. Knows no noise and no internals of the package.
+The games are those of `langchain_dpicl.audit.query_games`. Knows no noise and no internals of the package.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from scipy import stats
 
-from langchain_dpicl.audit.components import labeler_of
-from langchain_dpicl.audit.labelling import LabelGame, tickets_expected, tickets_left
-from langchain_dpicl.audit.vectors import faults
-from langchain_dpicl.labelled_pool import PoolEntry
+from langchain_dpicl.audit.query_games import LabelGame, tickets_expected, tickets_left
+from langchain_dpicl.audit.suite import score_faults
+from langchain_dpicl.audit.targets import labeler_of
+from langchain_dpicl.released.labelled_pool import PoolEntry
 from tests.audit_games import ALARM, refutations
 
 __all__ = [
@@ -40,7 +40,7 @@ FIXED = {"teachers": "fixed", "adjacency": "replace_one"}
 
 def vote_faults(entries: Sequence[PoolEntry], votes: Sequence[float], scale: float) -> set[str]:
     """Returns what is wrong with the votes of inputs that all have the same true votes; see `audit_games.faults`."""
-    return faults([SimpleNamespace(scores=entry.votes, label=entry.label) for entry in entries], votes, scale)
+    return score_faults([SimpleNamespace(scores=entry.votes, label=entry.label) for entry in entries], votes, scale)
 
 
 def confident_faults(entries: Sequence[PoolEntry], *, passed: float, yes: float) -> set[str]:

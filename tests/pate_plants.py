@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import teachers
-from langchain_dpicl._labelling_run import LabellingRun
+from langchain_dpicl.pate import run
+from langchain_dpicl.pate.run import LabellingRun
 from langchain_dpicl.privacy.extensions import confident_gnmax as confident
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
@@ -26,7 +26,7 @@ from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
-from langchain_dpicl.release import partition
+from langchain_dpicl.release import dealt_sample
 from langchain_dpicl.release import sample as samples
 from tests.audit_plants import Plant, redrawn_until
 from tests.contracts.doubles import FixedDraws
@@ -159,7 +159,7 @@ def absent_teachers_abstain(patch: Patch) -> None:
 
 def answer_given_back(patch: Patch) -> None:
     """The answer's ticket goes back although there was an answer."""
-    patch.setattr(partition, "is_unanswered", lambda released: True)
+    patch.setattr(dealt_sample, "is_unanswered", lambda released: True)
 
 
 class _Unburnt:
@@ -177,7 +177,7 @@ class _Unburnt:
 
 def rejected_for_free(patch: Patch) -> None:
     """A rejected input costs nothing: its test's ticket goes back, too."""
-    real = teachers.release_once
+    real = run.release_once
 
     def release(private: Any, test: Any, **named: Any) -> Any:
         released = yield from real(private, _Unburnt(test), **named)
@@ -185,13 +185,13 @@ def rejected_for_free(patch: Patch) -> None:
             test.burn()
         return released
 
-    patch.setattr(teachers, "release_once", release)
+    patch.setattr(run, "release_once", release)
 
 
 def never_burnt(patch: Patch) -> None:
     """Labels are given, and the tickets of inputs, or of tests, are given back."""
-    real = teachers.release_once
-    patch.setattr(teachers, "release_once", lambda private, ticket, **named: real(private, _Unburnt(ticket), **named))
+    real = run.release_once
+    patch.setattr(run, "release_once", lambda private, ticket, **named: real(private, _Unburnt(ticket), **named))
 
 
 def sample_charged_for_one_input(patch: Patch) -> None:
@@ -231,7 +231,7 @@ def _kept(patch: Patch, sampler: Any) -> None:
 
 def redrawn_inside_the_run(patch: Patch) -> None:
     """The one sample of a run is another for every input."""
-    real = samples.drawn
+    real = samples.draw_sample
 
     def drawn(pool: Any, plan: Any) -> Any:
         def every(render: Any) -> Any:
@@ -239,7 +239,7 @@ def redrawn_inside_the_run(patch: Patch) -> None:
 
         return every
 
-    patch.setattr(samples, "drawn", drawn)
+    patch.setattr(samples, "draw_sample", drawn)
 
 
 def always_sampled(patch: Patch) -> None:
@@ -250,17 +250,17 @@ def always_sampled(patch: Patch) -> None:
 
 def redrawn_until_agreed(patch: Patch) -> None:
     """Draws and asks again, up to 64 times, until there are teachers and they agree."""
-    redrawn_until(lambda matrix: len({int(row.argmax()) for row in matrix}) == 1, teachers)(patch)
+    redrawn_until(lambda matrix: len({int(row.argmax()) for row in matrix}) == 1, run)(patch)
 
 
 def redrawn_until_all_voted(patch: Patch) -> None:
     """Draws and asks again, up to 64 times, until no teacher has failed."""
-    redrawn_until(lambda matrix: bool(matrix.any(axis=1).all()), teachers)(patch)
+    redrawn_until(lambda matrix: bool(matrix.any(axis=1).all()), run)(patch)
 
 
 def free_where_nobody_votes(patch: Patch) -> None:
     """An input about which every teacher fails costs nothing."""
-    real_bound, real, sums = ReleasePlan.bound, teachers.release_once, list[float]()
+    real_bound, real, sums = ReleasePlan.bound, run.release_once, list[float]()
 
     def bound(self: Any, rows: Any, *, width: int) -> BoundedSum:
         total = real_bound(self, rows, width=width)
@@ -275,7 +275,7 @@ def free_where_nobody_votes(patch: Patch) -> None:
         return released
 
     patch.setattr(ReleasePlan, "bound", bound)
-    patch.setattr(teachers, "release_once", release)
+    patch.setattr(run, "release_once", release)
 
 
 def chosen_by_validation(patch: Patch) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import psycopg
 import pytest
 
-from langchain_dpicl.stores._postgres_schema import Tables
+from langchain_dpicl.stores.postgres_ledger import SchemaTables
 
 SETTINGS = {
     "listen_addresses": "",
@@ -142,7 +142,7 @@ class PostgresServer:
     ) -> list[tuple[Any, ...]]:
         """Runs a statement as the owner, past every guard, and returns its rows; `{lines}` is a table of ledgers."""
         with self.owner(database, guarded=guarded) as connection:
-            cursor = connection.execute(Tables(schema).query(statement), values or None)
+            cursor = connection.execute(SchemaTables(schema).query(statement), values or None)
             return cursor.fetchall() if cursor.description else []
 
     def owner(self, database: str = "postgres", *, guarded: bool = False) -> psycopg.Connection[tuple[Any, ...]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import sys
 
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.ray_executor import RayExecutor
-from langchain_dpicl.synthesis import DemonstrationSynthesizer
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.distributed.ray import RayExecutor
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from tests.ray_places import PUBLIC_SIZE, engine, records
 
 SHOTS = 6

@@ -13,11 +13,11 @@ from typing import Any
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.distributed.executor import Workplace
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.stores import SQLiteMemo
 from langchain_dpicl.stores.postgres_memo import PostgresMemo
-from langchain_dpicl.working import Workplace
 from tests.canary import RECORD
 
 LABELS = ("card", "cash")
@@ -110,7 +110,7 @@ def hosted(ledger: str, memo: str, folder: str = "", url: str = "") -> Workplace
 def hosted_model(folder: str = "", url: str = "") -> Any:
     """Returns a Hugging Face model of a folder, or a stock client of a server like OpenAI's, without a retry."""
     if folder:
-        from langchain_dpicl.backends.huggingface import HuggingFaceBackend  # other places start without it
+        from langchain_dpicl.backends.hf.backend import HuggingFaceBackend  # other places start without it
 
         return HuggingFaceBackend(folder, device="cpu", max_prompt_tokens=256)
     from langchain_openai import OpenAI

@@ -10,9 +10,9 @@ from typing import Any
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.accounting.events import PureEvent, canonical_json
-from langchain_dpicl.privacy.release_claims import CONTENT_DIGEST, with_content_digest
-from langchain_dpicl.privacy.report import VerifiedReport
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.reports.claims import CONTENT_DIGEST, with_content_digest
+from langchain_dpicl.reports.report import VerifiedReport
 
 
 def with_digest(report: Mapping[str, Any]) -> dict[str, Any]:

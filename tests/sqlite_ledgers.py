@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from langchain_dpicl.privacy.stores import LedgerStore
+from langchain_dpicl.privacy.ledger.store import LedgerStore
 from langchain_dpicl.stores import SQLiteStore
 from tests.contracts.store import header
 

@@ -9,16 +9,16 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.backends.walk import Walk, adrive, drive
-from langchain_dpicl.callbacks import resolve_budget
+from langchain_dpicl.backends.sync_async import EffectGenerator, run_async, run_sync
+from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.generation.token_mechanisms import release_plan
 from langchain_dpicl.privacy._validate import check_int
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.privacy.tickets import Ticket
 from langchain_dpicl.release.curator import open_block
-from langchain_dpicl.runnables import ChargingRunnable, Pay
-from langchain_dpicl.token_rules import release_plan
+from langchain_dpicl.runs.query_runnable import ChargingRunnable, TicketCharge
 
 LABELS = ("card", "transfer")
 TOKENS = tuple(f" {label}" for label in LABELS)
@@ -55,13 +55,13 @@ class TinyVote(ChargingRunnable[str, str]):
         share = spender.declare(name, tickets=(ticket,), partition=private.dataset_id)
         return cls(private=private, budget=spender, share=share, plan=plan, engine=llm)
 
-    def _answer(self, given: str, pay: Pay, config: RunnableConfig, **kwargs: Any) -> str:
-        return drive(self._vote(given, pay, **kwargs))
+    def _answer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
+        return run_sync(self._vote(given, pay, **kwargs))
 
-    async def _aanswer(self, given: str, pay: Pay, config: RunnableConfig, **kwargs: Any) -> str:
-        return await adrive(self._vote(given, pay, **kwargs), is_slow=self._is_slow)
+    async def _aanswer(self, given: str, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
+        return await run_async(self._vote(given, pay, **kwargs), is_slow=self._is_slow)
 
-    def _vote(self, question: str, pay: Pay, *, word: str | None = None) -> Walk[str]:
+    def _vote(self, question: str, pay: TicketCharge, *, word: str | None = None) -> EffectGenerator[str]:
         with pay("query") as ticket, self._block(ticket, word or self.ask_for) as block:
             index = yield from block.next_index([token.encode() for token in TOKENS])
         return LABELS[index]

@@ -16,8 +16,7 @@ from PIL import Image
 
 from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivacyReport, PrivateExamples
 from langchain_dpicl.audit import AuditResult, audit
-from langchain_dpicl.audit.pictures import plot_claimed_audited
-from langchain_dpicl.plots import plot_budget, plot_epsilon_delta
+from langchain_dpicl.audit.plots import plot_claimed_audited
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     Event,
@@ -25,7 +24,8 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.reports.plots import plot_budget, plot_epsilon_delta
 
 OUT = Path(__file__).resolve().parents[1] / "pictures"
 START = datetime(2026, 3, 2, 8, tzinfo=UTC)

@@ -9,8 +9,8 @@ from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResp
 from langchain_core.runnables.config import ensure_config
 from typing_extensions import override
 
-from langchain_dpicl.agents.tools import Desk, Per, private_tool, shown_to_runs
-from langchain_dpicl.querying import QueryRunnable
+from langchain_dpicl.agents.tools import Per, ThreadQuota, add_run_metadata, private_tool
+from langchain_dpicl.runs.query_runnable import QueryRunnable
 
 
 class DPVotingMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -46,7 +46,7 @@ class DPVotingMiddleware(AgentMiddleware[Any, Any, Any]):
         per: Per = "thread",
     ) -> None:
         super().__init__()
-        self._desk = Desk(component, allowance=queries_per_thread, per=per)
+        self._desk = ThreadQuota(component, allowance=queries_per_thread, per=per)
         options: dict[str, Any] = {"queries_per_thread": queries_per_thread, "per": per}
         self.tools = [private_tool(component, name=name, description=description, **options)]
 
@@ -61,7 +61,7 @@ class DPVotingMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
         """Shows the budget in the metadata of the model's run."""
-        with shown_to_runs(self._desk.metadata(ensure_config())):
+        with add_run_metadata(self._desk.metadata(ensure_config())):
             return handler(request)
 
     @override
@@ -70,5 +70,5 @@ class DPVotingMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> ModelResponse[Any]:
         """Async version of `wrap_model_call`."""
         metadata = await self._desk.ametadata(ensure_config())
-        with shown_to_runs(metadata):
+        with add_run_metadata(metadata):
             return await handler(request)

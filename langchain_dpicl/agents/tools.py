@@ -13,18 +13,18 @@ from langchain_core.runnables.config import ensure_config, merge_configs, var_ch
 from langchain_core.tools import BaseTool, ToolException
 from pydantic import BaseModel
 
-from langchain_dpicl._query_plan import QUERY_TEMPLATE
-from langchain_dpicl._wrappers import QueryTool
-from langchain_dpicl.backends.aside import aside
-from langchain_dpicl.callbacks import may_wait
+from langchain_dpicl.backends.sync_async import run_in_thread
+from langchain_dpicl.budget.handler import may_wait
 from langchain_dpicl.exceptions import (
     LedgerError,
     PrivacyBudgetExceededError,
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
-from langchain_dpicl.querying import QueryRunnable
-from langchain_dpicl.tenants import TENANT, TENANT_CAP
+from langchain_dpicl.runs.answer_memo import TENANT, TENANT_CAP
+from langchain_dpicl.runs.query_plan import QUERY_TEMPLATE
+from langchain_dpicl.runs.query_runnable import QueryRunnable
+from langchain_dpicl.runs.retry_wrappers import QueryTool
 
 Per: TypeAlias = Literal["thread", "tenant"]
 
@@ -72,7 +72,7 @@ def budget_metadata(component: QueryRunnable, *, tenant: str | None = None, allo
     Raises:
       ConfigurationError: it is no such component.
     """
-    share, budget = checked_component(component).share, component.budget
+    share, budget = check_component(component).share, component.budget
     shown: dict[str, Any] = {"dpicl_component": share.component, "dpicl_budget": budget.name}
     try:
         shown |= {
@@ -88,7 +88,7 @@ def budget_metadata(component: QueryRunnable, *, tenant: str | None = None, allo
     return shown
 
 
-class Desk:
+class ThreadQuota:
     """Who asks, with what allowance, and what that one is shown. Public.
 
     Args:
@@ -101,7 +101,7 @@ class Desk:
     """
 
     def __init__(self, component: QueryRunnable, *, allowance: int | None, per: Per) -> None:
-        self.component = checked_component(component)
+        self.component = check_component(component)
         self.allowance = None if allowance is None else check_int("queries_per_thread", allowance, low=0)
         self._per = check_choice("per", per, get_args(Per))
 
@@ -135,7 +135,7 @@ class Desk:
 
     async def ametadata(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Is `metadata`, off the event loop where the ledger may have to be waited for."""
-        return await aside(lambda: self.metadata(config), is_slow=may_wait(self.component.budget))
+        return await run_in_thread(lambda: self.metadata(config), is_slow=may_wait(self.component.budget))
 
     def asking(self, config: RunnableConfig, metadata: dict[str, Any]) -> RunnableConfig:
         """Returns the config of one question: the tenant, the allowance, the budget in view."""
@@ -175,14 +175,14 @@ def private_tool(
     Raises:
       ConfigurationError: an argument is out of range.
     """
-    desk = Desk(component, allowance=queries_per_thread, per=per)
+    desk = ThreadQuota(component, allowance=queries_per_thread, per=per)
     if clash := sorted(_RESERVED & set(component.wording.input_variables)):
         raise fail("suffix, prefix", f"variables other than {sorted(_RESERVED)}, for a tool", clash)
 
     def ask(*, config: RunnableConfig, **query: Any) -> tuple[str, Any]:
         refused, config = None, ensure_config(config)  # `run` without a config gives none
         try:
-            return _told(component.invoke(query, desk.asking(config, desk.metadata(config))))
+            return _tool_output(component.invoke(query, desk.asking(config, desk.metadata(config))))
         except PrivacyBudgetExceededError as error:
             refused = desk.refusal(error)
         raise refused  # out here: the refusal's numbers are not its context
@@ -190,7 +190,7 @@ def private_tool(
     async def aask(*, config: RunnableConfig, **query: Any) -> tuple[str, Any]:
         refused, config = None, ensure_config(config)
         try:
-            return _told(await component.ainvoke(query, desk.asking(config, await desk.ametadata(config))))
+            return _tool_output(await component.ainvoke(query, desk.asking(config, await desk.ametadata(config))))
         except PrivacyBudgetExceededError as error:
             refused = desk.refusal(error)
         raise refused
@@ -207,7 +207,7 @@ def private_tool(
     )
 
 
-def checked_component(component: Any) -> QueryRunnable:
+def check_component(component: Any) -> QueryRunnable:
     """Returns a component that answers queries.
 
     Raises:
@@ -220,7 +220,7 @@ def checked_component(component: Any) -> QueryRunnable:
 
 
 @contextmanager
-def shown_to_runs(metadata: Mapping[str, Any]) -> Iterator[None]:
+def add_run_metadata(metadata: Mapping[str, Any]) -> Iterator[None]:
     """Adds to the metadata of all runs that begin in the block, as the run's own config would."""
     config = merge_configs(ensure_config(), {"metadata": dict(metadata)})
     token = var_child_runnable_config.set(config)
@@ -234,7 +234,7 @@ def _thread_of(config: Mapping[str, Any]) -> Any:
     return (config.get("configurable") or {}).get("thread_id")
 
 
-def _told(answer: Any) -> tuple[str, Any]:
+def _tool_output(answer: Any) -> tuple[str, Any]:
     """Returns what the model reads, and plain data beside it, which every checkpointer keeps."""
     return str(answer), answer.model_dump() if isinstance(answer, BaseModel) else {"answer": str(answer)}
 
@@ -242,10 +242,10 @@ def _told(answer: Any) -> tuple[str, Any]:
 __all__ = [
     "CAPPED",
     "SPENT",
-    "Desk",
     "Per",
+    "ThreadQuota",
+    "add_run_metadata",
     "budget_metadata",
     "private_tool",
-    "shown_to_runs",
     "thread_tenant",
 ]

@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING
 from langchain_dpicl._lazy import on_first_use
 
 if TYPE_CHECKING:
-    from langchain_dpicl.audit.games import Game, control, play
-    from langchain_dpicl.audit.results import CANNOT_SEE, AuditReport, AuditResult, PrivacyAuditError
-    from langchain_dpicl.audit.subjects import Subject
+    from langchain_dpicl.audit.game import CANNOT_SEE, AuditReport, AuditResult, Game, PrivacyAuditError, control, play
     from langchain_dpicl.audit.suite import assert_private, audit, games_of
+    from langchain_dpicl.audit.targets import Subject
 
 _HOME = {
-    "AuditReport": "langchain_dpicl.audit.results",
-    "AuditResult": "langchain_dpicl.audit.results",
-    "CANNOT_SEE": "langchain_dpicl.audit.results",
-    "Game": "langchain_dpicl.audit.games",
-    "PrivacyAuditError": "langchain_dpicl.audit.results",
-    "Subject": "langchain_dpicl.audit.subjects",
+    "AuditReport": "langchain_dpicl.audit.game",
+    "AuditResult": "langchain_dpicl.audit.game",
+    "CANNOT_SEE": "langchain_dpicl.audit.game",
+    "Game": "langchain_dpicl.audit.game",
+    "PrivacyAuditError": "langchain_dpicl.audit.game",
+    "Subject": "langchain_dpicl.audit.targets",
     "assert_private": "langchain_dpicl.audit.suite",
     "audit": "langchain_dpicl.audit.suite",
-    "control": "langchain_dpicl.audit.games",
+    "control": "langchain_dpicl.audit.game",
     "games_of": "langchain_dpicl.audit.suite",
-    "play": "langchain_dpicl.audit.games",
+    "play": "langchain_dpicl.audit.game",
 }
 
 if not TYPE_CHECKING:

@@ -2,21 +2,436 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from langchain_core.messages import BaseMessage
+from langchain_core.prompt_values import ChatPromptValue
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable
 from tqdm.auto import tqdm
 
-from langchain_dpicl.audit.membership_results import MembershipResult, Nonmembers
-from langchain_dpicl.audit.membership_targets import Record, Target
-from langchain_dpicl.audit.scores import Floats
-from langchain_dpicl.backends.silent import Hidden
+from langchain_dpicl.audit.membership_scores import LOW_RATE, Claim, Floats, RocBand, RocCurve, roc_band
+from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.langchain.texts import ChoiceNames
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivateAccessError, RecordError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, Ints, SecureRandom
+from langchain_dpicl.runs.query_runnable import VotingResult
+from langchain_dpicl.serving.classifier import CONTENT_FREE, content_free_probabilities, label_probabilities
+from langchain_dpicl.tasks.labels import ContinuationScorer, continuations_of, distinct_texts, label_scorer
+from langchain_dpicl.tasks.templates import FewShotTemplate, template_text
+
+# A prompt of real records takes the way of public prompts: observers and caches of its model see it. So the records
+# have to be made up, or the auditor's own.
+
+
+Record: TypeAlias = Mapping[str, str]
+AskTarget: TypeAlias = Callable[[Sequence[str]], Rows]
+"""From texts to float64[texts, labels]: what is made of each label; zeros where the answer names none."""
+Votes: TypeAlias = Literal["text"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something to attack.
+
+    Attributes:
+      name: for tables and pictures.
+      labels: every label, in the order of the rows.
+      reads: what the attacker sees, in words.
+      build: makes it from records, and returns how it is asked.
+      claim: what it claims; None: it claims nothing.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    reads: str
+    build: Callable[[Sequence[Record]], AskTarget] = field(repr=False)
+    claim: Claim | None = None
+
+    def named(self, name: str, claim: Claim | None = None) -> Target:
+        """Returns the same target under another name, with a claim.
+
+        Args:
+          name: public.
+          claim: what the component claims; None: nothing.
+        """
+        return replace(self, name=name, claim=claim)
+
+
+def few_shot_without_privacy(
+    llm: Any,
+    *,
+    labels: Sequence[str],
+    example_prompt: Any,
+    suffix: Any,
+    prefix: Any = "",
+    example_separator: str = "\n\n",
+    fields: Sequence[str] = ("text", "label"),
+    label_key: str = "label",
+    verbalizers: Mapping[str, str] | None = None,
+    votes: Votes = None,
+    calibrate: bool = False,
+    content_free: Sequence[str] = CONTENT_FREE,
+    max_concurrency: int = 8,
+    name: str = "real few-shot prompt",
+) -> Target:
+    """Puts the REAL RECORDS into the prompt, all of them: nothing is protected. The prompt that Duan et al. attack.
+
+    Args:
+      llm: an engine or a LangChain model; it SEES the records, and its observers too.
+      labels: every label.
+      example_prompt: f-string template of one record.
+      suffix: template of the query.
+      prefix: template before the examples.
+      example_separator: stands between the parts.
+      fields: what records hold.
+      label_key: field of the label.
+      verbalizers: label to the text that stands for it, verbatim; by default a space and the label.
+      votes: "text" takes what the model writes as its answer, also where it has probabilities.
+      calibrate: whether label probabilities are divided by those on content-free inputs (Zhao et al. 2021).
+      content_free: inputs without content.
+      max_concurrency: calls in flight at once.
+      name: for tables and pictures.
+
+    Raises:
+      ConfigurationError: a template or a label is unusable, or text votes are to be calibrated.
+      CapabilityError: the model cannot choose among labels.
+    """
+    reader = _LabelReader(llm, labels, verbalizers, votes=votes, max_concurrency=max_concurrency)
+    if calibrate and reader.kind == "text votes":
+        raise fail("calibrate", "False with text votes", calibrate, "A vote is no probability.")
+    shown = {label: text.strip() for label, text in zip(reader.labels, reader.continuations, strict=True)}
+    wording = FewShotTemplate(
+        example_prompt=template_text("example_prompt", example_prompt),
+        suffix=template_text("suffix", suffix),
+        prefix=template_text("prefix", prefix),
+        separator=example_separator,
+        fields=tuple(fields),
+        shown={label_key: shown},
+    )
+    without = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate else ()
+
+    def build(records: Sequence[Record]) -> AskTarget:
+        def prompts(texts: Sequence[str]) -> list[str]:
+            return list(wording.renderer([wording.query(text) for text in texts])(records))
+
+        base = reader.base(prompts(without)) if without else None
+        return lambda texts: reader.probabilities(prompts(texts), base)
+
+    return Target(name, reader.labels, reader.reads, build)
+
+
+def prompt_target(
+    make: Callable[[Sequence[Record]], BasePromptTemplate[Any]],
+    llm: Any,
+    *,
+    labels: Sequence[str],
+    verbalizers: Mapping[str, str] | None = None,
+    votes: Votes = None,
+    calibrate: bool = False,
+    content_free: Sequence[str] = CONTENT_FREE,
+    max_concurrency: int = 8,
+    name: str = "released prompt",
+    claim: Claim | None = None,
+) -> Target:
+    """Attacks a prompt made of the records: a `DPFewShotPromptTemplate`, or any template with one variable.
+
+    Args:
+      make: builds the template from the records; what it charges is its own affair: a budget per call.
+      llm: the model that the prompt is for: an engine or a LangChain model.
+      labels: every label.
+      verbalizers: see `few_shot_without_privacy`, as the next four.
+      votes: "text" or None.
+      calibrate: whether label probabilities are calibrated.
+      content_free: inputs without content.
+      max_concurrency: calls in flight at once.
+      name: for tables and pictures.
+      claim: what the template claims.
+
+    Raises:
+      ConfigurationError: a label is unusable, or text votes are to be calibrated; when it is built, a template with
+        other than one variable.
+      CapabilityError: the model cannot choose among labels.
+    """
+    reader = _LabelReader(llm, labels, verbalizers, votes=votes, max_concurrency=max_concurrency)
+    if calibrate and reader.kind == "text votes":
+        raise fail("calibrate", "False with text votes", calibrate, "A vote is no probability.")
+    without = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate else ()
+
+    def build(records: Sequence[Record]) -> AskTarget:
+        template = make(records)
+        if len(names := template.input_variables) != 1:
+            raise fail("make", "a template with one variable, the query", sorted(names))
+
+        def prompts(texts: Sequence[str]) -> list[str]:
+            return [_render(template, names[0], text) for text in texts]
+
+        base = reader.base(prompts(without)) if without else None
+        return lambda texts: reader.probabilities(prompts(texts), base)
+
+    return Target(name, reader.labels, reader.reads, build, claim)
+
+
+def answer_target(
+    make: Callable[[Sequence[Record]], Runnable[Any, Any]],
+    *,
+    labels: Sequence[str],
+    verbalizers: Mapping[str, str] | None = None,
+    reads: str = "answered text",
+    name: str = "answers",
+    claim: Claim | None = None,
+) -> Target:
+    """Attacks a Runnable that answers texts: a `DPVotingRunnable`, a chain, anything. Text only, no scores.
+
+    An answer counts 1 for the label that it names by the public rules of `backends.answers`, and 0 for the others;
+    noisy votes that a `VotingResult` carries count as they are.
+
+    Args:
+      make: builds the Runnable from the records.
+      labels: every label.
+      verbalizers: label to the text that the answers have for it; by default the label.
+      reads: what the attacker sees, in words.
+      name: for tables and pictures.
+      claim: what the Runnable claims.
+
+    Raises:
+      ConfigurationError: labels differ in case or white space only.
+    """
+    listed = distinct_texts("labels", labels, least=2)
+    names = ChoiceNames([text.strip() for text in continuations_of(listed, verbalizers)])
+
+    def build(records: Sequence[Record]) -> AskTarget:
+        asked = make(records)
+        return lambda texts: np.array([_read_answer(answer, names, listed) for answer in asked.batch(list(texts))])
+
+    return Target(name, listed, reads, build, claim)
+
+
+def score_target(
+    make: Callable[[Sequence[Record]], Callable[[Sequence[str]], Sequence[Mapping[str, float]]]],
+    *,
+    labels: Sequence[str],
+    name: str = "label scores",
+    claim: Claim | None = None,
+) -> Target:
+    """Attacks what gives a number per label, such as `SoftPromptClassifier.scores`.
+
+    Args:
+      make: builds it from the records and returns its function from texts to a number per label.
+      labels: every label.
+      name: for tables and pictures.
+      claim: what it claims.
+
+    Raises:
+      ConfigurationError: too few labels.
+    """
+    listed = distinct_texts("labels", labels, least=2)
+
+    def build(records: Sequence[Record]) -> AskTarget:
+        scores = make(records)
+        return lambda texts: np.array([[float(row[label]) for label in listed] for row in scores(list(texts))])
+
+    return Target(name, listed, "label probabilities", build, claim)
+
+
+class _LabelReader:
+    """Reads the labels of a model after prompts; an answer that names none is a row of zeros, a failed call raises."""
+
+    def __init__(
+        self,
+        llm: Any,
+        labels: Sequence[str],
+        verbalizers: Mapping[str, str] | None,
+        *,
+        votes: Votes,
+        max_concurrency: int,
+    ) -> None:
+        self.labels = distinct_texts("labels", labels, least=2)
+        self.continuations = continuations_of(self.labels, verbalizers)
+        self._limit = check_int("max_concurrency", max_concurrency, low=1)
+        self._scorer: ContinuationScorer = label_scorer(as_choice_backend(llm, votes=votes), self.continuations)
+
+    @property
+    def kind(self) -> str:
+        return self._scorer.kind
+
+    @property
+    def reads(self) -> str:
+        return "answered text" if self.kind == "text votes" else f"label probabilities ({self.kind})"
+
+    def probabilities(self, prompts: Sequence[str], base: Floats | None = None) -> Rows:
+        """Returns float64[prompts, labels].
+
+        Raises:
+          ModelCallError: a call failed.
+        """
+        rows = self._rows(prompts)
+        named = np.isfinite(rows).any(axis=1, keepdims=True)
+        return np.where(named, label_probabilities(rows, base), 0.0)
+
+    def base(self, prompts: Sequence[str]) -> Floats:
+        """Returns float64[labels]: mean probabilities after prompts without content."""
+        return content_free_probabilities(self._rows(prompts))
+
+    def _rows(self, prompts: Sequence[str]) -> Rows:
+        scored = self._scorer.score(prompts, self._limit)
+        return np.array(scored, dtype=np.float64).reshape(len(prompts), len(self.labels))
+
+
+def _render(template: BasePromptTemplate[Any], variable: str, text: str) -> str:
+    value = template.format_prompt(**{variable: text})
+    # As LabelClassifier: a conversation is scored where the model's turn begins.
+    return value.to_string() + ("\nAI:" if isinstance(value, ChatPromptValue) else "")
+
+
+def _read_answer(answer: Any, names: ChoiceNames, labels: tuple[str, ...]) -> Floats:
+    """Returns float64[labels]: noisy votes, or 1 for the label that was named."""
+    if isinstance(answer, VotingResult):
+        if answer.scores is not None:
+            return np.array([answer.scores[label] for label in labels])
+        answer = answer.label
+    text = answer.text if isinstance(answer, BaseMessage) else answer
+    row = np.zeros(len(labels))
+    if (place := names.named(str(text))) is not None:
+        row[place] = 1.0
+    return row
+
+
+# A score reads the record in question, and its statistics add up what many releases say of it: no claim of a release
+# covers that. A result belongs into no report and beside no release; printing one shows its name and size only.
+
+
+Nonmembers: TypeAlias = Literal["any", "same_label"]
+
+NOTICE = "NOT PRIVATE (epsilon = infinity): an audit reads records. For synthetic or your own records only."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MembershipResult:
+    """Scores of an attack on one target, prompt by prompt. NOT PRIVATE.
+
+    Attributes:
+      name: of the target.
+      reads: what the attacker saw.
+      num_records: records that each prompt was made of.
+      nonmembers: "any", or "same_label": non-members with the labels of the members.
+      claim: what the target claims; None: nothing.
+      member_scores: float64[prompts, members], at the right label.
+      nonmember_scores: float64[prompts, nonmembers], at the right label.
+    """
+
+    name: str
+    reads: str
+    num_records: int
+    nonmembers: Nonmembers
+    claim: Claim | None
+    member_scores: Floats = field(repr=False)
+    nonmember_scores: Floats = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("member_scores", "nonmember_scores"):
+            scores = np.array(getattr(self, name), dtype=np.float64)
+            scores.setflags(write=False)
+            object.__setattr__(self, name, scores)
+
+    @property
+    def is_private(self) -> bool:
+        """False, always."""
+        return False
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that were attacked."""
+        return len(self.member_scores)
+
+    @property
+    def curve(self) -> RocCurve:
+        """The curve of one threshold for all prompts."""
+        return RocCurve.of(self.member_scores, self.nonmember_scores)
+
+    @property
+    def auc(self) -> float:
+        """Area under the curve; 1/2 is guessing."""
+        return self.curve.auc
+
+    @property
+    def mean_prompt_auc(self) -> float:
+        """Mean over prompts of the area of each prompt's own scores: the attacker may set a threshold per prompt."""
+        pairs = zip(self.member_scores, self.nonmember_scores, strict=True)
+        return float(np.mean([RocCurve.of(inside, outside).auc for inside, outside in pairs]))
+
+    def tpr_at(self, false_positive_rate: float = LOW_RATE) -> float:
+        """Returns the true-positive rate at a false-positive rate; see `RocCurve.tpr_at`.
+
+        Args:
+          false_positive_rate: in [0, 1].
+        """
+        return self.curve.tpr_at(false_positive_rate)
+
+    def band(self, *, num_resamples: int = 400, confidence: float = 0.95, rng: SecureRandom = SYSTEM_RANDOM) -> RocBand:
+        """Returns mean and band of the curve when prompts are drawn again; see `roc_band`.
+
+        Args:
+          num_resamples: draws of prompts.
+          confidence: share of the curves that the band holds at each false-positive rate; fewer lie in it everywhere.
+          rng: of the draws.
+        """
+        options: dict[str, Any] = {"num_resamples": num_resamples, "confidence": confidence, "rng": rng}
+        return roc_band(self.member_scores, self.nonmember_scores, **options)
+
+    def to_dict(self, *, with_scores: bool = False) -> dict[str, Any]:
+        """Returns the result as JSON values, marked as what it is.
+
+        Args:
+          with_scores: whether every single score is told too.
+        """
+        band = self.band()
+        values: dict[str, Any] = {
+            "private": False,
+            "epsilon": "infinity",
+            "notice": NOTICE,
+            "target": self.name,
+            "reads": self.reads,
+            "prompts": self.num_prompts,
+            "records_per_prompt": self.num_records,
+            "members_per_prompt": self.member_scores.shape[1],
+            "nonmembers_per_prompt": self.nonmember_scores.shape[1],
+            "nonmembers": self.nonmembers,
+            "auc": self.auc,
+            "auc_band": [band.auc[0], band.auc[2]],
+            "mean_prompt_auc": self.mean_prompt_auc,
+            "tpr_at_1_percent_fpr": self.tpr_at(LOW_RATE),
+            "tpr_band": [band.tpr[0], band.tpr[2]],
+            "mean_member_score": float(self.member_scores.mean()),
+            "mean_nonmember_score": float(self.nonmember_scores.mean()),
+        }
+        if self.claim is not None:
+            terms = {"epsilon": self.claim.epsilon, "delta": self.claim.delta, "adjacency": self.claim.adjacency}
+            allowed = {"auc": self.claim.auc, "tpr_at_1_percent_fpr": self.claim.tpr_at(LOW_RATE)}
+            values["claimed"] = {**terms, "allows": allowed}
+        if with_scores:
+            values["member_scores"] = self.member_scores.tolist()
+            values["nonmember_scores"] = self.nonmember_scores.tolist()
+        return values
+
+    def summary(self) -> str:
+        """Returns two lines: the numbers, and that they are not private."""
+        low, _, high = self.band().auc
+        allowed = f", at most {self.claim.auc:.3f} under its claim" if self.claim is not None else ""
+        return (
+            f"{self.name}: AUC {self.auc:.3f} [{low:.3f}, {high:.3f}]{allowed}; TPR {self.tpr_at(LOW_RATE):.1%} at 1 % "
+            f"FPR; {self.num_prompts} prompts of {self.num_records} records, {self.reads}\n{NOTICE}"
+        )
+
+    def __repr__(self) -> str:
+        return f"MembershipResult({self.name!r}, {self.num_prompts} prompts, NOT PRIVATE)"
 
 
 def membership_attack(
@@ -78,7 +493,7 @@ def membership_attack(
         check_int("num_nonmembers", num_nonmembers, low=1),
         is_same_label=nonmembers == "same_label",
     )
-    pool, faults = _read(records, target, (text_key, label_key), shape)
+    pool, faults = _read_records(records, target, (text_key, label_key), shape)
     del records  # from here on in a box: no frame of an error shows one
     if faults:
         raise RecordError(faults) if pool is None else ConfigurationError(faults)
@@ -124,9 +539,9 @@ class _Pool:
     places: Ints
 
 
-def _read(
+def _read_records(
     records: Iterable[Record], target: Target, keys: tuple[str, str], shape: _Shape
-) -> tuple[Hidden[_Pool] | None, str]:
+) -> tuple[OpaqueValue[_Pool] | None, str]:
     """Returns the records in a box, and what is wrong with them: no word of it is a record's."""
     place = {label: index for index, label in enumerate(target.labels)}
     distinct: dict[str, dict[str, str]] = {}
@@ -144,7 +559,7 @@ def _read(
     if shape.is_same_label:
         counts = np.bincount(places, minlength=len(place))
         num_read = int(counts[counts > 0].min(initial=num_read))
-    box = Hidden(_Pool(tuple(distinct.values()), tuple(distinct), places))
+    box = OpaqueValue(_Pool(tuple(distinct.values()), tuple(distinct), places))
     if num_read < needed:
         of = "of every label that there is, " if shape.is_same_label else ""
         return box, f"records: expected at least {needed} {of}with distinct texts, found {num_read}."
@@ -152,7 +567,7 @@ def _read(
 
 
 def _attempt(
-    box: Hidden[_Pool] | None, target: Target, shape: _Shape, rng: SecureRandom
+    box: OpaqueValue[_Pool] | None, target: Target, shape: _Shape, rng: SecureRandom
 ) -> tuple[Floats, DPICLError | None]:
     """Returns the scores of one prompt, members first, or an error whose frames and words hold no record."""
     failure: DPICLError
@@ -167,7 +582,7 @@ def _attempt(
     return np.empty(0), failure
 
 
-def _scores(box: Hidden[_Pool], target: Target, shape: _Shape, rng: SecureRandom) -> Floats:
+def _scores(box: OpaqueValue[_Pool], target: Target, shape: _Shape, rng: SecureRandom) -> Floats:
     pool = box.reveal()
     order = rng.permutation(len(pool.texts))
     built_of, rest = order[: shape.num_records], order[shape.num_records :]

@@ -1,33 +1,284 @@
 """Selects and runs the checks of one configuration."""
 
-# Records are made up and the model is a fake that distinguishes them perfectly: nothing private is read, and nothing of
-# the budget is spent.
-
 from __future__ import annotations
 
 import contextvars
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from langsmith.run_helpers import tracing_context
+from numpy.typing import NDArray
+from scipy import stats
 
-from langchain_dpicl.audit import cases, counting, documenting, evolving, ledgers, parts, retrieving, sampled, vectors
-from langchain_dpicl.audit.answering import VotingGame
-from langchain_dpicl.audit.components import QUERY, labeler_of, voter_of
-from langchain_dpicl.audit.games import Game, control, play
-from langchain_dpicl.audit.labelling import LabelGame
-from langchain_dpicl.audit.results import AuditReport, AuditResult, PrivacyAuditError
-from langchain_dpicl.audit.subjects import Subject
-from langchain_dpicl.audit.training import can_refute, canaries
-from langchain_dpicl.documents_planning import DocumentsPlan
-from langchain_dpicl.planning import GenerationPlan
+from langchain_dpicl.audit import component_checks, count_games, generation_games, query_games, worst_cases
+from langchain_dpicl.audit.adversarial_backends import ReadAnswers, ReadGradients, ReadLogits, ReadTokens, ReadVotes
+from langchain_dpicl.audit.bounds import ALARM, gaussian_epsilon, mu_squared
+from langchain_dpicl.audit.component_checks import is_fair_and_fresh
+from langchain_dpicl.audit.game import AuditReport, AuditResult, Game, PrivacyAuditError, Verdict, control, play
+from langchain_dpicl.audit.generation_games import can_refute, canaries
+from langchain_dpicl.audit.query_games import LabelGame, VotingGame
+from langchain_dpicl.audit.targets import (
+    QUERY,
+    Subject,
+    helper_of,
+    labeler_of,
+    share_of,
+    synthesizer_of,
+    training_of,
+    voter_of,
+)
+from langchain_dpicl.audit.worst_cases import LOUD_A, YES
+from langchain_dpicl.documents.plan import DocumentsPlan
+from langchain_dpicl.generation.plan import GenerationPlan
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.count_histograms import CountPlan
 from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
+from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
+from langchain_dpicl.privacy.ledger.amounts import effective_delta
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.training_planning import TrainingPlan
+from langchain_dpicl.reports.report import verify_report
+from langchain_dpicl.soft_prompts.plan import TrainingPlan
+
+# The component itself runs, and its backend counts the prompts that hold a record. `parts` checks the sampler alone.
+
+
+Presences = Iterator[int]
+"""How many prompts of each release hold the only unit."""
+
+
+def _count_presences(engine: Any, ask: Callable[[], object], runs: int) -> Presences:
+    for _ in range(runs):
+        engine.present = 0
+        ask()
+        yield int(engine.present)
+
+
+def voting_presences(runs: int, **options: Any) -> Presences:
+    """Yields presences of a voter's queries."""
+    engine = ReadVotes()
+    voter = voter_of((YES,), engine=engine, max_queries=runs, **options)
+    return _count_presences(engine, lambda: voter.invoke(QUERY), runs)
+
+
+def free_form_presences(runs: int, **options: Any) -> Presences:
+    """Yields presences of answers in free form."""
+    engine = ReadAnswers()
+    helper = helper_of(("yes",), engine=engine, max_queries=runs, **options)
+    return _count_presences(engine, lambda: helper.invoke(QUERY), runs)
+
+
+def pate_presences(runs: int, **options: Any) -> Presences:
+    """Yields presences of a labeler's inputs."""
+    engine = ReadVotes()
+    entries = labeler_of((YES,), runs, engine=engine, **options).stream(progress=False)
+    return _count_presences(engine, lambda: next(entries), runs)
+
+
+def generation_presences(runs: int, **options: Any) -> Presences:
+    """Yields presences of generated tokens."""
+    kind = ReadLogits if options.get("mechanism") in LOGIT_MECHANISMS else ReadTokens
+    engine = kind((0.0, 0.0, 0.0))
+    texts = synthesizer_of((LOUD_A,), runs, engine=engine, **options).stream(progress=False)
+    return _count_presences(engine, lambda: next(texts), runs)
+
+
+def dpsgd_presences(runs: int, **options: Any) -> Presences:
+    """Yields presences of training steps."""
+    engine = ReadGradients(1)
+    size = options.pop("public_size")
+    arguments = {key: value for key, value in options.items() if key in {"adjacency", "noise_multiplier"}}
+    steps = training_of(("0:1",), runs, engine=engine, public_size=size, expected_batch_size=1, **arguments)
+    made = steps.stream(progress=False)
+    return _count_presences(engine, lambda: next(made), runs)
+
+
+PRESENCES: Mapping[str, Callable[..., Presences]] = {
+    "voting": voting_presences,
+    "free_form": free_form_presences,
+    "pate": pate_presences,
+    "generation": generation_presences,
+    "dpsgd": dpsgd_presences,
+}
+
+
+def check_inclusion(method: str, options: Mapping[str, Any], *, runs: int = 160, name: str = "") -> AuditResult:
+    """Checks that a unit is in half of the samples, by a fair coin for every release, and at most once in each."""
+    presences = list(PRESENCES[method](runs, **{**options, "public_size": 2, "num_slots": 1}))
+    return judge_presences(presences, name=name or "samples: drawn anew, at the charged rate, as the engine sees them")
+
+
+def judge_presences(presences: Sequence[int], *, name: str) -> AuditResult:
+    """Judges presences of a unit that is to be in every second sample; false alarm 1e-6."""
+    problems = ["a unit stands in several prompts of one sample"] if max(presences) > 1 else []
+    if not is_fair_and_fresh([bool(count) for count in presences]):
+        present = sum(map(bool, presences))
+        problems.append(f"in {present} of {len(presences)} samples, expected half of them, each by its own coin")
+    return AuditResult(
+        check=name,
+        verdict="violated" if problems else "sound",
+        runs=len(presences),
+        details=tuple(problems),
+        blind_to=("a rate that is wrong by less than a half: `sampler: rate` looks at it more closely",),
+    )
+
+
+def check_one_place(method: str, options: Mapping[str, Any], *, runs: int = 40, name: str = "") -> AuditResult:
+    """Checks that a unit that is in every sample stands in one of three slots, and in one only."""
+    presences = list(PRESENCES[method](runs, **{**options, "public_size": 3, "num_slots": 3}))
+    problems = [f"a unit stands in {count} slots of one sample" for count in sorted(set(presences) - {1})]
+    return AuditResult(
+        check=name or "slots: a unit is seen in one prompt",
+        verdict="violated" if problems else "sound",
+        runs=runs,
+        confidence=1.0,
+        details=tuple(problems),
+    )
+
+
+# Shown epsilons are rounded; a claim may be short by this much.
+_ROUNDING = 1e-6
+_BLIND = ("an error that the accountant makes here as well: other accountants check it, in tests of the package",)
+
+
+def check_price(subject: Subject, *, name: str = "price: computed again") -> AuditResult:
+    """Checks that the claimed epsilon covers what the plan's releases cost.
+
+    The price is the package's own, computed now. Where all releases are Gaussian on everybody it is also compared with
+    the exact curve, which is written apart.
+    """
+    plan: Any = subject.plan
+    event = plan.event()
+    remaining = effective_delta(subject.delta, plan.implementation_delta)
+    cost = math.inf
+    if remaining > 0.0:
+        cost = accounting.epsilon_upper_bound(event, delta=remaining, adjacency=plan.release.adjacency)
+    faults = []
+    if subject.epsilon * (1.0 + _ROUNDING) < cost:
+        faults.append(f"claimed is epsilon {subject.epsilon:.6g}, it costs {cost:.6g} at delta {subject.delta:g}")
+    exact = exact_epsilon(event, subject.delta)
+    if exact is not None and cost < exact * (1.0 - _ROUNDING):
+        faults.append(f"the accountant says epsilon {cost:.6g}, the exact curve {exact:.6g}")
+    return AuditResult(
+        check=name,
+        verdict="violated" if faults else "sound",
+        claimed_epsilon=subject.epsilon,
+        lower_bound=exact,
+        delta=subject.delta,
+        confidence=1.0,
+        details=tuple(faults) or (f"claimed {subject.epsilon:.6g}, costs {cost:.6g} at delta {subject.delta:g}",),
+        blind_to=_BLIND,
+    )
+
+
+def exact_epsilon(event: Event, delta: float) -> float | None:
+    """Returns the exact epsilon of Gaussian releases on everybody; None for any other event."""
+    total = mu_squared(event)
+    return None if total is None else gaussian_epsilon(math.sqrt(total), delta)
+
+
+def check_tickets(subject: Subject, *, name: str = "ledger: what was charged is what runs") -> AuditResult:
+    """Checks that the ledger's share holds the tickets of the plan that runs, and no share is used up beyond them."""
+    share, plan, faults = share_of(subject.component), subject.plan, list[str]()
+    if share.event != plan.event():
+        faults.append("the share was charged for other releases than the plan runs")
+    for ticket in plan.tickets():
+        remaining = share.remaining(ticket.template, label=ticket.label)
+        if not 0 <= remaining <= ticket.max_count:
+            faults.append(f"{remaining} tickets of {ticket.template!r} are left of {ticket.max_count}")
+    return _ledger_result(name, faults, "the tickets of the plan")
+
+
+def check_report(subject: Subject, *, name: str = "ledger: its report adds up") -> AuditResult:
+    """Checks the report of the component's budget: events from tickets, prices from events, and their sum."""
+    component = subject.component
+    budget = component.budget if hasattr(component, "budget") else component._budget  # noqa: SLF001  to be audited
+    verified = verify_report(budget.report())
+    faults = [] if verified.ok else [f"it does not add up: {problem}" for problem in verified.problems[:4]]
+    return _ledger_result(name, faults, "recomputed from its tickets")
+
+
+def _ledger_result(name: str, found: list[str], said: str) -> AuditResult:
+    verdict: Verdict = "violated" if found else "sound"
+    blind = ("a ledger that was put back to an older copy: keep an anchor",)
+    return AuditResult(
+        check=name,
+        verdict=verdict,
+        confidence=1.0,
+        details=tuple(found) or (said,),
+        blind_to=blind,
+    )
+
+
+_FOUR = ("a", "b", "c", "d")
+
+
+def score_faults(answers: Sequence[Any], votes: Sequence[float], scale: float) -> set[str]:
+    """Returns what is wrong with scores that were released again and again for one query; false alarm `ALARM` in all.
+
+    "scale": a label's variance, or that of all, is not the claimed one (chi-square, exact). "law": the noise is not
+    normal (Kolmogorov-Smirnov). "links": labels, or one query and the next, correlate (t test, exact). "repeats": a
+    noise vector came twice; by chance below 1e-12 for four labels, 2^16 steps to a scale and 4,000 answers. "grid":
+    scores off the public grid. "label": the label is not made of the scores.
+
+    Args:
+      answers: results with `scores` and `label`.
+      votes: the true votes.
+      scale: standard deviation that is claimed for every label.
+    """
+    values = np.array([list(answer.scores.values()) for answer in answers])  # [runs, labels]
+    noise = values - np.array(votes)
+    step = 2.0 ** (math.floor(math.log2(scale)) - 16)
+    best = [max(answer.scores, key=answer.scores.get) for answer in answers]
+    names = {name for name, pvalues in _pvalues(noise / scale).items() if min(pvalues) < ALARM / (3 * len(pvalues))}
+    names |= {"repeats"} if len({row.tobytes() for row in noise}) < len(noise) else set()
+    names |= {"grid"} if (values % step).any() else set()
+    return names | ({"label"} if [answer.label for answer in answers] != best else set())
+
+
+def _pvalues(noise: NDArray[np.float64]) -> dict[str, list[float]]:
+    even, odd = noise[: len(noise) // 2 * 2 : 2], noise[1::2]  # disjoint pairs of queries: independent samples
+    pairs = [(noise[:, i], noise[:, j]) for i, j in itertools.combinations(range(noise.shape[1]), 2)]
+    pairs += [(even[:, i], odd[:, j]) for i, j in itertools.product(range(noise.shape[1]), repeat=2)]
+    constant = [pair for pair in pairs if not (np.ptp(pair[0]) and np.ptp(pair[1]))]
+    return {
+        "scale": [_variance(column) for column in (*noise.T, noise.ravel())],
+        "law": [float(stats.kstest(noise.ravel(), "norm").pvalue)],
+        "links": [0.0] if constant else [float(stats.pearsonr(*pair).pvalue) for pair in pairs],
+    }
+
+
+def _variance(noise: NDArray[np.float64]) -> float:
+    total = float(np.square(noise).sum())
+    return float(2 * min(stats.chi2.cdf(total, noise.size), stats.chi2.sf(total, noise.size)))
+
+
+def check_released_scores(*, rows: str, adjacency: str, runs: int = 200) -> AuditResult:
+    """Checks the scores that a voter releases: scale, law, links, repeats, grid and label."""
+    is_moved = rows == "slots" or adjacency == "replace_one"
+    options = {"rows": rows, "adjacency": adjacency, "with_scores": True, "noise_multiplier": 0.7}
+    voter = voter_of(("1,0,0,0",), labels=_FOUR, max_queries=runs, **options)
+    problems = score_faults(
+        [voter.invoke(QUERY) for _ in range(runs)], (1, 0, 0, 0), 0.7 * (math.sqrt(2.0) if is_moved else 1.0)
+    )
+    return AuditResult(
+        check="scores: the claimed noise on every label, fresh for every answer",
+        verdict="violated" if problems else "sound",
+        runs=runs,
+        details=tuple(sorted(problems)),
+        blind_to=("scales that are wrong by less than about 15 %",),
+    )
+
+
+# Records are made up and the model is a fake that distinguishes them perfectly: nothing private is read, and nothing of
+# the budget is spent.
+
 
 T = TypeVar("T")
 
@@ -35,7 +286,7 @@ FRESH = "noise: fresh for every answer"
 ONE_RUN = "one run, many canaries"
 
 
-class Check(NamedTuple):
+class AuditCheck(NamedTuple):
     """One check: the name of its result, and the function that makes it."""
 
     name: str
@@ -76,7 +327,7 @@ def audit(
     """
     start, results = time.monotonic(), list[AuditResult]()
     made = Subject.of(subject, name=name)
-    for result in _played(_checks(made, controls=controls)):
+    for result in _play_checks(_checks(made, controls=controls)):
         results.append(result)
         if progress is not None:
             progress(result)
@@ -104,24 +355,24 @@ def assert_private(subject: Any, *, allow_undecided: bool = False, **options: An
     return report
 
 
-def _played(checks: Iterator[Check]) -> Iterator[AuditResult]:
+def _play_checks(checks: Iterator[AuditCheck]) -> Iterator[AuditResult]:
     """Runs the checks one after the other; an exception in one leaves the results of the others."""
     while True:
         try:
             check = _alone(lambda: next(checks, None))
         except Exception as error:  # noqa: BLE001  told in the result
-            yield _failed("the next check, and all that would have followed", error)
+            yield _failed_result("the next check, and all that would have followed", error)
             return
         if check is None:
             return
         try:
             result = _alone(check.play)
         except Exception as error:  # noqa: BLE001  told in the result
-            result = _failed(check.name, error)
+            result = _failed_result(check.name, error)
         yield result
 
 
-def _failed(check: str, error: Exception) -> AuditResult:
+def _failed_result(check: str, error: Exception) -> AuditResult:
     """Returns the result of a check that raised: the class of the exception, none of its text."""
     why = f"it raised {type(error).__name__}, so nothing is known of what it looks at"
     return AuditResult(check=check, verdict="failed", confidence=1.0, details=(why,))
@@ -137,27 +388,27 @@ def _alone(action: Callable[[], T]) -> T:
     return contextvars.Context().run(untraced)
 
 
-def _checks(subject: Subject, *, controls: bool) -> Iterator[Check]:
+def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
     release = subject.plan.release
-    yield Check("price", lambda: ledgers.price(subject))
+    yield AuditCheck("price", lambda: check_price(subject))
     if subject.component is not None:
-        yield Check("ledger: tickets", lambda: ledgers.tickets(subject))
-        yield Check("ledger: report", lambda: ledgers.report(subject))
+        yield AuditCheck("ledger: tickets", lambda: check_tickets(subject))
+        yield AuditCheck("ledger: report", lambda: check_report(subject))
     if isinstance(subject.plan, DocumentsPlan):
-        yield from (Check(*named) for named in documenting.document_checks(subject.plan))
+        yield from (AuditCheck(*named) for named in count_games.document_checks(subject.plan))
         yield from _row_checks(subject.texts, _rows_of(subject.texts))
     elif isinstance(release, CountPlan):
-        yield from (Check(*named) for named in counting.count_checks(release))
+        yield from (AuditCheck(*named) for named in count_games.count_checks(release))
     elif isinstance(release, ParticipationPlan):
-        yield Check("balances: none is shown", lambda: retrieving.nothing_shown(release.row_shape))
+        yield AuditCheck("balances: none is shown", lambda: query_games.check_nothing_else_shown(release.row_shape))
     else:
         yield from _row_checks(subject, release)
     for game in games_of(subject):
-        yield Check(game.name, partial(play, game))
+        yield AuditCheck(game.name, partial(play, game))
         if controls:
-            yield Check(f"control: {game.name}", partial(control, game))
+            yield AuditCheck(f"control: {game.name}", partial(control, game))
     if isinstance(subject.plan, TrainingPlan):
-        yield Check(ONE_RUN, lambda: _one_run(_run_options(subject)))
+        yield AuditCheck(ONE_RUN, lambda: _one_run(_run_options(subject)))
 
 
 def _rows_of(subject: Subject) -> ReleasePlan:
@@ -166,55 +417,57 @@ def _rows_of(subject: Subject) -> ReleasePlan:
     return rows
 
 
-def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[Check]:
+def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[AuditCheck]:
     """Yields the checks of samples, rows and noise."""
     for label, branch in getattr(subject.plan, "branches", ((None, release),)):
         rate, place = (
             name if label is None else f"{name}, label {label!r}"
             for name in ("sampler: rate", "slots: one unit, one place")
         )
-        yield Check(rate, partial(parts.sampler_rate, branch, name=rate))
-        yield Check(place, partial(parts.places, branch, name=place))
-    yield Check("rows", lambda: parts.contribution(release))
-    yield Check("noise: scale", lambda: parts.noise(release))
+        yield AuditCheck(rate, partial(component_checks.check_sampler_rate, branch, name=rate))
+        yield AuditCheck(place, partial(component_checks.check_unit_places, branch, name=place))
+    yield AuditCheck("rows", lambda: component_checks.check_row_contribution(release))
+    yield AuditCheck("noise: scale", lambda: component_checks.check_noise_scale(release))
     yield from _sample_checks(subject)
-    yield Check(FRESH, lambda: _freshness(subject))
+    yield AuditCheck(FRESH, lambda: _freshness(subject))
     yield from _score_checks(subject)
 
 
 def _freshness(subject: Subject) -> AuditResult:
     """Asks a component with two equal candidates again and again, where that tells more than its games."""
     if (coin := _coin_of(subject)) is not None:
-        return parts.freshness(coin)
-    return parts.skipped(FRESH, "played for votes alone, and not of Confident-GNMax")
+        return component_checks.check_freshness(coin)
+    return component_checks.skipped_result(FRESH, "played for votes alone, and not of Confident-GNMax")
 
 
-def _score_checks(subject: Subject) -> Iterator[Check]:
+def _score_checks(subject: Subject) -> Iterator[AuditCheck]:
     """Yields the checks of released scores."""
     release = _rows_of(subject)
     if subject.options.get("with_scores"):
         shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
-        yield Check("scores", lambda: vectors.released_scores(**shape))
+        yield AuditCheck("scores", lambda: check_released_scores(**shape))
     elif subject.method == "voting" and subject.component is None and release.mechanism.name == "gaussian":
         why = "a plan does not say whether scores leave; the label alone is looked at: audit the component"
-        yield Check("scores", lambda: parts.skipped("scores: noisy votes that leave", why))
+        yield AuditCheck("scores", lambda: component_checks.skipped_result("scores: noisy votes that leave", why))
 
 
 def _one_run(options: dict[str, Any]) -> AuditResult:
     """Trains with canaries if they could refute the claim."""
     if not can_refute(options):
         why = "more is claimed than its guesses could refute, even without any noise"
-        return parts.skipped(ONE_RUN, why)
+        return component_checks.skipped_result(ONE_RUN, why)
     return canaries(options)
 
 
-def _sample_checks(subject: Subject) -> Iterator[Check]:
+def _sample_checks(subject: Subject) -> Iterator[AuditCheck]:
     """Yields the checks of samples as the backend sees them, if every release draws a sample of its own."""
     release, design = _rows_of(subject), getattr(subject.plan, "design", None)
     is_kept = getattr(subject.plan, "teachers", "fresh") != "fresh" or subject.method == "evolution"
     if is_kept or (design is not None and design.sampling != "poisson"):
         why = "played only where every release draws a Poisson sample of its own"
-        yield Check("samples", lambda: parts.skipped("samples: drawn anew, as the engine sees them", why))
+        yield AuditCheck(
+            "samples", lambda: component_checks.skipped_result("samples: drawn anew, as the engine sees them", why)
+        )
         return
     options: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
     name = subject.plan.rule.mechanism if isinstance(subject.plan, GenerationPlan) else release.mechanism.name
@@ -224,9 +477,9 @@ def _sample_checks(subject: Subject) -> Iterator[Check]:
         options["confident"] = (0.5, 1.0, 1.0)
     else:
         options["mechanism"] = name
-    yield Check("samples", lambda: sampled.inclusion(subject.method, options))
+    yield AuditCheck("samples", lambda: check_inclusion(subject.method, options))
     if release.row_shape == "slots":
-        yield Check("slots, as the engine sees them", lambda: sampled.one_place(subject.method, options))
+        yield AuditCheck("slots, as the engine sees them", lambda: check_one_place(subject.method, options))
 
 
 def games_of(subject: Subject) -> tuple[Game, ...]:
@@ -241,27 +494,27 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
     design = getattr(subject.plan, "design", None)
     shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
     if subject.method == "evolution":
-        return tuple(evolving.evolution_cases(adjacency=release.adjacency))
+        return tuple(generation_games.evolution_cases(adjacency=release.adjacency))
     if subject.method == "dpsgd" or design is None:
-        return tuple(cases.step_cases(adjacency=release.adjacency))
+        return tuple(worst_cases.step_cases(adjacency=release.adjacency))
     sampling = design.sampling if design.sampling in {"fixed", "partition"} else "poisson"
     if subject.method == "free_form":
-        return tuple(cases.free_form_cases(aggregation=_space(subject), sampling=sampling, **shape))
+        return tuple(worst_cases.free_form_cases(aggregation=_space(subject), sampling=sampling, **shape))
     if subject.method == "generation":
         rule = subject.plan.rule  # type: ignore[union-attr]
         terms = {"blend_weight": rule.blend_weight, "center": rule.center, "clip": 2.0} if rule.is_logit else {}
         rule_terms = {key: value for key, value in terms.items() if value is not None}
-        return tuple(cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=rule_terms, **shape))
+        return tuple(worst_cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=rule_terms, **shape))
     return tuple(_vote_games(subject, sampling=sampling, shape=shape, options=options))
 
 
 def _other_games(subject: Subject, release: CountPlan | ParticipationPlan) -> tuple[Game, ...]:
     """Returns the games of what is no sampled row; of synthetic documents, those of their texts as well."""
     if isinstance(release, ParticipationPlan):
-        return tuple(retrieving.retrieval_cases(rows=release.row_shape))
+        return tuple(query_games.retrieval_cases(rows=release.row_shape))
     if isinstance(subject.plan, DocumentsPlan):
-        return (*documenting.document_games(adjacency=release.adjacency), *games_of(subject.texts))
-    return tuple(counting.count_games(adjacency=release.adjacency))
+        return (*count_games.document_games(adjacency=release.adjacency), *games_of(subject.texts))
+    return tuple(count_games.count_games(adjacency=release.adjacency))
 
 
 def _vote_games(
@@ -270,12 +523,12 @@ def _vote_games(
     mechanism = _rows_of(subject).mechanism
     teachers = getattr(subject.plan, "teachers", None)
     if isinstance(mechanism, ConfidentGNMaxMechanism):
-        yield from cases.confident_cases(teachers=str(teachers), sampling=sampling, **shape)
+        yield from worst_cases.confident_cases(teachers=str(teachers), sampling=sampling, **shape)
         return
     # Where one sample serves a whole run and holds everybody, an input has its part of the one ticket.
     more = {} if teachers is None else {"teachers": teachers}
     is_vector = mechanism.name == "gaussian"
-    yield from cases.vote_cases(
+    yield from worst_cases.vote_cases(
         VotingGame if teachers is None else LabelGame,
         mechanism=mechanism.name,
         sampling="poisson" if teachers == "fixed" else sampling,

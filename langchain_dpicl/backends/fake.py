@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from langchain_dpicl.backends.base import Rows, Token, TokenSession
-from langchain_dpicl.backends.logprobs import EOS, Probabilities, to_rows
+from langchain_dpicl.backends.langchain.logprobs import EOS, Probabilities, to_rows
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
 Distribution: TypeAlias = Callable[[str, tuple[bytes, ...]], Mapping[str, float] | Mapping[bytes, float]]
@@ -97,7 +97,9 @@ class FakeBackend:
         if self.calls["public"] == self._fail_public_call:
             raise ModelCallError(f"public call {self._fail_public_call} failed, as scripted; call again")
         by_token = self._probabilities(prompt, _prefix(prefix))
-        pairs: list[tuple[Token, float]] = [(token, by_token[token]) for token in _ranked(by_token) if _is_text(token)]
+        pairs: list[tuple[Token, float]] = [
+            (token, by_token[token]) for token in _rank_tokens(by_token) if _is_text(token)
+        ]
         return pairs[:top_k]
 
     async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
@@ -152,7 +154,7 @@ class FakeBackend:
         if self._fails(prompt):
             return {}
         by_token = self._probabilities(prompt, prefix)
-        return {token: by_token[token] for token in _ranked(by_token)[: self._max_top_k]}
+        return {token: by_token[token] for token in _rank_tokens(by_token)[: self._max_top_k]}
 
     def _log_likelihood(self, prompt: str, choice: str) -> float:
         """Spells the choice with the longest token that fits at each step."""
@@ -275,7 +277,7 @@ def _prefix(tokens: Sequence[Token]) -> tuple[bytes, ...]:
     return tuple(token for token in tokens if isinstance(token, bytes))
 
 
-def _ranked(by_token: Probabilities) -> list[bytes]:
+def _rank_tokens(by_token: Probabilities) -> list[bytes]:
     return sorted(by_token, key=lambda token: (-by_token[token], token))
 
 

@@ -9,13 +9,13 @@ from typing import Any, Literal
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.runnables import Runnable
 
-from langchain_dpicl.backends._preflight import DECISION_MODELS
-from langchain_dpicl.backends._probe import NoLogprobsError
-from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, TextBackend
-from langchain_dpicl.backends.decisions import DecisionsBackend
-from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.silent import unwrap
-from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.backends.base import ChoiceBackend, GradientBackend, NextTokenBackend, TextBackend
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
+from langchain_dpicl.backends.langchain.probe import NoLogprobsError
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import SilentModel, unwrap
+from langchain_dpicl.backends.private_calls.model_checks import DECISION_MODELS, attributes_of
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 # Stock objects of `langchain_huggingface` that hold a local model are unwrapped: private work calls the model itself,
@@ -54,7 +54,7 @@ def as_backend(llm: Any) -> NextTokenBackend:
     _refuse_what_is_no_instance(llm)
     if isinstance(llm, NextTokenBackend):
         return llm
-    carried = _carried(llm)
+    carried = _carried_engine(llm)
     if isinstance(carried, NextTokenBackend):
         return carried
     if _kind(llm) in {"chat", "completion"}:
@@ -95,7 +95,7 @@ def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> Choi
     kind = _kind(llm)
     if votes == "text":
         return _text_votes(llm, kind)
-    for engine in (llm, _carried(llm)):
+    for engine in (llm, _carried_engine(llm)):
         if isinstance(engine, ChoiceBackend | NextTokenBackend):
             return engine
     if kind == "decisions":
@@ -122,7 +122,7 @@ def as_text_backend(llm: Any) -> TextBackend:
       UnsilencableModelError: it is a LangChain model that cannot be called in silence.
     """
     _refuse_what_is_no_instance(llm)
-    for engine in (llm, _carried(llm)):
+    for engine in (llm, _carried_engine(llm)):
         if isinstance(engine, TextBackend):
             return engine
     if _kind(llm) in {"chat", "completion"}:
@@ -148,7 +148,7 @@ def _instance(cls: type | None) -> str:
     return f"pass the model itself, an instance: {cls.__name__ if cls else 'ChatOpenAI'}(...)"
 
 
-def _carried(llm: Any) -> Any:
+def _carried_engine(llm: Any) -> Any:
     inner, _ = unwrap(llm)
     if (engine := _local_engine(inner)) is not None:
         return engine
@@ -244,11 +244,42 @@ def _one_tokenizer(model: Any, pipeline: Any) -> Any:
 
 def _engine_of(model: Any, tokenizer: Any, *, is_chat: bool) -> NextTokenBackend:
     """Returns an engine with default lengths; of a shorter context three quarters are for the prompt."""
+    from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
     from langchain_dpicl.backends.hf.loading import inspect_model
-    from langchain_dpicl.backends.huggingface import HuggingFaceBackend
 
     context = inspect_model(model).context
     if context is None or context >= _USUAL_LENGTH:
         return HuggingFaceBackend(model, tokenizer, chat=is_chat)
     room = context // 4
     return HuggingFaceBackend(model, tokenizer, chat=is_chat, max_prompt_tokens=context - room, max_new_tokens=room)
+
+
+PROCESS = "this process"
+"""Name for models that made no connection."""
+
+_PACKAGE = "langchain_dpicl"
+_DEPTH = 6
+_ENGINES = (ChoiceBackend, GradientBackend, NextTokenBackend, TextBackend)
+
+
+def recipients(*holders: object) -> list[str]:
+    """Returns the hosts (with port, proxies included) that public calls of engines, or of their holders, reached.
+
+    >>> from langchain_dpicl.backends.fake import FakeBackend, scripted
+    >>> recipients(FakeBackend(scripted({" a": 1.0}), max_top_k=1))
+    ['this process']
+    """
+    hosts: dict[str, None] = {}
+    todo: list[tuple[Any, int]] = [(holder, 0) for holder in holders]
+    seen = set(map(id, holders))
+    for thing, depth in todo:  # it grows
+        if isinstance(thing, SilentModel):
+            hosts |= dict.fromkeys(thing.hosts or (PROCESS,))
+        elif not type(thing).__module__.startswith(_PACKAGE):
+            if isinstance(thing, _ENGINES):
+                hosts[f"wherever {type(thing).__name__} sends it"] = None
+        elif depth < _DEPTH:
+            new = [value for value in attributes_of(thing).values() if id(value) not in seen]
+            seen.update(map(id, new))
+            todo += [(value, depth + 1) for value in new]
+    return sorted(hosts) or [PROCESS]

@@ -5,21 +5,32 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
-from langchain_dpicl._wrapper_rules import allowed_wrappers
+from langchain_dpicl.backends.private_calls.method_checks import allowed_wrappers
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_epsilon
-from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.privacy.desk import Desk
-from langchain_dpicl.privacy.extensions.adaptive_pools import GdpPool, ZCdpPool, as_pool
-from langchain_dpicl.privacy.extensions.joint_plans import JointPlan, PlannedPromises, open_plan
-from langchain_dpicl.privacy.extensions.ledger_anchor import AnchoredWriter, LedgerAnchor, check_anchor, write_anchor
-from langchain_dpicl.privacy.extensions.ledger_outages import OutageWriter
+from langchain_dpicl.privacy.extensions.joint_plans import (
+    GdpPool,
+    JointPlan,
+    PlannedPromises,
+    ZCdpPool,
+    as_pool,
+    open_plan,
+)
+from langchain_dpicl.privacy.extensions.ledger_anchor import (
+    AnchoredWriter,
+    LedgerAnchor,
+    OutageWriter,
+    check_anchor,
+    write_anchor,
+)
+from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget, check_store
-from langchain_dpicl.privacy.ledger_state import OpenReservation
-from langchain_dpicl.privacy.receipt_checks import check_receipt
-from langchain_dpicl.privacy.report import PrivacyReport, ShareEntry
-from langchain_dpicl.privacy.stores import LedgerHeader, LedgerStore
-from langchain_dpicl.privacy.tickets import Component, Kind
+from langchain_dpicl.privacy.ledger.state import OpenReservation
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.ledger.tickets import Component, Kind
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter
+from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
+from langchain_dpicl.reports.verify import check_receipt
 
 
 class Budget(LedgerBudget):
@@ -77,7 +88,7 @@ class Budget(LedgerBudget):
             write_anchor(self._anchor, wanted.ledger_id, (0, wanted.digest))
         return super()._created(wanted)
 
-    def _opened(self, header: LedgerHeader) -> Desk:
+    def _opened(self, header: LedgerHeader) -> LedgerWriter:
         if self._anchor is None:
             desk = OutageWriter(self._store, header, allowed_wrappers=allowed_wrappers)
             desk.refresh()
@@ -86,7 +97,7 @@ class Budget(LedgerBudget):
         anchored.open(adopt_anchor=self._adopts)
         return anchored
 
-    def _declared(self, desk: Desk) -> PlannedPromises:
+    def _declared(self, desk: LedgerWriter) -> PlannedPromises:
         return PlannedPromises(desk)
 
     @classmethod

@@ -26,10 +26,12 @@ MAX_INT = 2**63 - 1
 
 def fail(name: str, expected: str, found: object, advice: str = "") -> ConfigurationError:
     """Returns the error for a public argument out of range; the caller raises it."""
-    return ConfigurationError(f"{name}: expected {expected}, found {shown(found)}." + (f" {advice}" if advice else ""))
+    return ConfigurationError(
+        f"{name}: expected {expected}, found {describe_value(found)}." + (f" {advice}" if advice else "")
+    )
 
 
-def shown(found: object) -> str:
+def describe_value(found: object) -> str:
     """Returns how a public value reads; what may hold records of somebody, passed by mistake, is shown by its type.
 
     Of a whole number of thousands of digits, which Python spells nowhere, the size is shown.

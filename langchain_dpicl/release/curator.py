@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 from langchain_dpicl.backends.base import NextTokenBackend, Token
-from langchain_dpicl.backends.walk import Ask, Walk
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.examples import Pool, PrivateExamples
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, is_certified
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.release.sample import Record, Rendered, SecretSample, block_on
-from langchain_dpicl.release.token_block import Block, Choose, noisy_index
+from langchain_dpicl.release.token_block import Choose, ReleaseBlock, index_release
 
 T = TypeVar("T")
 Render: TypeAlias = Callable[[Sequence[Record]], str]
@@ -39,7 +40,7 @@ def open_block(
     render: Render,
     choose: Choose,
     prefix: Sequence[Token] = (),
-) -> Iterator[Block]:
+) -> Iterator[ReleaseBlock]:
     """Burns one ticket and opens the block of releases that it pays for.
 
     Formal guarantees:
@@ -57,7 +58,7 @@ def open_block(
     """
     pool = opened(private, reservation, plan.block_event(length), plan.adjacency)
     block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
-    block.release = noisy_index(plan, choose)
+    block.release = index_release(plan, choose)
     with contextlib.closing(block):
         yield block
     reservation.commit()
@@ -92,11 +93,11 @@ def release_once(
     reservation: Reservation,
     *,
     plan: ReleasePlan,
-    rows: Callable[[Rendered[T]], Ask],
+    rows: Callable[[Rendered[T]], Effect],
     render: Callable[[Sequence[Record]], T],
     width: int,
     keep: Callable[[Release], None] | None = None,
-) -> Walk[Release]:
+) -> EffectGenerator[Release]:
     """Burns one ticket and makes its one release, on a fresh secret sample (a walk); errors as `open_block`.
 
     Formal guarantees:
@@ -107,7 +108,7 @@ def release_once(
       private: the examples.
       reservation: the ticket.
       plan: how to draw, add up and noise.
-      rows: makes the one question to the engine; answered with `Boxed` float64[rows, width].
+      rows: makes the one question to the engine; answered with `OpaqueRows` float64[rows, width].
       render: turns one row's records into what the engine is asked; no records give the public question.
       width: columns of a row, public.
       keep: makes what was released durable; called before the ticket is committed.

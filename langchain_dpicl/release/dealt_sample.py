@@ -5,19 +5,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from langchain_dpicl.backends.rows import guarded
+from langchain_dpicl.backends.rows.rows import run_guarded
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import check_int
-from langchain_dpicl.privacy.examples import Pool, PrivateExamples
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRuns
 from langchain_dpicl.privacy.mechanisms.sampling import Sample
-from langchain_dpicl.privacy.shares import Reservation
-from langchain_dpicl.release.curator import opened
-from langchain_dpicl.release.sample import NONE_LEFT, Record, SecretSample, public_side
-from langchain_dpicl.release.token_block import NOT_COMPUTED, Block, Choose, noisy_index
+from langchain_dpicl.release import curator
+from langchain_dpicl.release.curator import check_ticket, opened, opened_unread
+from langchain_dpicl.release.sample import NONE_LEFT, Record, Rendered, SecretSample, is_unanswered, public_side
+from langchain_dpicl.release.token_block import NOT_COMPUTED, Choose, ReleaseBlock, index_release
 
 
 def open_deal(private: PrivateExamples, reservation: Reservation, *, plan: ReleasePlan, length: int) -> DealtSample:
@@ -43,7 +50,7 @@ def _dealing(plan: ReleasePlan) -> AllocatedSlots:
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class _Batch:
+class _BatchAllowance:
     """What is still paid for on one batch of a deal.
 
     Attributes:
@@ -69,13 +76,13 @@ class DealtSample(SecretSample):
 
     def __init__(self, pool: Pool, plan: ReleasePlan, *, length: int) -> None:
         self._sampler = _dealing(plan)
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, _BatchAllowance] = {}
         super().__init__(pool, plan, length=length)
 
     def _runs(self) -> TestRuns | None:
         return None if self.plan.test is None else self.plan.test.runs(self.plan)
 
-    def left_of(self, index: int) -> int:
+    def num_left(self, index: int) -> int:
         """Returns how many releases on one batch of a deal may still begin; public, and 0 while it is open."""
         with self._lock:
             batch = self._batches.get(index)
@@ -84,7 +91,7 @@ class DealtSample(SecretSample):
     @contextlib.contextmanager
     def batch(
         self, index: int, *, render: Callable[[Sequence[Record]], str], choose: Choose, length: int, **options: Any
-    ) -> Iterator[Block]:
+    ) -> Iterator[ReleaseBlock]:
         """Opens up to `length` releases on one batch of a deal; all of a batch together are the sample's length.
 
         A release that did not begin comes back when the block closes. A batch is open once at a time, and what its
@@ -107,7 +114,7 @@ class DealtSample(SecretSample):
         check_int("length", length, low=1)
         self._check_home()
         with self._lock:
-            batch = self._batches.setdefault(index, _Batch(self.left, self._runs()))
+            batch = self._batches.setdefault(index, _BatchAllowance(self.left, self._runs()))
             render_rows, had = self._render, batch.left
             if render_rows is None or had <= 0:
                 raise PrivacyBudgetError(NONE_LEFT)
@@ -120,12 +127,12 @@ class DealtSample(SecretSample):
         try:
             options |= {"length": min(length, had), "runs": batch.runs}
             side = public_side(options["backend"], render, sampler.num_slots, options["length"])
-            block = guarded(
-                lambda: Block(render_rows(render, part), plan=self.plan, release=None, side=side, **options)
+            block = run_guarded(
+                lambda: ReleaseBlock(render_rows(render, part), plan=self.plan, release=None, side=side, **options)
             )
             if block is None:  # a stop in there would show prompts, and was raised anew without them
                 raise ModelCallError(NOT_COMPUTED)
-            block.release = noisy_index(self.plan, choose)
+            block.release = index_release(self.plan, choose)
             with contextlib.closing(block):
                 yield block
         finally:
@@ -133,3 +140,112 @@ class DealtSample(SecretSample):
                 used, block.left = options["length"] - block.left, 0
             with self._lock:
                 batch.left = had - used
+
+
+T = TypeVar("T")
+
+
+class Partition(SecretSample):
+    """The slots of one deal that stays, and the releases that tickets paid for on it, one by one."""
+
+    def allow(self) -> None:
+        """Adds one release that may answer; the curator calls it, once for every ticket that it burnt for it."""
+        with self._lock:
+            self.left += 1
+            self.answers_left += 1
+
+
+def open_partition(private: PrivateExamples, *, plan: ReleasePlan, ledger_id: str) -> Partition:
+    """Deals the units into slots that stay; no record is read before a ticket burns for a release on them.
+
+    Raises:
+      PrivacyBudgetError: the sampler is another, whose draws are amplified and so have to be fresh.
+    """
+    if not isinstance(plan.sampler, PartitionedSlots):
+        raise PrivacyBudgetError("partition: expected PartitionedSlots, found a sampler whose draws are amplified.")
+    pool = opened_unread(private, ledger_id=ledger_id)
+    return Partition(pool, plan, length=0)
+
+
+def release_once(
+    private: PrivateExamples,
+    reservation: Reservation,
+    *,
+    plan: ReleasePlan,
+    rows: Callable[[Rendered[T]], Effect],
+    render: Callable[[Sequence[Record]], T],
+    width: int,
+    keep: Callable[[Release], None] | None = None,
+    partition: Partition | None = None,
+    answer: Reservation | None = None,
+) -> EffectGenerator[Release]:
+    """Is `curator.release_once`, also on a partition (a walk).
+
+    Formal guarantees:
+      - As for `curator.release_once`.
+      - With `answer`, which is for a partition and a mechanism that tests before it answers, the ticket is the test's
+        alone. The answer's goes back only after the noisy test said no; whatever else happens, both stay charged.
+
+    Args:
+      private: the examples.
+      reservation: the ticket.
+      plan: how to draw, add up and noise.
+      rows: makes the one question to the engine; answered with `OpaqueRows` float64[rows, width].
+      render: turns one row's records into what the engine is asked; no records give the public question.
+      width: columns of a row, public.
+      keep: makes what was released durable; called before the ticket is committed.
+      partition: from `open_partition`, instead of a fresh sample.
+      answer: ticket of the answer, where the test has one of its own.
+    """
+    if partition is None and answer is None:
+        return (
+            yield from curator.release_once(
+                private, reservation, plan=plan, rows=rows, render=render, width=width, keep=keep
+            )
+        )
+    held = _burn_partition_ticket(private, partition, reservation, answer, plan)
+    released = yield from held.next_release(rows=rows, render=render, width=width)
+    if keep is not None:
+        keep(released)
+    if answer is not None and is_unanswered(released):
+        answer.give_back()
+    elif answer is not None:
+        answer.burn()
+        answer.commit()
+    reservation.commit()
+    return released
+
+
+def _burn_partition_ticket(
+    private: PrivateExamples,
+    partition: Partition | None,
+    ticket: Reservation,
+    answer: Reservation | None,
+    plan: ReleasePlan,
+) -> Partition:
+    """Burns a ticket for one release on a partition, and checks the answer's where the test is paid for alone."""
+    if partition is None or partition.plan != plan or not isinstance(plan.sampler, PartitionedSlots):
+        raise PrivacyBudgetError("partition: expected one of this very plan; found another. Open it from the plan.")
+    if answer is None:
+        check_ticket(private, ticket, plan.block_event(1), plan.adjacency)
+    else:
+        if not isinstance(plan.mechanism, ConfidentGNMaxMechanism) or answer.unburnt != 1:
+            raise PrivacyBudgetError("ticket: expected a mechanism that tests, and one unburnt ticket for its answer.")
+        check_ticket(private, ticket, plan.mechanism.test_event, plan.adjacency)
+        check_ticket(private, answer, plan.mechanism.answer_event, plan.adjacency)
+    ticket.burn()
+    partition.allow()
+    return partition
+
+
+def check_fixed_size(private: PrivateExamples, plan: ReleasePlan, *, ledger_id: str) -> None:
+    """Refuses a fixed-size sample of another number of units than declared, before anything is charged.
+
+    Only under `replace_one`, where the number of units is public; every other plan is left unread.
+
+    Raises:
+      ConfigurationError: `public_size` is not the number of units.
+    """
+    if isinstance(plan.sampler, BalancedSlots | PartitionedSlots) and plan.adjacency == "replace_one":
+        units = opened_unread(private, ledger_id=ledger_id).num_units
+        plan.sampler.draw(units, rng=SYSTEM_RANDOM)

@@ -10,11 +10,10 @@ from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.calls import Gate
-from langchain_dpicl.backends.rows import Boxed, guarded
-from langchain_dpicl.backends.silent import Hidden
-from langchain_dpicl.backends.similar import Near, SimilarTexts, Texts
-from langchain_dpicl.backends.walk import Ask, Turn, Walk
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.rows.neighbour_rows import Near, SimilarTexts, Texts
+from langchain_dpicl.backends.rows.rows import OpaqueRows, run_guarded
+from langchain_dpicl.backends.sync_async import AcquireGate, Effect, EffectGenerator, FairSemaphore
 from langchain_dpicl.exceptions import (
     LedgerError,
     ModelCallError,
@@ -22,11 +21,12 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
 )
 from langchain_dpicl.privacy.accounting.events import NoEvent
-from langchain_dpicl.privacy.examples import Pool, PrivateExamples
-from langchain_dpicl.privacy.extensions.individual_filter import ASKED_TEMPLATE, Balances, ParticipationPlan
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.extensions.individual_filter import QUERY_TEMPLATE, Balances, ParticipationPlan
+from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.release.curator import opened, opened_unread
 from langchain_dpicl.release.sample import Record, Rendered
 from langchain_dpicl.release.token_block import NOT_COMPUTED
@@ -37,24 +37,24 @@ Seated: TypeAlias = list[tuple[int, Near]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class FilteredQuery:
     """One public query, and how it is asked.
 
     Attributes:
       direction: float64[dimension], from `SimilarTexts.ask_public`.
-      rows: makes the one question to the engine; answered with `Boxed` float64[rows, width].
+      rows: makes the one question to the engine; answered with `OpaqueRows` float64[rows, width].
       render: turns the near records of one unit into what the engine is asked; no records: the public question.
       width: columns of a row, public.
     """
 
     direction: NDArray[np.float64]
-    rows: Callable[[Rendered[Any]], Ask]
+    rows: Callable[[Rendered[Any]], Effect]
     render: Callable[[Sequence[Record]], Any]
     width: int
 
 
 @dataclass(frozen=True, slots=True)
-class Payer:
+class FilterShare:
     """Who pays for a filter, and so whose tickets its queries burn; public."""
 
     ledger_id: str
@@ -66,12 +66,12 @@ class Payer:
         whose = ticket.ledger_id, ticket.component
         return whose == (self.ledger_id, self.component) and ticket.partition in {None, self.dataset_id}
 
-    def asks_by(self, ticket: Reservation) -> bool:
+    def is_query_ticket(self, ticket: Reservation) -> bool:
         """Returns whether a ticket is one of a query under this filter."""
-        return self.owns(ticket) and (ticket.template, ticket.event) == (ASKED_TEMPLATE, NoEvent())
+        return self.owns(ticket) and (ticket.template, ticket.event) == (QUERY_TEMPLATE, NoEvent())
 
 
-class Participants:
+class FilteredSample:
     """Answers any number of queries from the units that take part in each; shows nothing, refuses copies.
 
     Formal guarantees:
@@ -103,7 +103,7 @@ class Participants:
         texts: SimilarTexts,
         field: str,
         balances: Balances,
-        payer: Payer,
+        payer: FilterShare,
     ) -> None:
         self.plan = plan
         self._private = pool
@@ -111,9 +111,11 @@ class Participants:
         self._field = field
         self._balances = balances
         self._payer = payer
-        self._gates: dict[int, Gate] = {}
+        self._gates: dict[int, FairSemaphore] = {}
 
-    def release(self, question: Question, ticket: Reservation, *, settled: Callable[[], int]) -> Walk[Release]:
+    def release(
+        self, question: FilteredQuery, ticket: Reservation, *, settled: Callable[[], int]
+    ) -> EffectGenerator[Release]:
         """Makes one release (a walk).
 
         Args:
@@ -128,35 +130,35 @@ class Participants:
             a forked copy, or the balances are older than the ledger.
           ModelCallError: the release could not be computed; who was debited stays so.
         """
-        if not self._payer.asks_by(ticket):
+        if not self._payer.is_query_ticket(ticket):
             msg = "ticket: expected a query's of this filter's ledger and component, found another. Reserve it."
             raise PrivacyBudgetError(msg)
         home = os.getpid()
         ticket.burn()
-        kept = yield from self._debited(question.direction, ticket, settled)
+        kept = yield from self._debit_participants(question.direction, ticket, settled)
         try:
-            ask = guarded(lambda: question.rows(self._rendered(question.render, kept)))
+            ask = run_guarded(lambda: question.rows(self._render(question.render, kept)))
             if ask is None:
                 raise ModelCallError(NOT_COMPUTED)
-            answered: Boxed = yield ask
+            answered: OpaqueRows = yield ask
             _check_home(home)  # a fork while the model was asked goes on in both processes; one of them releases
-            released = guarded(lambda: self._released(answered, kept, question.width))
+            released = run_guarded(lambda: self._released(answered, kept, question.width))
         finally:
             kept.forget()
         if released is None:
             raise ModelCallError(NOT_COMPUTED)
         return released
 
-    def warm(self) -> Walk[None]:
+    def warm(self) -> EffectGenerator[None]:
         """Embeds every text that was not embedded yet (a walk); debits nobody and answers nothing.
 
         Raises:
           ModelCallError: it could not be begun.
         """
         gate = self._gate
-        held = yield Turn(gate)
+        held = yield AcquireGate(gate)
         try:
-            ask = guarded(lambda: self._texts.ask(self._units(), None))
+            ask = run_guarded(lambda: self._texts.ask(self._units(), None))
             if ask is None:
                 raise ModelCallError(NOT_COMPUTED)
             yield ask
@@ -164,48 +166,50 @@ class Participants:
             if held:
                 gate.__exit__(None, None, None)
 
-    def _debited(self, direction: NDArray[np.float64], ticket: Reservation, settled: Callable[[], int]) -> Walk[_Rows]:
+    def _debit_participants(
+        self, direction: NDArray[np.float64], ticket: Reservation, settled: Callable[[], int]
+    ) -> EffectGenerator[_ParticipantRows]:
         """Finds whose texts are near, debits who takes part and tells the ledger; one query at a time (a walk).
 
         The first embeds every text once. Debits come in the order of the queries: how long a comparison takes, which
         depends on the texts, never decides which of two a unit's last participation goes to.
         """
         home, gate = os.getpid(), self._gate
-        held = yield Turn(gate)
+        held = yield AcquireGate(gate)
         try:
-            ask = guarded(lambda: self._texts.ask(self._units(), direction))
+            ask = run_guarded(lambda: self._texts.ask(self._units(), direction))
             if ask is None:
                 raise ModelCallError(NOT_COMPUTED)
-            near: Boxed = yield ask
+            near: OpaqueRows = yield ask
             _check_home(home)
             known = settled()
-            seated, refused = _refusable(lambda: Boxed(self._seated(near, known)))
+            seated, refused = _refusable(lambda: OpaqueRows(self._assign_rows(near, known)))
             if refused is not None:
                 raise refused
             if seated is None:
                 raise ModelCallError(NOT_COMPUTED)
             ticket.commit()
             self._balances.confirm(settled())
-            return _Rows(seated)
+            return _ParticipantRows(seated)
         finally:
             if held:
                 gate.__exit__(None, None, None)
 
     @property
-    def _gate(self) -> Gate:
+    def _gate(self) -> FairSemaphore:
         """The turn of this process: a gate that was held when it forked stays shut in the child."""
         here = os.getpid()
-        return self._gates.get(here) or self._gates.setdefault(here, Gate(1))
+        return self._gates.get(here) or self._gates.setdefault(here, FairSemaphore(1))
 
     def _units(self) -> list[Texts]:
         return [self._own(place) for place in range(self._private.num_units)]
 
     def _own(self, place: int) -> Texts:
         """Returns the texts of one unit; none, where they cannot be read."""
-        found = guarded(lambda: tuple([record[self._field] for record in self._private.records(place)]))
+        found = run_guarded(lambda: tuple([record[self._field] for record in self._private.records(place)]))
         return () if found is None else found
 
-    def _seated(self, near: Boxed, settled: int) -> Seated:
+    def _assign_rows(self, near: OpaqueRows, settled: int) -> Seated:
         """Debits whoever takes part, and says who has a row."""
         # A unit that was removed while the model was asked has no name.
         present = [(place, own) for place, own in enumerate(near.take()) if own and self._private.name(place)]
@@ -213,53 +217,53 @@ class Participants:
         let_in = [unit for unit, left in zip(present, has_one, strict=True) if left]
         return self.plan.seats(let_in, rng=SYSTEM_RANDOM)
 
-    def _rendered(self, render: Callable[[Sequence[Record]], T], kept: _Rows) -> Rendered[T]:
+    def _render(self, render: Callable[[Sequence[Record]], T], kept: _ParticipantRows) -> Rendered[T]:
         """Returns what each row is asked: those of units, then the public question for the rows of nobody."""
-        own = tuple(guarded(lambda unit=unit: self._asked(render, *unit)) for unit in kept.seated)  # type: ignore[misc]
+        own = tuple(run_guarded(lambda unit=unit: self._ask_once(render, *unit)) for unit in kept.row_units)  # type: ignore[misc]
         empty = 0 if self.plan.num_slots is None else self.plan.num_slots - len(own)
         return (*own, *(render(()) for _ in range(empty)))
 
-    def _asked(self, render: Callable[[Sequence[Record]], T], place: int, near: Near) -> T:
+    def _ask_once(self, render: Callable[[Sequence[Record]], T], place: int, near: Near) -> T:
         records = self._private.records(place)
         return render([records[number] for number in near])
 
-    def _released(self, answered: Boxed, kept: _Rows, width: int) -> Release:
+    def _released(self, answered: OpaqueRows, kept: _ParticipantRows, width: int) -> Release:
         """Adds up the rows of those who have one, and adds the noise; a row of nobody counts for nothing."""
         with np.errstate(all="ignore"):
-            return self.plan.release(answered.take()[: len(kept.seated)], width=width, rng=SYSTEM_RANDOM)
+            return self.plan.release(answered.take()[: len(kept.row_units)], width=width, rng=SYSTEM_RANDOM)
 
-    def __copy__(self) -> Participants:
+    def __copy__(self) -> FilteredSample:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Participants:
+    def __deepcopy__(self, memo: dict[int, Any]) -> FilteredSample:
         return self
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise PrivacyBudgetError("Participants: cannot be pickled: their copy would let everybody in once more.")
 
     def __repr__(self) -> str:
-        return "Participants(<private>)"
+        return "FilteredSample(<private>)"
 
 
-class _Rows:
+class _ParticipantRows:
     """Who has a row, on the way from the debits to the sum; shown never, and forgotten at the end."""
 
-    __slots__ = ("_seated",)
+    __slots__ = ("_assign_rows",)
 
-    def __init__(self, seated: Boxed) -> None:
-        self._seated: Hidden[Seated] = Hidden(seated.take())
+    def __init__(self, seated: OpaqueRows) -> None:
+        self._assign_rows: OpaqueValue[Seated] = OpaqueValue(seated.take())
 
     @property
-    def seated(self) -> Seated:
-        """Who has a row; never bound to a name outside of `guarded`."""
-        return self._seated.reveal()
+    def row_units(self) -> Seated:
+        """Who has a row; never bound to a name outside of `run_guarded`."""
+        return self._assign_rows.reveal()
 
     def forget(self) -> None:
         """Drops them."""
-        self._seated = Hidden([])
+        self._assign_rows = OpaqueValue([])
 
     def __repr__(self) -> str:
-        return "_Rows(<private>)"
+        return "_ParticipantRows(<private>)"
 
 
 def _check_home(home: int) -> None:
@@ -270,18 +274,18 @@ def _check_home(home: int) -> None:
 _Refused: TypeAlias = LedgerError | PrivacyBudgetMismatchError
 
 
-def _refusable(action: Callable[[], Boxed]) -> tuple[Boxed | None, _Refused | None]:
-    """Is `guarded`, but tells a refusal of the balances, made anew from here: what was raised holds private frames."""
+def _refusable(action: Callable[[], OpaqueRows]) -> tuple[OpaqueRows | None, _Refused | None]:
+    """Is `run_guarded`, but tells a refusal of the balances, made anew from here: what was raised holds private frames."""
     refused: list[_Refused] = []
 
-    def acted() -> Boxed | None:
+    def acted() -> OpaqueRows | None:
         try:
             return action()
         except (LedgerError, PrivacyBudgetMismatchError) as error:
             refused.append(type(error)(str(error)))
         return None
 
-    return guarded(acted), (refused[0] if refused else None)
+    return run_guarded(acted), (refused[0] if refused else None)
 
 
 def open_participants(
@@ -291,8 +295,8 @@ def open_participants(
     plan: ParticipationPlan,
     texts: SimilarTexts,
     balances: Balances,
-    payer: Payer,
-) -> Participants:
+    payer: FilterShare,
+) -> FilteredSample:
     """Burns the one ticket of an individual filter and opens it; errors as `open_block`, the commit is the caller's.
 
     Formal guarantees:
@@ -308,4 +312,4 @@ def open_participants(
         pool = opened_unread(private, ledger_id=payer.ledger_id)
     else:
         pool = opened(private, ticket, plan.event, plan.adjacency)
-    return Participants(pool, plan=plan, texts=texts, field=private.text_key, balances=balances, payer=payer)
+    return FilteredSample(pool, plan=plan, texts=texts, field=private.text_key, balances=balances, payer=payer)

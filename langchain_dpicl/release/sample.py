@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
 from langchain_dpicl.backends.base import FullBackend
-from langchain_dpicl.backends.full_rows import PublicSide
-from langchain_dpicl.backends.rows import Boxed, guarded
-from langchain_dpicl.backends.walk import Ask, Walk
+from langchain_dpicl.backends.rows.rows import OpaqueRows, run_guarded
+from langchain_dpicl.backends.rows.vocabulary_rows import PublicRowContext
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
-from langchain_dpicl.privacy.examples import Pool
+from langchain_dpicl.privacy.data.unit_pool import Pool
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import Sample
-from langchain_dpicl.release.token_block import NOT_COMPUTED, Block, summed
+from langchain_dpicl.release.token_block import NOT_COMPUTED, ReleaseBlock, sum_rows
 
 NONE_LEFT = "sample: expected a release still paid for, found none left. Declare another component."
 
@@ -52,21 +52,21 @@ class SecretSample:
         self.plan = plan
         self.left = length
         self.answers_left = length if answers is None else answers
-        self._render: Renders[Any] | None = drawn(pool, plan)
+        self._render: Renders[Any] | None = draw_sample(pool, plan)
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
     def next_release(
         self,
         *,
-        rows: Callable[[Rendered[T]], Ask],
+        rows: Callable[[Rendered[T]], Effect],
         render: Callable[[Sequence[Record]], T],
         width: int,
-    ) -> Walk[Release]:
+    ) -> EffectGenerator[Release]:
         """Makes one release (a walk).
 
         Args:
-          rows: makes the one question to the engine; answered with `Boxed` float64[rows, width].
+          rows: makes the one question to the engine; answered with `OpaqueRows` float64[rows, width].
           render: turns one row's records into what the engine is asked; no records give the public question.
           width: columns of a row, public.
 
@@ -76,12 +76,14 @@ class SecretSample:
           ModelCallError: the release could not be computed.
         """
         render_rows = self._begin()
-        ask = guarded(lambda: rows(render_rows(render)))  # a stop in there would show prompts
+        ask = run_guarded(lambda: rows(render_rows(render)))  # a stop in there would show prompts
         if ask is None:
             raise ModelCallError(NOT_COMPUTED)
-        boxed: Boxed = yield ask
+        boxed: OpaqueRows = yield ask
         self._check_home()  # a fork while the model was asked goes on in both processes; one of them releases
-        released = guarded(lambda: self.plan.mechanism.release(summed(boxed, self.plan, width), rng=SYSTEM_RANDOM))
+        released = run_guarded(
+            lambda: self.plan.mechanism.release(sum_rows(boxed, self.plan, width), rng=SYSTEM_RANDOM)
+        )
         if released is None:
             raise ModelCallError(NOT_COMPUTED)
         if is_unanswered(released):
@@ -130,14 +132,14 @@ def is_unanswered(released: Release) -> bool:
     return released.index is None and released.values is None and released.indices is None
 
 
-def drawn(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
+def draw_sample(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
     """Draws one secret sample; returns what renders its rows, stopping only for Ctrl-C."""
     # No names for positions or prompts: a stop would show them in the frames.
-    render_rows = guarded(lambda: _renders(pool, plan))
+    render_rows = run_guarded(lambda: _renders(pool, plan))
     num_rows = (plan.sampler.num_slots if plan.sampler.is_batched else plan.sampler.num_rows) or 0
 
     def rendered(render: Callable[[Sequence[Record]], T], *part: Callable[[Sample], Sample]) -> Rendered[T]:
-        found = render_rows and guarded(lambda: render_rows(render, *part))
+        found = render_rows and run_guarded(lambda: render_rows(render, *part))
         return found or (None,) * num_rows
 
     return rendered
@@ -156,15 +158,15 @@ def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
 
     def every(render: Callable[[Sequence[Record]], T], *part: Callable[[Sample], Sample]) -> Rendered[T]:
         rows = part[0](sample) if part else sample
-        found = guarded(lambda: tuple([rendered(row, render) for row in rows]))
+        found = run_guarded(lambda: tuple([rendered(row, render) for row in rows]))
         if found is not None:
             return found
-        return tuple(guarded(lambda row=row: rendered(row, render)) for row in rows)  # type: ignore[misc]
+        return tuple(run_guarded(lambda row=row: rendered(row, render)) for row in rows)  # type: ignore[misc]
 
     return every
 
 
-def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], str], **options: Any) -> Block:
+def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], str], **options: Any) -> ReleaseBlock:
     """Returns a block on a fresh sample, which does not release anything yet.
 
     A renderer may say, as its attribute `shared`, with which public text all its prompts start.
@@ -176,7 +178,9 @@ def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]],
     if plan.sampler.is_batched:  # a block on all batches at once would cost more than their deal
         raise PrivacyBudgetError("block: expected one sample, found a deal of batches. Open a sample and its batches.")
     side = public_side(options["backend"], render, plan.sampler.num_rows, options["length"])
-    block = guarded(lambda: Block(drawn(pool, plan)(render), plan=plan, release=None, side=side, **options))
+    block = run_guarded(
+        lambda: ReleaseBlock(draw_sample(pool, plan)(render), plan=plan, release=None, side=side, **options)
+    )
     if block is None:  # a stop in there would show prompts, and was raised anew without them
         raise ModelCallError(NOT_COMPUTED)
     return block
@@ -184,8 +188,8 @@ def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]],
 
 def public_side(
     backend: Any, render: Callable[[Sequence[Record]], str], num_rows: int | None, length: int
-) -> PublicSide | None:
+) -> PublicRowContext | None:
     """Returns what an engine that carries the public prompt is told of it; None for the others."""
     if not isinstance(backend, FullBackend):
         return None
-    return PublicSide(render(()), getattr(render, "shared", ""), num_rows, max_new_tokens=length)
+    return PublicRowContext(render(()), getattr(render, "shared", ""), num_rows, max_new_tokens=length)

@@ -12,18 +12,17 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import FullBackend, NextTokenBackend, Rows, Token
-from langchain_dpicl.backends.domains import Domain
-from langchain_dpicl.backends.full_rows import (
-    AskLogits,
-    AskPublicRow,
+from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Rows, Token
+from langchain_dpicl.backends.rows.rows import OpaqueRows, RowRequest, RowSource, restrict, run_guarded
+from langchain_dpicl.backends.rows.vocabulary_rows import (
     FullRowSource,
-    PublicSide,
+    LogitRequest,
+    PublicRowContext,
+    PublicRowRequest,
     log_rows,
     softmax_rows,
 )
-from langchain_dpicl.backends.rows import AskRows, Boxed, RowSource, guarded, restrict
-from langchain_dpicl.backends.walk import Ask, Walk
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -41,7 +40,7 @@ Choose: TypeAlias = Callable[[NDArray[np.float64]], int]
 NOT_COMPUTED = "the release could not be computed; its ticket stays burnt. Please report this."
 
 
-class Block:
+class ReleaseBlock:
     """Up to `length` releases on one secret sample; holds private prompts until closed, and shows none."""
 
     def __init__(
@@ -53,7 +52,7 @@ class Block:
         plan: ReleasePlan,
         length: int,
         release: Callable[[BoundedSum], int] | None,
-        side: PublicSide | None = None,
+        side: PublicRowContext | None = None,
         runs: TestRuns | None = None,
     ) -> None:
         self.plan = plan
@@ -68,14 +67,14 @@ class Block:
         """Whether the public prompt is one more row of the block's batch, so that `public_logits` answers."""
         return isinstance(self._rows, FullRowSource)
 
-    def public_logits(self) -> Walk[NDArray[np.float64]]:
+    def public_logits(self) -> EffectGenerator[NDArray[np.float64]]:
         """Returns float64[V]: the public model's logits on the engine's vocabulary; costs nothing (a walk)."""
         if not isinstance(self._rows, FullRowSource):
             raise ConfigurationError("block: expected an engine whose sessions carry the public prompt, found another.")
-        logits: NDArray[np.float64] = yield AskPublicRow(self._rows)
+        logits: NDArray[np.float64] = yield PublicRowRequest(self._rows)
         return logits
 
-    def next_index(self, domain: Sequence[Token] | Domain) -> Walk[int]:
+    def next_index(self, domain: Sequence[Token] | Domain) -> EffectGenerator[int]:
         """Releases one index into the public `domain`; a walk (see `backends.walk`)."""
         if self.left <= 0 or self.release is None:
             msg = "Block: expected a release still paid for, found none left. Reserve another block."
@@ -87,19 +86,19 @@ class Block:
         boxed = yield self._ask(shown)
         if os.getpid() != self._pid:
             raise LedgerError("block: expected the process that opened it, found a fork. Reserve anew there.")
-        index = guarded(lambda: self._released(boxed, shown))
+        index = run_guarded(lambda: self._released(boxed, shown))
         if index is None:
             raise ModelCallError(NOT_COMPUTED)
         return index
 
-    def _ask(self, domain: Domain) -> Ask:
+    def _ask(self, domain: Domain) -> Effect:
         if isinstance(self._rows, RowSource):
-            return AskRows(self._rows, domain.keys)
+            return RowRequest(self._rows, domain.keys)
         if domain.columns is None:
             raise ConfigurationError("domain: expected places in the engine's vocabulary, found keys.")
-        return AskLogits(self._rows, domain.columns)
+        return LogitRequest(self._rows, domain.columns)
 
-    def _released(self, boxed: Boxed, domain: Domain) -> int | None:
+    def _released(self, boxed: OpaqueRows, domain: Domain) -> int | None:
         """Bounds, sums and noises the rows; nothing else of them goes on."""
         if self.release is None:
             return None
@@ -114,7 +113,7 @@ class Block:
             public = softmax_rows(public_scores(domain)[None])[0]
             if not self._runs.are_far(softmax_rows(rows), public, rng=SYSTEM_RANDOM):
                 return public_index(self.plan, domain)
-        return self.release(summed(Boxed(rows), self.plan, len(domain), public=domain.logits))
+        return self.release(sum_rows(OpaqueRows(rows), self.plan, len(domain), public=domain.logits))
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row."""
@@ -128,11 +127,11 @@ class Block:
         raise PrivateAccessError("Block holds private prompts: it cannot be copied, pickled or sent elsewhere.")
 
     def __repr__(self) -> str:
-        return "Block(<private>)"
+        return "ReleaseBlock(<private>)"
 
 
 def _source(
-    backend: NextTokenBackend, prompts: tuple[str | None, ...], prefix: list[Token], side: PublicSide | None
+    backend: NextTokenBackend, prompts: tuple[str | None, ...], prefix: list[Token], side: PublicRowContext | None
 ) -> RowSource | FullRowSource:
     """Returns what scores the rows: with the public one among them where the engine can and its prompt is given."""
     if side is not None and isinstance(backend, FullBackend):
@@ -140,7 +139,7 @@ def _source(
     return RowSource(backend, prompts, prefix)
 
 
-def summed(boxed: Boxed, plan: ReleasePlan, width: int, public: NDArray[np.float64] | None = None) -> BoundedSum:
+def sum_rows(boxed: OpaqueRows, plan: ReleasePlan, width: int, public: NDArray[np.float64] | None = None) -> BoundedSum:
     """Returns the bounded sum of rows float64[n, width], or of gradients summed already, taken out of their box."""
     with np.errstate(all="ignore"):
         if not plan.aggregation.needs_public:
@@ -148,7 +147,7 @@ def summed(boxed: Boxed, plan: ReleasePlan, width: int, public: NDArray[np.float
         return plan.bound(boxed.take(), width=width, public=public)
 
 
-def noisy_index(plan: ReleasePlan, choose: Choose) -> Callable[[BoundedSum], int]:
+def index_release(plan: ReleasePlan, choose: Choose) -> Callable[[BoundedSum], int]:
     """Returns the function from a sum to the index that `plan.mechanism` releases of it."""
 
     def release(total: BoundedSum) -> int:

@@ -15,29 +15,28 @@ from typing import TYPE_CHECKING, Any
 from langchain_dpicl._lazy import on_first_use
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.stores import hidden
+from langchain_dpicl.privacy.ledger.store import hide_password
 
 if TYPE_CHECKING:
     from langchain_dpicl.stores.anchors import FileAnchor
     from langchain_dpicl.stores.balances import SQLiteBalances
-    from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo
-    from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
+    from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo, StoreMemo
+    from langchain_dpicl.stores.postgres_ledger import PostgresAnchor, PostgresStore
     from langchain_dpicl.stores.postgres_memo import PostgresMemo
-    from langchain_dpicl.stores.sqlite import SQLiteStore
+    from langchain_dpicl.stores.sqlite_ledger import SQLiteStore
     from langchain_dpicl.stores.sqlite_memo import SQLiteMemo
-    from langchain_dpicl.stores.store_memo import StoreMemo
 
 _HOME = {
     "FileAnchor": "langchain_dpicl.stores.anchors",
     "MemoKey": "langchain_dpicl.stores.memos",
-    "PostgresAnchor": "langchain_dpicl.stores.postgres",
+    "PostgresAnchor": "langchain_dpicl.stores.postgres_ledger",
     "PostgresMemo": "langchain_dpicl.stores.postgres_memo",
-    "PostgresStore": "langchain_dpicl.stores.postgres",
+    "PostgresStore": "langchain_dpicl.stores.postgres_ledger",
     "ReleaseMemo": "langchain_dpicl.stores.memos",
     "SQLiteBalances": "langchain_dpicl.stores.balances",
     "SQLiteMemo": "langchain_dpicl.stores.sqlite_memo",
-    "SQLiteStore": "langchain_dpicl.stores.sqlite",
-    "StoreMemo": "langchain_dpicl.stores.store_memo",
+    "SQLiteStore": "langchain_dpicl.stores.sqlite_ledger",
+    "StoreMemo": "langchain_dpicl.stores.memos",
 }
 _SCHEMES = ("postgresql://", "postgres://")
 # Two letters at least: one is a drive.
@@ -56,10 +55,10 @@ def open_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLite
       LedgerError: no ledger of that name is there, or it cannot be read; nothing is made.
       ConfigurationError: `where` is neither, or the packages for PostgreSQL are missing.
     """
-    place, where = hidden(where), ""
+    place, where = hide_password(where), ""
     if is_address(as_place(place())):
         return _postgres().open(str(place()), name=name)
-    from langchain_dpicl.stores.sqlite import SQLiteStore
+    from langchain_dpicl.stores.sqlite_ledger import SQLiteStore
 
     return SQLiteStore(place(), name=name)
 
@@ -75,10 +74,10 @@ def new_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLiteS
       LedgerError: a ledger of that name is there already, or the place cannot be written.
       ConfigurationError: `where` is neither, or the packages for PostgreSQL are missing.
     """
-    place, where = hidden(where), ""
+    place, where = hide_password(where), ""
     if is_address(as_place(place())):
         return _postgres().new(str(place()), name=name)
-    from langchain_dpicl.stores.sqlite import SQLiteStore
+    from langchain_dpicl.stores.sqlite_ledger import SQLiteStore
 
     return SQLiteStore.new(place(), name=name)
 
@@ -90,7 +89,7 @@ def open_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
       ConfigurationError: `where` is neither, or the packages for PostgreSQL are missing.
       LedgerError: no anchor is there.
     """
-    place, where = hidden(where), ""
+    place, where = hide_password(where), ""
     if is_address(as_place(place())):
         return _postgres_anchor()(str(place()))
     from langchain_dpicl.stores.anchors import FileAnchor
@@ -98,9 +97,9 @@ def open_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
     return FileAnchor(place())
 
 
-def made_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
+def make_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
     """Returns the anchor at `where`, which is made if there is none; errors as `open_anchor`."""
-    place, where = hidden(where), ""
+    place, where = hide_password(where), ""
     if is_address(as_place(place())):
         return _postgres_anchor().new(str(place()))
     from langchain_dpicl.stores.anchors import FileAnchor
@@ -143,7 +142,7 @@ def as_place(where: str | os.PathLike[str]) -> str | os.PathLike[str]:
     Raises:
       ConfigurationError: it is neither; the message does not quote it.
     """
-    place, where = hidden(where), ""  # crash reporters show the variables of a frame that raises
+    place, where = hide_password(where), ""  # crash reporters show the variables of a frame that raises
     if not isinstance(place(), (str, os.PathLike)) or not isinstance(os.fspath(place()), str):
         msg = f"expected a path, or an address such as postgresql://host/database, found {type(place()).__name__}."
         raise ConfigurationError(f"store: {msg}")
@@ -167,7 +166,7 @@ def _looks_like_address(text: str) -> bool:
 
 def _postgres() -> type[PostgresStore]:
     try:
-        from langchain_dpicl.stores.postgres import PostgresStore
+        from langchain_dpicl.stores.postgres_ledger import PostgresStore
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
@@ -181,7 +180,7 @@ def _postgres() -> type[PostgresStore]:
 
 def _postgres_anchor() -> type[PostgresAnchor]:
     _postgres()
-    from langchain_dpicl.stores.postgres import PostgresAnchor
+    from langchain_dpicl.stores.postgres_ledger import PostgresAnchor
 
     return PostgresAnchor
 

@@ -19,14 +19,13 @@ from langchain_dpicl._plain_files import read_plain
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.stores._rows import Head
-from langchain_dpicl.stores._sqlite_file import sync_folder
-from langchain_dpicl.stores._sqlite_logs import check_free, check_new_name
+from langchain_dpicl.stores.rows import LedgerHead
+from langchain_dpicl.stores.sqlite_file import check_free, check_new_name, sync_folder
 
 _FORMAT = "dpicl-anchor"
 _VERSION = 1
 _PAUSE = 0.002
-_MOST = 1 << 26
+_MAX_BYTES = 1 << 26
 """Bytes of the largest anchor: about 500,000 ledgers."""
 
 
@@ -115,13 +114,13 @@ class FileAnchor:
                     "has two histories. Nothing is granted; find the copy that was used meanwhile."
                 )
             if last is None or last.seq < seq:
-                self._save({**known, ledger_id: Head(seq, head)})
+                self._save({**known, ledger_id: LedgerHead(seq, head)})
 
-    def _load(self) -> dict[str, Head]:
+    def _load(self) -> dict[str, LedgerHead]:
         check_free(self._path, "anchor")
         fault: LedgerError
         try:
-            data = read_plain(self._path, _MOST)
+            data = read_plain(self._path, _MAX_BYTES)
         except ConfigurationError as error:
             fault = LedgerError(f"anchor: {error}")
         except OSError as error:
@@ -130,10 +129,12 @@ class FileAnchor:
             return _parsed(data, self._path)
         raise fault
 
-    def _save(self, known: dict[str, Head]) -> None:
+    def _save(self, known: dict[str, LedgerHead]) -> None:
         text = _text(known)
-        if len(text) > _MOST:
-            raise LedgerError(f"anchor {self._path}: expected at most {_MOST} bytes. Make another for further ledgers.")
+        if len(text) > _MAX_BYTES:
+            raise LedgerError(
+                f"anchor {self._path}: expected at most {_MAX_BYTES} bytes. Make another for further ledgers."
+            )
         try:
             _replace(self._path, text)
             sync_folder(self._path)
@@ -234,7 +235,7 @@ def _replace(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def _text(known: dict[str, Head]) -> str:
+def _text(known: dict[str, LedgerHead]) -> str:
     """Returns the file's text. Its digest tells a flipped bit, which would forget a ledger whose name it hits."""
     ledgers = {name: list(head) for name, head in known.items()}
     state = {"format": _FORMAT, "version": _VERSION, "digest": _digest(ledgers), "ledgers": ledgers}
@@ -245,11 +246,11 @@ def _digest(ledgers: object) -> str:
     return hashlib.sha256(canonical_json(ledgers).encode("utf-8", "replace")).hexdigest()
 
 
-def _parsed(data: bytes, path: Path) -> dict[str, Head]:
+def _parsed(data: bytes, path: Path) -> dict[str, LedgerHead]:
     try:
         state: Any = json.loads(data)
         ledgers = state["ledgers"]
-        known = {str(name): Head(*line) for name, line in ledgers.items()}
+        known = {str(name): LedgerHead(*line) for name, line in ledgers.items()}
         expected = {"format": _FORMAT, "version": _VERSION, "digest": _digest(ledgers), "ledgers": ledgers}
         lines_are_sound = all(type(head.seq) is int and type(head.hash) is str for head in known.values())
         sound = state == expected and lines_are_sound

@@ -21,8 +21,8 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.pools import Opaque
-from langchain_dpicl.stores._sqlite_per_call import FileKind, PerCallFile
+from langchain_dpicl.privacy.data.unit_pool import Opaque
+from langchain_dpicl.stores.sqlite_per_call import FileKind, PerCallFile
 
 _KEY_BYTES = 32
 _TABLES = """
@@ -112,7 +112,7 @@ class SQLiteBalances(Opaque):
         """Seconds to wait for other processes that write."""
         return self._file.timeout
 
-    def paid_by(self, terms: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def bind_filter(self, terms: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Takes the file for a filter that was paid for, and returns the line that did; None: nobody has.
 
         Args:
@@ -169,7 +169,7 @@ class SQLiteBalances(Opaque):
             most = self._most(connection, settled)
             key = self._key(connection)
             names = [blake2b(unit.encode("utf-8", "surrogatepass"), key=key, digest_size=32).digest() for unit in units]
-            has_one = [_taken(connection, name) < most for name in names]
+            has_one = [_participations(connection, name) < most for name in names]
             connection.executemany(
                 _COUNT, [(name,) for name, is_let_in in zip(names, has_one, strict=True) if is_let_in]
             )
@@ -262,6 +262,6 @@ class SQLiteBalances(Opaque):
         return f"SQLiteBalances({self.path.name!r}, content=<private>)" if hasattr(self, "_file") else "SQLiteBalances"
 
 
-def _taken(connection: sqlite3.Connection, name: bytes) -> int:
+def _participations(connection: sqlite3.Connection, name: bytes) -> int:
     row = connection.execute("SELECT count FROM taken WHERE unit = ?", (name,)).fetchone()
     return 0 if row is None else int(row[0])

@@ -9,19 +9,19 @@ from psycopg import sql
 
 from langchain_dpicl.exceptions import LedgerError, MemoError
 from langchain_dpicl.privacy._validate import check_int, check_positive
-from langchain_dpicl.privacy.amounts import check_name
-from langchain_dpicl.stores._connected import Connected
-from langchain_dpicl.stores._postgres_link import Link, Query, hidden
+from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.stores.connected import Connected
 from langchain_dpicl.stores.memos import (
     MOST_ANSWERS,
     TURN_SECONDS,
     KeptMemo,
     MemoKey,
-    checked,
+    check_stored_answer,
     digest_of,
     memo_faults,
     tenant_of,
 )
+from langchain_dpicl.stores.postgres_connection import PostgresConnection, Query, hide_password
 
 # Tables carry their version in their names: losing what older ones hold costs budget only.
 _NAMES = {"answers": "dpicl_memo_1", "turns": "dpicl_memo_turns_1"}
@@ -109,12 +109,12 @@ class PostgresMemo(Connected, KeptMemo):
         turn_seconds: float = TURN_SECONDS,
         timeout: float = 60.0,
     ) -> None:
-        secret, conninfo = hidden(conninfo), ""  # crash reporters show the variables of a frame that raises
+        secret, conninfo = hide_password(conninfo), ""  # crash reporters show the variables of a frame that raises
         self._schema = check_name("schema", schema)
         self._size = check_int("size", size, low=1)
         self._turn = check_positive("turn_seconds", turn_seconds)
         self._names = {key: sql.Identifier(self._schema, name) for key, name in _NAMES.items()}
-        self._link = Link(secret, timeout=timeout, check=self._check_tables)
+        self._link = PostgresConnection(secret, timeout=timeout, check=self._check_tables)
 
     @classmethod
     def open(cls, conninfo: str, **options: Any) -> Self:
@@ -128,7 +128,7 @@ class PostgresMemo(Connected, KeptMemo):
           MemoError: there are no tables, or the server cannot be reached.
           ConfigurationError: an argument is out of range.
         """
-        secret, conninfo = hidden(conninfo), ""
+        secret, conninfo = hide_password(conninfo), ""
         memo = cls(secret(), **options)
         memo.recall(MemoKey("", "", ""))
         return memo
@@ -145,7 +145,7 @@ class PostgresMemo(Connected, KeptMemo):
           MemoError: the server cannot be reached, or this role may not make tables.
           ConfigurationError: an argument is out of range.
         """
-        secret, conninfo = hidden(conninfo), ""
+        secret, conninfo = hide_password(conninfo), ""
         memo = cls(secret(), **options)
         memo.setup()
         return memo
@@ -178,8 +178,8 @@ class PostgresMemo(Connected, KeptMemo):
     def recall(self, key: MemoKey) -> str | None:
         """Returns what was kept under this key, or None; see `ReleaseMemo`."""
         with memo_faults(), self._link.turn() as turn:
-            (rows,) = turn.look([(self._query(_RECALL), key)])
-        return checked(key, *rows[0], where=self.description) if rows else None
+            (rows,) = turn.snapshot_query([(self._query(_RECALL), key)])
+        return check_stored_answer(key, *rows[0], where=self.description) if rows else None
 
     def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
         """Keeps an answer, durably, where none stands; see `ReleaseMemo`."""

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from langchain_dpicl.privacy._validate import check_int, check_path, check_positive, check_real
-from langchain_dpicl.stores._sqlite_per_call import FileKind, PerCallFile
 from langchain_dpicl.stores.memos import (
     MOST_ANSWERS,
     TURN_SECONDS,
     KeptMemo,
     MemoKey,
-    checked,
+    check_stored_answer,
     digest_of,
     memo_faults,
     tenant_of,
 )
+from langchain_dpicl.stores.sqlite_per_call import FileKind, PerCallFile
 
 _TABLES = """
 CREATE TABLE answers (
@@ -128,7 +128,7 @@ class SQLiteMemo(KeptMemo):
         """Returns what was kept under this key, or None; see `ReleaseMemo`."""
         with memo_faults():
             row = self._file.read(lambda connection: connection.execute(_RECALL, key).fetchone())
-        return None if row is None else checked(key, *row, where=str(self.path))
+        return None if row is None else check_stored_answer(key, *row, where=str(self.path))
 
     def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
         """Keeps an answer, durably, where none stands; see `ReleaseMemo`."""

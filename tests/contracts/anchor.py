@@ -15,8 +15,8 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
-from langchain_dpicl.privacy.stores import InMemoryStore
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from tests.ledgers import use_simple_prices
 
 LEDGER, OTHER = "a" * 32, "b" * 32

@@ -11,7 +11,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import PrivacyBudgetMismatchError
-from langchain_dpicl.privacy.stores import LedgerStore
+from langchain_dpicl.privacy.ledger.store import LedgerStore
 from tests.ledgers import private
 
 AT_ONCE = 6

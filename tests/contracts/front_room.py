@@ -25,15 +25,15 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, R
 from pydantic import BaseModel
 
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
 
 CANARY = "zx-front-room-canary-58"
 """Put it into every private record."""
@@ -276,7 +276,7 @@ class FrontRoomContract(ABC):
 
     questions: ClassVar[list[str]] = ["one topic", "two topic", "three topic"]
 
-    told: ClassVar[list[str]] = [CHARGED]
+    lazy_logits: ClassVar[list[str]] = [CHARGED]
     """The events of one answer, in their order."""
 
     @abstractmethod
@@ -386,7 +386,7 @@ class FrontRoomContract(ABC):
             assert data["error"].endswith("Error")
         assert observer.named(CHARGED)
         assert observer.named(REFUSED)
-        assert {name for name, _ in observer.heard} == {*self.told, REFUSED}
+        assert {name for name, _ in observer.heard} == {*self.lazy_logits, REFUSED}
         for name, data in observer.heard:
             assert name not in {CHARGED, REFUSED} or set(data["budget"]) == BUDGET_KEYS
             assert json.loads(json.dumps(data)) == data
@@ -591,7 +591,7 @@ class ChargingRunnableContract(FrontRoomContract):
             return [e["name"] for e in found if e["event"] == "on_custom_event"]
 
         component = self.make(room, max_queries=1)
-        assert asyncio.run(events(component)) == self.told
+        assert asyncio.run(events(component)) == self.lazy_logits
         assert asyncio.run(events(component)) == [REFUSED]
 
 

@@ -26,7 +26,7 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl.backends import label_rows
+from langchain_dpicl.backends.rows import label_rows
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
@@ -113,13 +113,13 @@ class Events(BaseCallbackHandler):
     """Keeps custom events, and errors of runs."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.lazy_logits: list[Any] = []
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        self.told.append([name, data])
+        self.lazy_logits.append([name, data])
 
     def on_chain_error(self, error: BaseException, **kwargs: Any) -> None:
-        self.told.append(["error", fault(error)])
+        self.lazy_logits.append(["error", fault(error)])
 
 
 class Log(logging.Handler):
@@ -302,7 +302,14 @@ class NeighbourContract(ABC):
             seen = steps.invoke(None, {"callbacks": [events]})
             seen.append(sorted(path.name for path in Path(folder).iterdir()))
         lines = [[line.kind, dict(line.body)] for line in scene.store.records()]
-        seen += [events.told, lines, log.lines, bar.shown, [str(one.message) for one in warned], printed.getvalue()]
+        seen += [
+            events.lazy_logits,
+            lines,
+            log.lines,
+            bar.shown,
+            [str(one.message) for one in warned],
+            printed.getvalue(),
+        ]
         seen.append(cls.calls(scene) if with_calls else "")
         # Hashes of lines hang on the ledger's random name and on its stamps; what the lines hold is compared above.
         hashes = {line.hash for line in scene.store.records()}

@@ -20,8 +20,8 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from tests.contracts.bindings import BindingContract
 from tests.ledgers import use_simple_prices
 

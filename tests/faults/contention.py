@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
-from langchain_dpicl.privacy.shares import Share
+from langchain_dpicl.privacy.ledger.shares import Share
 from tests.faults.children import Start, together
 from tests.faults.counts import Count, require
 from tests.faults.places import Place, Places, Terms, reserved

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerRollbackError
-from langchain_dpicl.privacy.shares import Share
+from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.stores import FileAnchor, SQLiteStore
 from tests.faults.counts import Count, Violation, require
 from tests.faults.places import SQLitePlace, Terms, reserved

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
-from langchain_dpicl.privacy.ledger_state import RESERVE
-from langchain_dpicl.privacy.shares import Share
+from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.state import RESERVE
 from tests.faults.children import Child
 from tests.faults.counts import Count, require
 from tests.faults.places import SQLitePlace, Terms, lines, reserved

@@ -9,7 +9,7 @@ import random
 import time
 
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
-from langchain_dpicl.privacy.ledger_state import COMMIT, RESERVE
+from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
 from tests.faults.children import Child, Teller
 from tests.faults.counts import Count, require
 from tests.faults.places import Place, Places, Terms, lines

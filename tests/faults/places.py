@@ -12,10 +12,10 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
-from langchain_dpicl.privacy.ledger_state import COMMIT, GIVE_BACK, RESERVE
-from langchain_dpicl.privacy.shares import Share
-from langchain_dpicl.privacy.stores import LedgerStore
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.state import COMMIT, GIVE_BACK, RESERVE
+from langchain_dpicl.privacy.ledger.store import LedgerStore
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.stores import FileAnchor, SQLiteStore
 
 EPSILON, DELTA = 1.0, 1e-6

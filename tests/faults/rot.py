@@ -11,7 +11,7 @@ from pathlib import Path
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError, PrivacyBudgetError
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.stores import LedgerHeader, LedgerRecord, next_record
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, next_record
 from langchain_dpicl.stores import FileAnchor, SQLiteStore
 from tests.faults.counts import Count, require
 from tests.faults.places import SQLitePlace, Terms

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerUnavailableError
-from langchain_dpicl.privacy.shares import Share
-from langchain_dpicl.stores.postgres import PostgresStore
+from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.stores.postgres_ledger import PostgresStore
 from tests.faults.counts import Count, require
 from tests.faults.places import Terms, reserved, settled
 from tests.faults.postgres_place import PostgresPlace

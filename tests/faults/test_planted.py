@@ -11,23 +11,24 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.privacy import desk, stores
-from langchain_dpicl.privacy.desk import Desk
 from langchain_dpicl.privacy.extensions.ledger_anchor import AnchoredWriter
-from langchain_dpicl.stores import FileAnchor, _rows, _sqlite_file, sqlite
-from langchain_dpicl.stores._rows import Head
-from langchain_dpicl.stores._sqlite_link import Link
-from langchain_dpicl.stores.sqlite import SQLiteStore
+from langchain_dpicl.privacy.ledger import store as stores
+from langchain_dpicl.privacy.ledger import writer
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter
+from langchain_dpicl.stores import FileAnchor, sqlite_file, sqlite_ledger
+from langchain_dpicl.stores import rows as _rows
+from langchain_dpicl.stores.rows import LedgerHead
+from langchain_dpicl.stores.sqlite_ledger import SQLiteConnection, SQLiteStore
 from tests.faults.catalogue import SQLITE
 from tests.ledgers import use_simple_prices
 
 Patch = pytest.MonkeyPatch
-RUN = Link._run
+RUN = SQLiteConnection._run
 
 
-def _instead(patch: Patch, statement: str, run: Callable[[Link], object]) -> None:
+def _instead(patch: Patch, statement: str, run: Callable[[SQLiteConnection], object]) -> None:
     """Runs something else in place of one statement of a transaction."""
-    patch.setattr(Link, "_run", lambda link, given: run(link) if given == statement else RUN(link, given))
+    patch.setattr(SQLiteConnection, "_run", lambda link, given: run(link) if given == statement else RUN(link, given))
 
 
 def deferred_lock(patch: Patch) -> None:
@@ -38,7 +39,7 @@ def deferred_lock(patch: Patch) -> None:
 def forgotten_commit(patch: Patch) -> None:
     """A transaction ends well, and its lines are not committed."""
 
-    def commit(link: Link) -> None:
+    def commit(link: SQLiteConnection) -> None:
         if not link.ask("SELECT max(seq) FROM ledgers")[0][0]:  # the header stands
             RUN(link, "COMMIT")
 
@@ -47,13 +48,13 @@ def forgotten_commit(patch: Patch) -> None:
 
 def decision_on_what_was_seen_before(patch: Patch) -> None:
     """The ledger is read once; what others write is not looked at."""
-    catch_up = Desk._catch_up
+    catch_up = LedgerWriter._catch_up
 
-    def once(here: Desk, *given: Any, **options: Any) -> None:
+    def once(here: LedgerWriter, *given: Any, **options: Any) -> None:
         if not here._state.seq:
             catch_up(here, *given, **options)
 
-    patch.setattr(Desk, "_catch_up", once)
+    patch.setattr(LedgerWriter, "_catch_up", once)
 
 
 def no_timeout(patch: Patch) -> None:
@@ -68,7 +69,7 @@ def made_by_opening(patch: Patch) -> None:
 
     def start_or_make(store: SQLiteStore, path: Path, **options: Any) -> None:
         if not path.exists():
-            _sqlite_file.make_file(path.resolve(), timeout=1)
+            sqlite_file.make_file(path.resolve(), timeout=1)
             with contextlib.closing(sqlite3.connect(path)) as connection:
                 connection.execute("INSERT INTO ledgers (name) VALUES ('budget')")
                 connection.commit()
@@ -79,25 +80,25 @@ def made_by_opening(patch: Patch) -> None:
 
 def other_tables_taken(patch: Patch) -> None:
     """What the tables are is not looked at."""
-    patch.setattr(_sqlite_file, "_check_schema", lambda *_: None)
+    patch.setattr(sqlite_file, "_check_schema", lambda *_: None)
 
 
 def newer_tables_taken(patch: Patch) -> None:
     """What version the tables have is not looked at."""
-    number = _sqlite_file._number
+    number = sqlite_file._number
     patch.setattr(
-        _sqlite_file, "_number", lambda link, what: min(number(link, what), {"user_version": 1}.get(what, 2**32))
+        sqlite_file, "_number", lambda link, what: min(number(link, what), {"user_version": 1}.get(what, 2**32))
     )
 
 
 def hard_links_taken(patch: Patch) -> None:
     """Two names of a file, each with a log of its own."""
-    patch.setattr(_sqlite_file, "_check_file", _sqlite_file.place_of)
+    patch.setattr(sqlite_file, "_check_file", sqlite_file.file_identity)
 
 
 def any_journal_taken(patch: Patch) -> None:
     """The journal mode is asked for, and its answer not heard."""
-    patch.setattr(_sqlite_file, "_use_log", lambda connection, _: connection.execute("PRAGMA journal_mode = WAL"))
+    patch.setattr(sqlite_file, "_use_log", lambda connection, _: connection.execute("PRAGMA journal_mode = WAL"))
 
 
 def lost_end_taken(patch: Patch) -> None:
@@ -106,12 +107,16 @@ def lost_end_taken(patch: Patch) -> None:
     head = "SELECT seq, hash, hash FROM lines WHERE ledger = ? ORDER BY seq DESC LIMIT 1"
     first = "SELECT 0, digest, NULL FROM ledgers WHERE id = ?"
 
-    def last_there_is(rows: Any) -> Head:
+    def last_there_is(rows: Any) -> LedgerHead:
         found = rows._link.ask(head, rows._number) or rows._link.ask(first, rows._number)
-        return Head(*found[0][:2])
+        return LedgerHead(*found[0][:2])
 
-    patch.setattr(sqlite._Rows, "head", last_there_is)
-    patch.setattr(sqlite._Rows, "lines", lambda rows, after: rows._link.ask(sqlite._LINES, rows._number, after))
+    patch.setattr(sqlite_ledger._SQLiteRows, "head", last_there_is)
+    patch.setattr(
+        sqlite_ledger._SQLiteRows,
+        "lines",
+        lambda rows, after: rows._link.ask(sqlite_ledger._LINES, rows._number, after),
+    )
 
 
 def header_not_compared(patch: Patch) -> None:
@@ -131,12 +136,14 @@ def anchor_not_asked(patch: Patch) -> None:
 
 def anchor_set_back(patch: Patch) -> None:
     """Whoever writes last is right."""
-    patch.setattr(FileAnchor, "write", lambda anchor, name, *line: anchor._save({**anchor._load(), name: Head(*line)}))
+    patch.setattr(
+        FileAnchor, "write", lambda anchor, name, *line: anchor._save({**anchor._load(), name: LedgerHead(*line)})
+    )
 
 
 def same_lines_in_two_histories(patch: Patch) -> None:
     """Two copies that are asked the same at the same second write the same line."""
-    patch.setattr(desk.secrets, "token_hex", lambda _: "0")
+    patch.setattr(writer.secrets, "token_hex", lambda _: "0")
     now = time.time()
     patch.setattr(time, "time", lambda: now)
 
@@ -144,29 +151,29 @@ def same_lines_in_two_histories(patch: Patch) -> None:
 def charge_forgotten_when_it_fails(patch: Patch) -> None:
     """A full disk is no reason to refuse."""
 
-    def write(link: Link, command: str, *values: object) -> None:
+    def write(link: SQLiteConnection, command: str, *values: object) -> None:
         with contextlib.suppress(sqlite3.Error):
             link.connection.execute(command, values)
 
-    def run(link: Link, given: str) -> None:
+    def run(link: SQLiteConnection, given: str) -> None:
         with contextlib.suppress(sqlite3.Error):
             link.connection.execute(given)
 
-    patch.setattr(Link, "write", write)
-    patch.setattr(Link, "_run", run)
+    patch.setattr(SQLiteConnection, "write", write)
+    patch.setattr(SQLiteConnection, "_run", run)
 
 
 def lock_left_behind(patch: Patch) -> None:
     """A stop inside a transaction leaves it open."""
-    undo = Link._roll_back
-    patch.setattr(Link, "_roll_back", lambda link: None if link._is_writing else undo(link))
+    undo = SQLiteConnection._roll_back
+    patch.setattr(SQLiteConnection, "_roll_back", lambda link: None if link._is_writing else undo(link))
 
 
 def forks_taken_as_they_are(patch: Patch) -> None:
     """A child writes on its parent's connection."""
-    patch.setattr(Link, "before_fork", lambda _: False)
-    patch.setattr(Link, "in_child", lambda link, **_: None)
-    patch.setattr(Link, "_own", lambda link: link.connection)
+    patch.setattr(SQLiteConnection, "before_fork", lambda _: False)
+    patch.setattr(SQLiteConnection, "in_child", lambda link, **_: None)
+    patch.setattr(SQLiteConnection, "_own", lambda link: link.connection)
 
 
 PLANTS: list[tuple[Callable[[Patch], None], str, int]] = [

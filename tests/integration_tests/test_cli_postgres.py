@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.cli import main
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.stores import PostgresAnchor, open_store
 from tests.ledger_files import spend
 from tests.postgres import PostgresServer

@@ -182,13 +182,13 @@ async def test_outages_are_503_and_charge_nothing(service: ModuleType, sqlite: s
     async with running(service, sqlite) as client:
         assert (await client.send("GET", "/health", None)).json() == {"status": "ok"}
         voter = client.app.state.service.voter
-        prepared = type(voter)._prepared
+        prepared = type(voter)._prepare
         for error, said in ((ModelCallError(CANARY), "model"), (LedgerUnavailableError(CANARY), "ledger")):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(type(voter), "_prepared", lambda *_, error=error: (_ for _ in ()).throw(error))
+                patch.setattr(type(voter), "_prepare", lambda *_, error=error: (_ for _ in ()).throw(error))
                 refused = await client.ask("question?")
             assert (refused.status_code, said in refused.json()["detail"]) == (503, True)
-        assert type(voter)._prepared is prepared
+        assert type(voter)._prepare is prepared
         assert (await client.ask("question?")).json()["queries_left"] == 7
         assert CANARY not in "".join(client.seen)
         client.app.state.service.stop()
@@ -206,7 +206,7 @@ async def test_a_release_that_fails_behind_the_public_call_is_charged_and_nobody
 ) -> None:
     async with running(service, sqlite) as client:
         with monkeypatch.context() as patch:
-            patch.setattr("langchain_dpicl.release.sample.summed", lambda *_: 1 / 0)
+            patch.setattr("langchain_dpicl.release.sample.sum_rows", lambda *_: 1 / 0)
             refused = await client.ask("question?")
         assert refused.status_code == 503
         assert "nothing was charged" not in refused.text.lower()

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import DPFreeFormRunnable, ModelCallError
-from langchain_dpicl.backends.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_text_backend
-from langchain_dpicl.backends.texts import TextVoteBackend
 from tests.canary import RECORD, aobserve, canaries_in, describe, leaks, observe
 from tests.live import PrivateCalls, Servers, openai_model
 from tests.live_queries import (

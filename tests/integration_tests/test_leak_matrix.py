@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import _released_files
-from langchain_dpicl._labelling_run import LabellingRun
-from langchain_dpicl.backends import _quiet, silent
-from langchain_dpicl.backends.silent import Hidden, Reply, SilentModel
+from langchain_dpicl.backends.private_calls import call, log_guard
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, Reply, SilentModel
+from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.exceptions import ModelCallError, UnsilencableModelError
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.pate.run import LabellingRun
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.release.sample import SecretSample
-from langchain_dpicl.run_events import RunEvents
+from langchain_dpicl.released import files
 from tests import check_leaks
 from tests.canary import RECORD, VOTE
 from tests.check_leaks import PROCESSES
@@ -164,10 +164,10 @@ class TestPlantedBugs:
         assert red() == OPEN
 
     def test_invoke_in_the_caller_s_context(self, in_the_open: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(silent, "contextvars", SimpleNamespace(Context=contextvars.copy_context))
+        monkeypatch.setattr(call, "contextvars", SimpleNamespace(Context=contextvars.copy_context))
         assert red() == OPEN | INHERITED
         tokens = {"streamed tokens (on_llm_new_token)"}
-        monkeypatch.delitem(silent._QUIET, "streaming")
+        monkeypatch.delitem(call._QUIET, "streaming")
         assert red(among=tokens) == tokens
 
     @pytest.mark.parametrize(
@@ -182,14 +182,14 @@ class TestPlantedBugs:
     def test_a_switch_left_on(
         self, kept: str, channels: set[str], in_the_open: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.delitem(silent._QUIET, kept)
+        monkeypatch.delitem(call._QUIET, kept)
         assert red() == OPEN | channels
 
     def test_a_chained_exception(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def chained(error: BaseException, **options: Any) -> Reply:
             raise ModelCallError("a private call failed") from error
 
-        monkeypatch.setattr(silent, "_outcome", chained)
+        monkeypatch.setattr(call, "_outcome", chained)
         assert red() == {
             "exception: text, args, attributes, cause, context",
             "on_chain_error, on_llm_error",
@@ -198,7 +198,7 @@ class TestPlantedBugs:
         }
 
     def test_a_box_that_shows_its_content(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Hidden, "__repr__", lambda self: f"Hidden({self._value!r})")
+        monkeypatch.setattr(OpaqueValue, "__repr__", lambda self: f"OpaqueValue({self._value!r})")
         assert red() == PRINTED | {"Ctrl-C or cancellation in a private call"}
 
     def test_a_holder_that_shows_its_records(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +214,8 @@ class TestPlantedBugs:
 
     @pytest.mark.parametrize("entry", LABELS.entries)
     def test_a_record_in_a_file_alone(self, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        write = _released_files.write_whole
-        monkeypatch.setattr(_released_files, "write_whole", lambda path, text: write(path, text + RECORD))
+        write = files.write_whole
+        monkeypatch.setattr(files, "write_whole", lambda path, text: write(path, text + RECORD))
         seen = {"usage callback", "exception: text, args, attributes, cause, context"}  # a broken run's file too
         assert red((entry,), LABELS, seen) == seen
 
@@ -231,14 +231,14 @@ class TestPlantedBugs:
         assert red(LABELS.entries, LABELS, PRINTED) == PRINTED
 
     def test_logs_and_warnings_that_are_not_withheld(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        begin = silent.begin
-        monkeypatch.setattr(silent, "begin", lambda **options: begin(withholds=False))
+        begin = call.begin
+        monkeypatch.setattr(call, "begin", lambda **options: begin(withholds=False))
         assert red() == {"log: the model's client at DEBUG", "warnings of the model"}
 
     def test_models_that_start_runs_inside_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(silent, "refuse_open_models", lambda model: None)
+        monkeypatch.setattr(call, "refuse_open_models", lambda model: None)
         assert red() == set()  # the tripwire holds
-        monkeypatch.setattr(_quiet._Tripwire, "get", lambda self: None)
+        monkeypatch.setattr(log_guard._Tripwire, "get", lambda self: None)
         assert red() == {"a model around another model", "a model that starts runs of its own"}
 
 

@@ -21,11 +21,10 @@ from langchain_dpicl import (
     PrivacyBudgetCallbackHandler,
     verify_report,
 )
-from langchain_dpicl.backends.decisions import DecisionsBackend
-from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.logprobs import next_token
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend, next_token
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.texts import TextVoteBackend
 from tests.canary import RECORD, VOTE, Seen, aobserve, leaks, observe
 from tests.live import (
     GENERATION,

@@ -22,17 +22,16 @@ import pytest
 import tiktoken
 from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl.backends._tokenizer import PublicTokenizer
 from langchain_dpicl.backends.base import TextBackend
-from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.logprobs import EOS, first_position, next_token
+from langchain_dpicl.backends.langchain.backend import LangChainBackend, PublicTokenizer
+from langchain_dpicl.backends.langchain.logprobs import EOS, first_position, next_token
+from langchain_dpicl.backends.private_calls.call import Reply, Request, SilentModel
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.silent import Reply, Request, SilentModel
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.report import verify_report
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
+from langchain_dpicl.reports.report import verify_report
 from tests.canary import CHANNELS, RECORD, aobserve, leaks, observe
 from tests.tiny_gguf import EOS as END
 from tests.tiny_gguf import SPECIALS, build, byte_alphabet, vocabulary

@@ -28,11 +28,11 @@ from langchain_dpicl import (
     PromptPATELabeler,
     verify_report,
 )
-from langchain_dpicl.backends.decisions import DecisionsBackend
-from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_choice_backend
-from langchain_dpicl.backends.texts import TextVoteBackend
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
 from tests.live import (
     LABELS,

@@ -8,12 +8,12 @@ import psycopg
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.cli import main
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.stores import _postgres_schema
-from langchain_dpicl.stores.postgres import PostgresStore
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.stores import postgres_ledger
+from langchain_dpicl.stores.postgres_ledger import PostgresStore
 from tests.ledgers import private
 from tests.postgres import PostgresServer
 
@@ -34,7 +34,7 @@ class TestBindings:
         self, postgres: PostgresServer, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as then:
-            then.setattr(_postgres_schema, "MIGRATIONS", _postgres_schema.MIGRATIONS[:3])
+            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:3])
             for name, dataset_ids in (("first", ["d", "e"]), ("second", ["d", "f"])):
                 made = PostgresStore.new(**where, name=name)
                 Budget(epsilon=1.0, delta=1e-6, store=made)

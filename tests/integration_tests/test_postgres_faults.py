@@ -25,10 +25,9 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
 )
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
-from langchain_dpicl.privacy.shares import Share
+from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.stores import FileAnchor
-from langchain_dpicl.stores._postgres_schema import Tables
-from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
+from langchain_dpicl.stores.postgres_ledger import PostgresAnchor, PostgresStore, SchemaTables
 from tests.anchor_swaps import after_next_commit, race
 from tests.contracts.anchor import AnchorContract
 from tests.contracts.store import in_child
@@ -370,7 +369,7 @@ def edited(postgres: PostgresServer, where: Where, statement: str) -> Iterator[N
     keep = "CREATE TEMP TABLE kept_{0} AS SELECT * FROM {{{0}}}"
     undo = "DELETE FROM {{{0}}}; INSERT INTO {{{0}}} SELECT * FROM kept_{0}"
     with postgres.owner() as owner:
-        tables = Tables(where.schema)
+        tables = SchemaTables(where.schema)
         owner.execute(tables.query("; ".join(keep.format(name) for name in ("ledgers", "lines"))))
         owner.execute(tables.query(statement))
         yield

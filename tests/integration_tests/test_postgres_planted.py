@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.exceptions import LedgerUnavailableError
-from langchain_dpicl.stores import _postgres_link, postgres
-from langchain_dpicl.stores._postgres_link import Answers, Query, Turn
+from langchain_dpicl.stores import postgres_connection
+from langchain_dpicl.stores import postgres_ledger as postgres
+from langchain_dpicl.stores.postgres_connection import Answers, Query, TransactionLock
 from tests.faults.catalogue import POSTGRES
 from tests.faults.counts import Count
 from tests.faults.postgres_place import PostgresPlace
@@ -41,45 +42,45 @@ def no_row_lock_and_a_blind_append(patch: Patch) -> None:
 
 def lines_read_before_the_lock(patch: Patch) -> None:
     """What stands is looked at by a reader; then the lock is taken."""
-    begin = Turn.begin
+    begin = TransactionLock.begin
 
-    def look_and_begin(turn: Turn, queries: Sequence[Query]) -> Answers:
-        found = turn.look([(query.replace(b" FOR UPDATE", b""), values) for query, values in queries])
+    def look_and_begin(turn: TransactionLock, queries: Sequence[Query]) -> Answers:
+        found = turn.snapshot_query([(query.replace(b" FOR UPDATE", b""), values) for query, values in queries])
         begin(turn, queries)
         return found
 
-    patch.setattr(Turn, "begin", look_and_begin)
+    patch.setattr(TransactionLock, "begin", look_and_begin)
 
 
 def one_moment_for_writers(patch: Patch) -> None:
     """A writer's statements see what stood when it began to wait."""
-    patch.setattr(_postgres_link, "_WRITE", b"BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE")
+    patch.setattr(postgres_connection, "_WRITE", b"BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE")
 
 
 def autocommit(patch: Patch) -> None:
     """Each statement stands for itself; the lock is gone before the decision."""
-    patch.setattr(_postgres_link, "_WRITE", b"SELECT 1")
-    patch.setattr(_postgres_link, "_COMMIT", b"SELECT 1")
-    patch.setattr(_postgres_link, "_is_idle", lambda _: True)
+    patch.setattr(postgres_connection, "_WRITE", b"SELECT 1")
+    patch.setattr(postgres_connection, "_COMMIT", b"SELECT 1")
+    patch.setattr(postgres_connection, "_is_idle", lambda _: True)
 
 
 def an_answer_that_is_taken_for_granted(patch: Patch) -> None:
     """Where no word comes back the best is assumed."""
-    commit = Turn.commit
+    commit = TransactionLock.commit
 
-    def hope(turn: Turn, *queries: Query) -> list[int]:
+    def hope(turn: TransactionLock, *queries: Query) -> list[int]:
         with contextlib.suppress(LedgerUnavailableError):
             return commit(turn, *queries)
         return [1] * len(queries)
 
-    patch.setattr(Turn, "commit", hope)
+    patch.setattr(TransactionLock, "commit", hope)
 
 
 def a_commit_that_is_sent_again(patch: Patch) -> None:
     """Where no word comes back the same is sent once more, on a new connection, with no look at what stands."""
-    commit = Turn.commit
+    commit = TransactionLock.commit
 
-    def again(turn: Turn, *queries: Query) -> list[int]:
+    def again(turn: TransactionLock, *queries: Query) -> list[int]:
         try:
             return commit(turn, *queries)
         except LedgerUnavailableError:
@@ -91,23 +92,23 @@ def a_commit_that_is_sent_again(patch: Patch) -> None:
             commit(turn, *patched)
             return [1] * len(queries)
 
-    patch.setattr(Turn, "commit", again)
+    patch.setattr(TransactionLock, "commit", again)
 
 
 def no_time_limits(patch: Patch) -> None:
     """A held lock is waited for as long as it takes."""
-    patch.setattr(Turn, "_limits", property(lambda _: ("0", "0", "0")))
-    patch.setattr(_postgres_link, "_timed", lambda gen, _: gen)
+    patch.setattr(TransactionLock, "_limits", property(lambda _: ("0", "0", "0")))
+    patch.setattr(postgres_connection, "_run_with_timeout", lambda gen, _: gen)
 
 
 def a_transaction_left_behind(patch: Patch) -> None:
     """What a stop leaves open stays open."""
-    patch.setattr(Turn, "_end", lambda _: None)
+    patch.setattr(TransactionLock, "_end", lambda _: None)
 
 
 def a_server_that_forgets(patch: Patch) -> None:
     """What was said to stand is undone."""
-    patch.setattr(_postgres_link, "_COMMIT", b"ROLLBACK")
+    patch.setattr(postgres_connection, "_COMMIT", b"ROLLBACK")
 
 
 PLANTS: list[tuple[Callable[[Patch], None], str, int]] = [

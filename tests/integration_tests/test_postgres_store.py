@@ -16,9 +16,9 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, LedgerError, LedgerUnavailableError
-from langchain_dpicl.privacy.stores import LedgerStore
-from langchain_dpicl.stores import _postgres_link, _postgres_schema, new_store, open_store
-from langchain_dpicl.stores.postgres import PostgresAnchor, PostgresStore
+from langchain_dpicl.privacy.ledger.store import LedgerStore
+from langchain_dpicl.stores import new_store, open_store, postgres_connection, postgres_ledger
+from langchain_dpicl.stores.postgres_ledger import PostgresAnchor, PostgresStore
 from tests.contracts.store import DurableStoreContract, header
 from tests.ledgers import private, share_of, use_simple_prices
 from tests.postgres import PostgresServer, await_that, give_up, programs
@@ -173,7 +173,7 @@ class TestMaking:
         self, where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as then:
-            then.setattr(_postgres_schema, "MIGRATIONS", _postgres_schema.MIGRATIONS[:1])
+            then.setattr(postgres_ledger, "MIGRATIONS", postgres_ledger.MIGRATIONS[:1])
             old = PostgresStore.new(**where)
             written = old.create(header())
             with old.transaction() as view:
@@ -386,7 +386,7 @@ class TestSecrets:
         assert PostgresStore("").description.startswith("PostgreSQL database by default at its default host")
 
     def test_users_have_the_last_word_on_how_to_connect(self) -> None:
-        text = _postgres_link._completed(
+        text = postgres_connection._complete_conninfo(
             lambda: "host=h connect_timeout=9 target_session_attrs=any", {"connect_timeout": 60}
         )
         assert psycopg.conninfo.conninfo_to_dict(text()) == {

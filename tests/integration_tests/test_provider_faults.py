@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import CapabilityError, ModelCallError
-from langchain_dpicl.backends.decisions import DecisionsBackend
-from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.silent import RetryPolicy
-from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from tests.canary import RECORD, aobserve, canaries_in, describe, leaks, observe
 from tests.live import (
     LABELS,

@@ -23,12 +23,12 @@ from langchain_dpicl import (
     PrivateExamples,
     PromptPATELabeler,
 )
-from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.silent import RetryPolicy
-from langchain_dpicl.backends.texts import TextVoteBackend
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
-from langchain_dpicl.privacy.stores import InMemoryStore
 from tests.canary import RECORD, canaries_in, describe
 from tests.live import LABELS, Servers, openai_model
 from tests.loopback_provider import (

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.privacy.report import verify_report
-from langchain_dpicl.ray_executor import RayExecutor
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.distributed.ray import RayExecutor
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.stores import SQLiteMemo
-from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from tests import ray_places, tiny_hf
 from tests.llama_server import running_server
 

@@ -20,17 +20,17 @@ from typing import Any
 import pytest
 from scipy.stats import binom
 
-from langchain_dpicl._work_texts import TextWork
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.evolution import PrivateEvolution
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.distributed.ray import RayExecutor
+from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.evolution.writing import PublicTextJob
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetExceededError
-from langchain_dpicl.labelling import PromptPATELabeler
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.ledger_state import COMMIT, RESERVE
-from langchain_dpicl.ray_executor import RayExecutor
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.pate.labeler import PromptPATELabeler
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
 from langchain_dpicl.stores.postgres_memo import PostgresMemo
-from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from tests.canary import RECORD
 from tests.postgres import PostgresServer
 from tests.ray_driver import OPTIONS, SHOTS
@@ -255,7 +255,7 @@ def test_ray_holds_no_record_and_tells_nobody_of_us(cluster: Cluster) -> None:
     crossed = cluster.workers.crossed
     assert [one for one in crossed if RECORD.encode() in one] == []
     with pytest.raises(ConfigurationError, match="planted"):  # what would be seen: of an order, and of an answer
-        list(cluster.workers.spread(TextWork("planted", 3, ()), [(0, ("planted too",))]))
+        list(cluster.workers.spread(PublicTextJob("planted", 3, ()), [(0, ("planted too",))]))
     assert sum(b"planted" in one for one in crossed) >= 2
     leaks = [path.name for path in files if RECORD.encode() in path.read_bytes()]
     assert leaks == []

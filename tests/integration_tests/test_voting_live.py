@@ -21,11 +21,11 @@ from langchain_dpicl import (
     PrivacyBudgetExceededError,
     verify_report,
 )
-from langchain_dpicl.backends.decisions import DecisionsBackend
-from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_choice_backend
-from langchain_dpicl.backends.texts import TextVoteBackend
-from langchain_dpicl.receipts import VotingResult
+from langchain_dpicl.runs.query_runnable import VotingResult
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
 from tests.live import (
     LABELS,

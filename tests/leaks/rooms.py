@@ -16,28 +16,28 @@ from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl.backends.answer_rows import AnswerRows
-from langchain_dpicl.backends.decisions import DecisionsBackend
-from langchain_dpicl.backends.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence, unwrap
-from langchain_dpicl.backends.texts import TextVoteBackend
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence, unwrap
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.rows.answer_rows import AnswerRows
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
-from langchain_dpicl.documents import DocumentSynthesizer
-from langchain_dpicl.evolution import PrivateEvolution
-from langchain_dpicl.example_selectors import PromptPATEExampleSelector
-from langchain_dpicl.free_form import DPFreeFormRunnable
-from langchain_dpicl.labelling import PromptPATELabeler
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.distributed.executor import WorkerFactory, Workplace
+from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
+from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.pate.example_selector import PromptPATEExampleSelector
+from langchain_dpicl.pate.labeler import PromptPATELabeler
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from langchain_dpicl.released_counts import ReleasedCounts
-from langchain_dpicl.retrieval import DPRetrievalVotingRunnable
-from langchain_dpicl.retrieval_answers import DPRetrievalFreeFormRunnable
+from langchain_dpicl.released.counts import ReleasedCounts
+from langchain_dpicl.retrieval.free_form import DPRetrievalFreeFormRunnable
+from langchain_dpicl.retrieval.voting import DPRetrievalVotingRunnable
 from langchain_dpicl.stores import SQLiteMemo, StoreMemo
-from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from langchain_dpicl.voting import DPVotingRunnable
-from langchain_dpicl.working import Setup, Workplace
 from tests.canary import RECORD
 from tests.crews import Crew
 from tests.leaks.models import CALLS, RECORDS, LeakyEmbeddings
@@ -162,7 +162,7 @@ def one_call(scene: Scene) -> Runnable[Any, Any]:
 
     def requests() -> list[Request]:
         render = _messages if model.is_chat else str
-        return [Request(Hidden(record["text"]), render, {"max_tokens": 1}) for record in RECORDS[:2]]
+        return [Request(OpaqueValue(record["text"]), render, {"max_tokens": 1}) for record in RECORDS[:2]]
 
     def ask(_: Any) -> str:
         replies = [model.ask(request, retry=ONCE) for request in requests()]
@@ -343,7 +343,7 @@ def synthesizer_with_workers(scene: Scene) -> Runnable[Any, Any]:
             budget = PrivacyBudgetCallbackHandler.create(Path(folder) / "ledger.db", epsilon=8.0, delta=1e-4)
             memo = SQLiteMemo(Path(folder) / "memo.db")
             _PLACES[folder] = Workplace(backend, private=private, budget=budget, memo=memo)
-            crew = Crew(Setup("tests.leaks.rooms:workplace", {"name": folder}))
+            crew = Crew(WorkerFactory("tests.leaks.rooms:workplace", {"name": folder}))
             found = DemonstrationSynthesizer.from_private_examples(
                 private, llm=backend, budget=budget, executor=crew, **OPTIONS
             )

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/unit_tests/privacy",
     "tests/unit_tests/stores",
-    "tests/unit_tests/test_async_ledger.py",
-    "tests/unit_tests/test_budget_in_practice.py",
+    "tests/unit_tests/backends/test_async_ledger.py",
+    "tests/unit_tests/budget/test_budget_in_practice.py",
     "tests/statistical_tests/test_sampling_rates.py",
 )
 """The tests that may kill: none of them reads source text, and none is a test of tests (`planted`)."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import teachers
+from langchain_dpicl.pate import run
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms
@@ -37,13 +37,8 @@ from tests.statistical_tests import (
     test_sampling_rates,
     test_voting_audit,
 )
-from tests.unit_tests.privacy import (
-    test_aggregation,
-    test_confident,
-    test_logit_sums,
-    test_mechanisms,
-    test_sampling,
-)
+from tests.unit_tests.privacy.extensions import test_confident, test_logit_sums
+from tests.unit_tests.privacy.mechanisms import test_aggregation, test_mechanisms, test_sampling
 
 Patch = pytest.MonkeyPatch
 Red = Callable[[], object]
@@ -107,7 +102,7 @@ def twice_the_sampling_rate(patch: Patch) -> None:
 
 def tests_free_where_answered(patch: Patch) -> None:
     """Only the answer is paid for, where there is one."""
-    real = teachers.release_once
+    real = run.release_once
 
     def release(private: Any, test: Any, **named: Any) -> Any:
         released = yield from real(private, pate._Unburnt(test), **named)
@@ -115,7 +110,7 @@ def tests_free_where_answered(patch: Patch) -> None:
             test.burn()
         return released
 
-    patch.setattr(teachers, "release_once", release)
+    patch.setattr(run, "release_once", release)
 
 
 def answers_alone_are_priced(patch: Patch) -> None:

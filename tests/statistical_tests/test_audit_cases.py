@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from langchain_dpicl.audit import Game, audit, cases, parts, play, sampled, training
-from langchain_dpicl.audit.answering import VotingGame
+from langchain_dpicl.audit import Game, audit, component_checks, generation_games, play, suite, worst_cases
 from langchain_dpicl.audit.bounds import ALARM, POWER
-from langchain_dpicl.audit.games import power_of
-from langchain_dpicl.audit.labelling import LabelGame
+from langchain_dpicl.audit.game import power_of
+from langchain_dpicl.audit.query_games import LabelGame, VotingGame
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
-from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.extensions.permute_and_flip import PermuteAndFlipMechanism
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Release
@@ -31,7 +30,6 @@ from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.token_rules import LOGIT_MECHANISMS
 from tests import audit_plants as plant
 from tests import pate_plants as pate
 
@@ -48,20 +46,22 @@ def every_game() -> dict[str, Game]:
         for mechanism in MECHANISMS:
             for vector in (False, True) if mechanism == "gaussian" else (False,):
                 given = {"mechanism": mechanism, "has_vectors": vector, "abstains": True}
-                found += cases.vote_cases(VotingGame, **given, **shape)
-                found += cases.vote_cases(LabelGame, **given, **shape) if vector or mechanism != "gaussian" else ()
+                found += worst_cases.vote_cases(VotingGame, **given, **shape)
+                found += (
+                    worst_cases.vote_cases(LabelGame, **given, **shape) if vector or mechanism != "gaussian" else ()
+                )
         for mechanism in (*MECHANISMS, *LOGIT_MECHANISMS):
-            found += cases.token_cases(mechanism=mechanism, **shape)
+            found += worst_cases.token_cases(mechanism=mechanism, **shape)
         for aggregation in ("embedding", "keywords"):
-            found += cases.free_form_cases(aggregation=aggregation, **shape)
-        found += cases.confident_cases(teachers="fresh", **shape)
-    found += cases.confident_cases(teachers="fixed", rows="slots", adjacency="replace_one")
+            found += worst_cases.free_form_cases(aggregation=aggregation, **shape)
+        found += worst_cases.confident_cases(teachers="fresh", **shape)
+    found += worst_cases.confident_cases(teachers="fixed", rows="slots", adjacency="replace_one")
     for mechanism in MECHANISMS:
         given = {"mechanism": mechanism, "rows": "slots", "adjacency": "replace_one", "sampling": "fixed"}
-        found += cases.vote_cases(VotingGame, **given)
-        found += cases.token_cases(**given)
+        found += worst_cases.vote_cases(VotingGame, **given)
+        found += worst_cases.token_cases(**given)
     for adjacency in ("add_remove", "replace_one"):
-        found += cases.step_cases(adjacency=adjacency)
+        found += worst_cases.step_cases(adjacency=adjacency)
     names = [
         f"{type(game).__name__}, {game.name}{', ' + str(game.options['sampling']) if 'sampling' in game.options else ''}"
         f"{', fixed teachers' if game.options.get('teachers') == 'fixed' else ''}{', vector' if game.direction else ''}"
@@ -194,10 +194,10 @@ PLANS = {
     "confident": ReleasePlan(SLOTS, VoteSum(), ConfidentGNMaxMechanism(1.0, 1.0, threshold=3.0), "add_remove"),
 }
 PARTS: dict[str, Callable[[ReleasePlan], Any]] = {
-    "rate": parts.sampler_rate,
-    "places": parts.places,
-    "contribution": parts.contribution,
-    "noise": parts.noise,
+    "rate": component_checks.check_sampler_rate,
+    "places": component_checks.check_unit_places,
+    "contribution": component_checks.check_row_contribution,
+    "noise": component_checks.check_noise_scale,
 }
 
 
@@ -284,9 +284,9 @@ SAMPLED = {
 @pytest.mark.parametrize("method", SAMPLED)
 def test_samples_are_drawn_anew_at_the_charged_rate(method: str, rows: str) -> None:
     options = {**SAMPLED[method], "rows": rows, "adjacency": "add_remove"}
-    assert sampled.inclusion(method, options).verdict == "sound"
+    assert suite.check_inclusion(method, options).verdict == "sound"
     if rows == "slots" and method != "dpsgd":
-        assert sampled.one_place(method, options).verdict == "sound"
+        assert suite.check_one_place(method, options).verdict == "sound"
 
 
 SAMPLE_PLANTS = {
@@ -303,7 +303,7 @@ def test_a_planted_sampler_is_caught_as_the_engine_sees_it(
 ) -> None:
     SAMPLE_PLANTS[bug](monkeypatch)
     options = {**SAMPLED[method], "rows": "units", "adjacency": "add_remove"}
-    assert sampled.inclusion(method, options).verdict == "violated"
+    assert suite.check_inclusion(method, options).verdict == "violated"
 
 
 @pytest.mark.parametrize("method", ["voting", "free_form", "pate", "generation"])
@@ -312,7 +312,7 @@ def test_planted_overlapping_slots_are_caught_as_the_engine_sees_them(
 ) -> None:
     plant.overlapping_slots(monkeypatch)
     options = {**SAMPLED[method], "rows": "slots", "adjacency": "add_remove"}
-    assert sampled.one_place(method, options).verdict == "violated"
+    assert suite.check_one_place(method, options).verdict == "violated"
 
 
 # --- one run with many canaries -------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ RUN = {"noise_multiplier": None, "epsilon": 1.5, "delta": 1e-8, "steps": 8}
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_canaries_of_one_run_tell_no_more_than_it_is_charged(rate: float) -> None:
-    found = training.canaries({**RUN, "sampling_rate": rate})
+    found = generation_games.canaries({**RUN, "sampling_rate": rate})
     assert found.verdict == "sound"
     assert found.delta == (1e-8 if rate == 1.0 else 1e-12)
     assert found.claimed_epsilon > 0.95 * 1.5
@@ -339,16 +339,16 @@ def no_noise(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("bug", [no_noise, plant.scaled(0.04), no_clip_of_gradients], ids=["none", "little", "no clip"])
 def test_a_planted_bug_is_caught_by_canaries(bug: plant.Plant, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    assert training.canaries({**RUN, "sampling_rate": rate}).verdict == "violated"
+    assert generation_games.canaries({**RUN, "sampling_rate": rate}).verdict == "violated"
 
 
 def test_an_eighth_of_the_noise_is_planted_and_caught_without_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     plant.scaled(0.125)(monkeypatch)
-    assert training.canaries({**RUN, "epsilon": 3.0}).verdict == "violated"
+    assert generation_games.canaries({**RUN, "epsilon": 3.0}).verdict == "violated"
 
 
 def test_a_claim_beyond_what_guesses_can_prove_is_undecided_and_a_whole_audit_leaves_it_out() -> None:
-    found = training.canaries({**RUN, "epsilon": 30.0, "steps": 2})
+    found = generation_games.canaries({**RUN, "epsilon": 30.0, "steps": 2})
     assert found.verdict == "undecided"
     assert "proves too little to tell" in str(found)
 
@@ -357,7 +357,7 @@ def test_a_claim_beyond_what_guesses_can_prove_is_undecided_and_a_whole_audit_le
 
 
 def test_a_whole_audit_with_a_planted_bug_is_violated_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from langchain_dpicl.audit.components import voter_of
+    from langchain_dpicl.audit.targets import voter_of
 
     voter = voter_of(("1,0",), public_size=400, num_slots=10, shots_per_slot=2, max_queries=20)
     report = audit(voter, controls=True)  # a control is missed with a chance of 1e-6

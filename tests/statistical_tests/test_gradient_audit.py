@@ -24,7 +24,7 @@ from langchain_dpicl.privacy.mechanisms import noise as mechanisms
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.training_planning import plan_training
+from langchain_dpicl.soft_prompts.plan import plan_training
 from tests import audit_games
 
 ALARM = 1e-6
@@ -127,8 +127,8 @@ def certified(adjacency, runs=RUNS):
         rows = np.vstack([OTHERS[:2], target, OTHERS[2:]])
         seen = np.array([stepped(plan, rows) for _ in range(runs)]) * plan.expected_batch_size - known
         hits.append(int((seen @ direction > middle).sum()))
-    least = audit_games.lowest(hits[0], runs, ALARM / 2)
-    most = audit_games.highest(hits[1], runs, ALARM / 2)
+    least = audit_games.clopper_pearson_lower(hits[0], runs, ALARM / 2)
+    most = audit_games.clopper_pearson_upper(hits[1], runs, ALARM / 2)
     return float(special.ndtri(least) - special.ndtri(most))
 
 

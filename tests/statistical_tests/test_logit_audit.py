@@ -73,9 +73,9 @@ def certified(plan, row_shape, runs=RUNS):
     alarm = ALARM / (4 * len(pairs))  # two bounds for each pair, in both orders of the sides
     found = -INF
     for (left, right), (i, j) in itertools.product((sides, sides[::-1]), pairs):
-        least = audit_games.lowest(left[i], left[i] + left[j], alarm)
-        most = audit_games.highest(right[i], right[i] + right[j], alarm)
-        found = max(found, audit_games.loss(plan.mechanism.event, least, most))
+        least = audit_games.clopper_pearson_lower(left[i], left[i] + left[j], alarm)
+        most = audit_games.clopper_pearson_upper(right[i], right[i] + right[j], alarm)
+        found = max(found, audit_games.min_parameter(plan.mechanism.event, least, most))
     return found
 
 

@@ -14,13 +14,13 @@ import pytest
 
 from langchain_dpicl.audit import audit, play
 from langchain_dpicl.audit.bounds import POWER
-from langchain_dpicl.audit.games import Game
-from langchain_dpicl.audit.retrieving import nothing_shown, retrieval_cases, retriever_of
-from langchain_dpicl.backends.similar import Near, SimilarTexts
+from langchain_dpicl.audit.game import Game
+from langchain_dpicl.audit.query_games import check_nothing_else_shown, retrieval_cases, retriever_of
+from langchain_dpicl.backends.rows.neighbour_rows import Near, SimilarTexts
 from langchain_dpicl.privacy.extensions.individual_filter import MemoryBalances, ParticipationPlan
 from langchain_dpicl.release import filtered_sample as module
-from langchain_dpicl.release.filtered_sample import Participants
-from langchain_dpicl.retrieval import RetrievalRunnable
+from langchain_dpicl.release.filtered_sample import FilteredSample
+from langchain_dpicl.retrieval.voting import RetrievalRunnable
 from tests import audit_plants as plant
 from tests.audit_games import refutations
 
@@ -69,15 +69,15 @@ def top_k(patch: Patch) -> None:
 
 def everybody_decides(patch: Patch) -> None:
     """Whoever is not near votes as well, and is not debited."""
-    real = Participants._seated
+    real = FilteredSample._assign_rows
 
-    def seated(self: Participants, near: Any, settled: int) -> list[tuple[int, Near]]:
+    def seated(self: FilteredSample, near: Any, settled: int) -> list[tuple[int, Near]]:
         found = near.take()
         there = [(place, own) for place, own in enumerate(found) if own]
-        balanced = real(self, module.Boxed(found), settled)
+        balanced = real(self, module.OpaqueRows(found), settled)
         return [*balanced, *((place, (0,)) for place in range(len(found)) if place not in dict(there))]
 
-    patch.setattr(Participants, "_seated", seated)
+    patch.setattr(FilteredSample, "_assign_rows", seated)
 
 
 def never_exhausted(patch: Patch) -> None:
@@ -92,7 +92,7 @@ def once_more(patch: Patch) -> None:
 
 def nearest_of_all(patch: Patch) -> None:
     """A unit is near if it is nearly as near as the nearest one."""
-    real = SimilarTexts._compared
+    real = SimilarTexts._compare
 
     def compared(self: SimilarTexts, named: Any, query: Any, held: Any) -> list[Near]:
         found = real(self, named, query, held)
@@ -102,7 +102,7 @@ def nearest_of_all(patch: Patch) -> None:
             for own, names in zip(found, named, strict=True)
         ]
 
-    patch.setattr(SimilarTexts, "_compared", compared)
+    patch.setattr(SimilarTexts, "_compare", compared)
 
 
 def price_of_one(patch: Patch) -> None:
@@ -171,7 +171,7 @@ def test_a_balance_that_is_shown_is_seen(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(MemoryBalances, "debit", debit)
     monkeypatch.setattr(RetrievalRunnable, "__repr__", lambda self: f"voter, {sum(left.values())} documents took part")
-    assert nothing_shown("slots").verdict == "violated"
+    assert check_nothing_else_shown("slots").verdict == "violated"
 
 
 def test_an_exhausted_house_that_stops_answering_is_seen(monkeypatch: Patch) -> None:
@@ -186,4 +186,4 @@ def test_an_exhausted_house_that_stops_answering_is_seen(monkeypatch: Patch) -> 
 
     monkeypatch.setattr(MemoryBalances, "debit", debit)
     with pytest.raises(module.LedgerError):
-        nothing_shown("slots")
+        check_nothing_else_shown("slots")

@@ -15,7 +15,7 @@ from scipy import integrate, stats
 from langchain_dpicl.privacy.extensions import sparse_vector as sparse
 from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorTest, Threshold
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, SecureRandom
-from tests.audit_games import highest, lowest
+from tests.audit_games import clopper_pearson_lower, clopper_pearson_upper
 
 ALARM = 1e-6
 MADE, SLOTS = SparseVectorTest(0.3, 1.0), 4
@@ -138,7 +138,7 @@ def loss(game, runs):
     for targets in (one, other):
         levels = [MADE.statistic(slots(*asked), PUBLIC) for asked in zip(others, targets, strict=True)]
         counts.append(sum(happened(levels, answers) for _ in range(runs)))
-    least, most = lowest(counts[0], runs, ALARM / 2), highest(counts[1], runs, ALARM / 2)
+    least, most = clopper_pearson_lower(counts[0], runs, ALARM / 2), clopper_pearson_upper(counts[1], runs, ALARM / 2)
     return math.log(least / most) if least else -math.inf
 
 

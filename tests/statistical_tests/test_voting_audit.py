@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests import audit_plants as plant
-from tests.audit_games import QUERY, Game, ReadVotes, faults, is_fair_and_fresh, refutations, voter_of
+from tests.audit_games import QUERY, Game, ReadVotes, is_fair_and_fresh, refutations, score_faults, voter_of
 
 YES, NO, LEANS_NO = "1,0", "0,1", "0.25,0.75"
 UNITS, PERMUTE_AND_FLIP = {"rows": "units"}, {"mechanism": "permute_and_flip"}
@@ -159,7 +159,7 @@ def scores_of(design, *, runs=200, path="invoke", **options):
         answers = voter.batch([QUERY] * runs, {"max_concurrency": 4})
     else:
         answers = asyncio.run(voter.abatch([QUERY] * runs, {"max_concurrency": 4}))
-    return faults(answers, votes, 0.7 * sensitivity)
+    return score_faults(answers, votes, 0.7 * sensitivity)
 
 
 @pytest.mark.parametrize("design", DESIGNS)

@@ -62,7 +62,7 @@ class TestEverySourceFile:
         )
 
     def test_prints_only_in_the_cli(self) -> None:
-        commands = {"cli.py", "_embedded_build.py"}
+        commands = {"cli/main.py", "_embedded_build.py"}
         assert those(lambda path: "print" in names_called(path), but=lambda path: path.name in commands) == []
 
     def test_has_no_unfinished_business(self) -> None:
@@ -85,7 +85,7 @@ class TestEverySourceFile:
 ON_DEMAND = """
 import sys, langchain_dpicl
 print(sorted({'dp_accounting', 'prv_accountant', 'ray', 'torch'} & set(sys.modules)))
-from langchain_dpicl.backends.embedded import EmbeddedModel
+from langchain_dpicl.backends.embedded.model import EmbeddedModel
 EmbeddedModel().complete(['a'], max_tokens=1)
 builder = ('_embedded_build', '_embedded_vectors')
 print([name for name in sys.modules if name.endswith(builder) or name == 'torch'])

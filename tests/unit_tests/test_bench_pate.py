@@ -30,9 +30,9 @@ from _pate_task import PUBLISHED, Inputs, Setting, setting
 
 from langchain_dpicl import LabelledPool, verify_report
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.backends.texts import TextVoteBackend
-from langchain_dpicl.labelled_pool import PoolEntry
-from langchain_dpicl.labelling_proposals import compare_teachers
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.pate.plan import compare_teachers
+from langchain_dpicl.released.labelled_pool import PoolEntry
 from tests.bench_doubles import engine, hits, written
 from tests.loopback_provider import provider
 

@@ -55,8 +55,8 @@ from _tables_room import Engines, Room, epsilon_of
 from _tables_soft import SoftModels, found_base
 from _tables_sums import Column, closed, closed_shown, columns, share_closed
 
-from langchain_dpicl.audit import pictures
-from langchain_dpicl.backends.embedded import EmbeddedModel
+from langchain_dpicl.audit import plots
+from langchain_dpicl.backends.embedded.model import EmbeddedModel
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.mechanisms import randomness
 from tests.bench_doubles import written
@@ -91,10 +91,8 @@ def films(tmp_path: Path) -> DataFile:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What would have been drawn; the picture itself has its own tests."""
     kept: list[dict[str, Any]] = []
-    takes = inspect.signature(pictures.plot_utility)
-    monkeypatch.setattr(
-        pictures, "plot_utility", lambda *args, **named: kept.append(takes.bind(*args, **named).arguments)
-    )
+    takes = inspect.signature(plots.plot_utility)
+    monkeypatch.setattr(plots, "plot_utility", lambda *args, **named: kept.append(takes.bind(*args, **named).arguments))
     return kept
 
 

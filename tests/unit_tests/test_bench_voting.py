@@ -36,7 +36,7 @@ from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
-from langchain_dpicl.query_planning import QueryPlan
+from langchain_dpicl.runs.query_plan import QueryPlan
 from tests.bench_doubles import engine, hits
 
 ROWS = [

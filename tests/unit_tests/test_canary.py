@@ -17,12 +17,12 @@ from langchain_core.messages import HumanMessage
 from langchain_core.prompts import PromptTemplate
 from pydantic import BaseModel
 
-from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import DPICLError, RecordError, SynthesisInterruptedError
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
-from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, locals_in, observe, said_by
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError
 

@@ -33,9 +33,9 @@ from langchain_dpicl import (
     ValueDiscovery,
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted
-from langchain_dpicl.classification import PromptClassifier
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.soft_prompt_classifier import SoftPromptClassifier
+from langchain_dpicl.serving.classifier import PromptClassifier
+from langchain_dpicl.soft_prompts.serving import SoftPromptClassifier
 
 CANARY = "zx-constructor-canary-40"
 RECORDS = [{"text": CANARY, "queue": "card"}, {"text": CANARY + " again", "queue": CANARY}]

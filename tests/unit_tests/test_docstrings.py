@@ -89,7 +89,7 @@ def own_doc(owner: type, name: str) -> list[str]:
 def protocols() -> list[type]:
     rooms = [
         importlib.import_module(f"{PACKAGE}.{name}")
-        for name in ("backends.base", "privacy.stores", "privacy.extensions.ledger_anchor")
+        for name in ("backends.base", "privacy.ledger.store", "privacy.extensions.ledger_anchor")
     ]
     return [
         item for room in rooms for item in vars(room).values() if getattr(item, "_is_protocol", False) and own(item)

@@ -14,11 +14,11 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import DPICLError, PrivacyBudgetExceededError
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
-from langchain_dpicl.synthesis import DemonstrationSynthesizer
 from tests.contracts.front_room import (
     CANARY,
     CHARGED,

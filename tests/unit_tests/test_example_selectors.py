@@ -45,7 +45,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
 )
-from langchain_dpicl.labelled_pool import PoolEntry
+from langchain_dpicl.released.labelled_pool import PoolEntry
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer, shown_by
 from tests.labelling_doubles import CARD, LABELS, MUTE, WIRE, Spy, counts, examples, fails, house, labeler, lines, loud
 from tests.sealed_files import sealed

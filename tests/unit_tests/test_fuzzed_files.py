@@ -28,22 +28,20 @@ from langchain_dpicl import (
     PromptPATELabeler,
     SoftPrompt,
     ValueDiscovery,
-    _released_files,
     verify_report,
 )
-from langchain_dpicl._cli_inputs import read_json
-from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
-from langchain_dpicl._evolution_checkpoint import Checkpoint as EvolutionCheckpoint
-from langchain_dpicl._evolution_population import Population
-from langchain_dpicl._ledger_checks import check_ledger, read_receipts
-from langchain_dpicl._ledger_files import export_lines, read_export
-from langchain_dpicl._training_checkpoint import Checkpoint
 from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.cli.inputs import read_json
+from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
+from langchain_dpicl.evolution.evolution import EvolutionCheckpoint, Population
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.stores import InMemoryStore
-from langchain_dpicl.privacy.tickets import Ticket
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.released import files as _released_files
+from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, read_export, read_receipts
+from langchain_dpicl.soft_prompts.training_run import TrainingCheckpoint
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import MemoKey
@@ -208,7 +206,7 @@ def trained(folder: Path) -> dict[str, Target]:
     files = {one.name: one.read_bytes() for one in (folder / "prompt").iterdir()}
 
     def state(place: Path) -> Any:
-        found = Checkpoint.load(place / "file")
+        found = TrainingCheckpoint.load(place / "file")
         arrays = (found.state.weights, *found.state.moments)
         return [found.public, found.component, found.state.step, *(np.asarray(one).tobytes() for one in arrays)]
 
@@ -287,7 +285,7 @@ def databases(folder: Path) -> dict[str, Target]:
 
     def debited(place: Path) -> Any:
         found = SQLiteBalances(place / "file")
-        found.paid_by({"participations": 1})
+        found.bind_filter({"participations": 1})
         return found.debit(["unit", "another"], 1)
 
     def opened(place: Path) -> Any:

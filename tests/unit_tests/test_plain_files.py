@@ -14,18 +14,17 @@ import pytest
 
 from langchain_dpicl import LabelledPool, ReleasedCounts, ReleasedDemonstrations, SoftPrompt, SyntheticDocuments
 from langchain_dpicl import _plain_files as plain_files
-from langchain_dpicl._cli_documents import _public_lines
-from langchain_dpicl._cli_inputs import read_json
-from langchain_dpicl._documents_checkpoint import DocumentsCheckpoint
-from langchain_dpicl._evolution_checkpoint import Checkpoint as EvolutionCheckpoint
-from langchain_dpicl._ledger_checks import read_receipts
-from langchain_dpicl._ledger_files import read_export
-from langchain_dpicl._plain_files import checked_target, read_plain
-from langchain_dpicl._released_files import write_whole
-from langchain_dpicl._training_checkpoint import Checkpoint, checked_path
-from langchain_dpicl._tuning_models import _architectures
+from langchain_dpicl._plain_files import check_target, read_plain
+from langchain_dpicl.cli.inputs import read_json
+from langchain_dpicl.cli.synthesize import _public_lines
+from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
+from langchain_dpicl.evolution.evolution import EvolutionCheckpoint
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
-from langchain_dpicl.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
+from langchain_dpicl.released.files import write_whole
+from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
+from langchain_dpicl.reports.ledger_audit import read_export, read_receipts
+from langchain_dpicl.soft_prompts.trainer import _architectures
+from langchain_dpicl.soft_prompts.training_run import TrainingCheckpoint, check_checkpoint_path
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.gradient_doubles import LogisticEngine
@@ -57,7 +56,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "pool": LabelledPool.load,
     "documents": SyntheticDocuments.load,
     "counts": ReleasedCounts.load,
-    "training checkpoint": Checkpoint.load,
+    "training checkpoint": TrainingCheckpoint.load,
     "JSON of a command": read_json,
     "lines of a command": lambda path: _public_lines(path, path.with_name("records")),
     "receipts": read_receipts,
@@ -137,7 +136,7 @@ def test_a_path_that_no_file_can_have_is_refused_as_ours(wrong: str, tmp_path: P
     assert isinstance(caught.value, ConfigurationError)
     if "\0" in wrong:
         for made in (
-            checked_path,
+            check_checkpoint_path,
             lambda path: DocumentsCheckpoint(path, {}),
             lambda path: EvolutionCheckpoint(path, {}),
         ):
@@ -189,11 +188,11 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 
 
 def test_the_target_of_a_checkpoint_is_a_file_in_a_folder_that_exists(tmp_path: Path) -> None:
-    assert checked_target("checkpoint", tmp_path / "file") == tmp_path / "file"
-    assert checked_path(None) is None
+    assert check_target("checkpoint", tmp_path / "file") == tmp_path / "file"
+    assert check_checkpoint_path(None) is None
     for wrong in (7, tmp_path, tmp_path / "nowhere" / "file"):
         with pytest.raises(ConfigurationError, match=r"^checkpoint: expected"):
-            checked_target("checkpoint", wrong)
+            check_target("checkpoint", wrong)
 
 
 def test_a_file_that_fills_the_memory_as_it_is_parsed_is_refused(

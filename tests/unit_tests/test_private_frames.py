@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl.backends import rows
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
+from langchain_dpicl.backends.rows import rows
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
-from langchain_dpicl.privacy.shares import Reservation
 from langchain_dpicl.release import sample as samples
-from langchain_dpicl.synthesis import DemonstrationSynthesizer
-from langchain_dpicl.wording import GenerationWording
+from langchain_dpicl.tasks.templates import GenerationTemplate
 from tests.canary import OURS
 from tests.doubles import WORDS, PanicError
 
@@ -122,7 +122,7 @@ def shows_private(error: BaseException) -> list[str]:
 
     def is_private(value: Any) -> bool:
         looks = repr(value)
-        full_box = isinstance(value, rows.Boxed) and bool(value._rows)
+        full_box = isinstance(value, rows.OpaqueRows) and bool(value._rows)
         return full_box or isinstance(value, np.ndarray) or any(t in looks for t in (CANARY, "my card was", "array("))
 
     return [repr(value)[:80] for value in locals_of_ours(error) if is_private(value)]
@@ -136,7 +136,7 @@ class TestAStop:
     @pytest.mark.parametrize(
         ("owner", "name"),
         [
-            (GenerationWording, "record"),
+            (GenerationTemplate, "record"),
             (FakeBackend, "open"),
             (FakeBackend, "_row"),
             (rows, "restrict"),
@@ -162,7 +162,7 @@ class TestAStop:
         named = []
 
         def look(frame: FrameType, event: str, arg: object) -> Any:
-            # What these call runs inside `guarded`, which raises a stop anew from a frame without prompts.
+            # What these call runs inside `run_guarded`, which raises a stop anew from a frame without prompts.
             outer = frame.f_code.co_name in {"drawn", "<lambda>", "_renders", "_begin", "next_release"}
             if frame.f_code.co_filename != samples.__file__ or not outer:
                 return None

@@ -17,7 +17,7 @@ import pytest
 
 import langchain_dpicl.privacy
 from langchain_dpicl.privacy.extensions.registry import EVENT_TYPES
-from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, BoundedSum, Closed, Sensitivity
+from langchain_dpicl.privacy.mechanisms.bounded import Aggregation, BoundedSum, ClosedClass, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import Mechanism, NoisyMax
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleaseTest
 from langchain_dpicl.privacy.mechanisms.sampling import Sampler
@@ -28,7 +28,7 @@ PRIVACY = ROOT / "langchain_dpicl" / "privacy"
 INDEX = FOLDER / "README.md"
 PAGES = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.md")) if path != INDEX}
 
-VALUES = {Closed, Sensitivity, BoundedSum, Aggregation, Sampler, Mechanism, NoisyMax, ReleaseTest}
+VALUES = {ClosedClass, Sensitivity, BoundedSum, Aggregation, Sampler, Mechanism, NoisyMax, ReleaseTest}
 """Closed, but no mechanism, sampler or aggregation: bases, a bound, and what carries both to a mechanism."""
 
 PARAMETERS = {"test_noise_multiplier"}
@@ -43,7 +43,7 @@ def closed_classes() -> dict[str, type]:
     vault = langchain_dpicl.privacy
     modules = [found.name for found in pkgutil.walk_packages(vault.__path__, f"{vault.__name__}.")]
     values = [value for module in modules for value in vars(importlib.import_module(module)).values()]
-    closed = [value for value in values if isinstance(value, type) and issubclass(value, Closed)]
+    closed = [value for value in values if isinstance(value, type) and issubclass(value, ClosedClass)]
     proved = [cls for cls in [*EVENT_TYPES, *closed] if cls not in VALUES and not cls.__name__.startswith("_")]
     return {cls.__name__: cls for cls in proved}
 

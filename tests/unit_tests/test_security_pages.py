@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from langchain_dpicl.privacy.report_words import PROVED_EPSILON
 from langchain_dpicl.privacy.second_opinions.accountants import PRV_MAX_COMPOSITIONS
+from langchain_dpicl.reports.rendering import PROVED_EPSILON
 
 ROOT = Path(__file__).resolve().parents[2]
 SECURITY = ROOT / "SECURITY.md"

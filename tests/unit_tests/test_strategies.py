@@ -11,8 +11,8 @@ from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from langchain_dpicl._strategies import check_strategy, make_strategy
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.pate.selection_strategies import check_strategy, make_strategy
 
 WORDS = ("card", "cash", "coin", "lost")
 TEXTS = ("lost card", "card card lost", "cash", "coin {x}")

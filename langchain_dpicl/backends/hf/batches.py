@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from langchain_dpicl.backends.hf import cache as caches
-from langchain_dpicl.backends.hf.heads import Head, is_wrapped
-from langchain_dpicl.backends.hf.hooks import Hooks
-from langchain_dpicl.backends.hf.loading import Facts
+from langchain_dpicl.backends.hf.heads import OutputHead, is_wrapped
+from langchain_dpicl.backends.hf.loading import ModelInfo
+from langchain_dpicl.backends.hf.model_checks import Hooks
 
 # Rows are padded to one length, and every row is computed whatever it holds, so that the shape of the work never
 # depends on its content. Two layouts:
@@ -30,7 +30,7 @@ _AT_ONCE = 2560
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BatchShape:
     """The public shape of a batch.
 
     Attributes:
@@ -48,7 +48,7 @@ class Shape:
     is_fast: bool = False
 
 
-class Batch(Protocol):
+class GrowingBatch(Protocol):
     """Rows that grow; answers are states float[rows, size] or, for `many`, float[rows, k, size]."""
 
     def start(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Batch(Protocol):
         """Moves the cache, bit for bit; False if it stays where it is."""
 
 
-class Body:
+class ModelBody:
     """A model and how its forward is called.
 
     Args:
@@ -84,10 +84,10 @@ class Body:
       stops: whether a model that only fills a cache may be stopped when that is done.
     """
 
-    def __init__(self, model: Any, facts: Facts, *, filler: int) -> None:
+    def __init__(self, model: Any, facts: ModelInfo, *, filler: int) -> None:
         self.model = model
         self.hooks = Hooks(model)
-        self.head = Head(model)
+        self.head = OutputHead(model)
         # A wrapper around a module's call may have work to do after it.
         self.stops = not any(is_wrapped(module) for module in model.modules())
         self.facts = facts
@@ -153,7 +153,7 @@ class Body:
 class RightBatch:
     """Rows at the left, padding after them."""
 
-    def __init__(self, body: Body, shape: Shape) -> None:
+    def __init__(self, body: ModelBody, shape: BatchShape) -> None:
         self._body = body
         self._shape = shape
         begun = body.begun(shape.shared) if shape.shared else None
@@ -245,7 +245,7 @@ class RightBatch:
 class LeftBatch:
     """Padding first, rows after it; a shared beginning is read with every row."""
 
-    def __init__(self, body: Body, shape: Shape) -> None:
+    def __init__(self, body: ModelBody, shape: BatchShape) -> None:
         self._body = body
         self._shape = shape
         self._cache = caches.own_cache(body.config)

@@ -28,12 +28,12 @@ else:
     _Layer = DynamicLayer
 
 
-class Filled(Exception):  # noqa: N818  no error
+class FilledCache(Exception):  # noqa: N818  no error
     """All layers are written; the rest of the forward is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CacheSlice:
     """Some rows of a batch that are read separately.
 
     Attributes:
@@ -62,7 +62,7 @@ class RoomyLayer(_Layer):
         super().__init__()
         self._room = room
         self._begun = begun
-        self.part: Part | None = None
+        self.part: CacheSlice | None = None
         self._key_store = self._value_store = torch.empty(0)
 
     def update(
@@ -146,13 +146,13 @@ def reading(layers: Sequence[RoomyLayer], rows: slice, size: int, *, stops: bool
     def note(layer: RoomyLayer) -> None:
         unwritten.discard(id(layer))
         if stops and not unwritten:
-            raise Filled
+            raise FilledCache
 
     for layer in layers:
-        layer.part = Part(rows, size, note)
+        layer.part = CacheSlice(rows, size, note)
     try:
         yield
-    except Filled:
+    except FilledCache:
         pass
     finally:
         for layer in layers:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from langchain_dpicl.backends.base import Rows
-from langchain_dpicl.backends.hf.batches import Batch, Shape, is_out_of_memory
+from langchain_dpicl.backends.hf.batches import BatchShape, GrowingBatch, is_out_of_memory
 from langchain_dpicl.backends.hf.engine import Engine, no_room
-from langchain_dpicl.backends.hf.heads import Kind, Told
+from langchain_dpicl.backends.hf.heads import Kind, LazyLogits
 from langchain_dpicl.backends.hf.vocabulary import Floats
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
@@ -21,11 +21,11 @@ from langchain_dpicl.exceptions import DPICLError, ModelCallError
 # Where memory runs out, chunks whose number is secret give way first: their caches move to main memory or are computed
 # again for every token. A private chunk that does not fit even so fails alone.
 # Only public facts raise: a public number of rows that does not fit, or the batch of the public prompt.
-Read = Callable[[Told, slice], Floats]
+Read = Callable[[LazyLogits, slice], Floats]
 """Reads float64[places, d] from a chunk's states, for the rows in some places."""
 
 
-class Outcome(enum.Enum):
+class AttemptOutcome(enum.Enum):
     """How an attempt ended."""
 
     DONE = enum.auto()
@@ -47,7 +47,7 @@ class PrivateRows:
 
     rows: list[list[int] | None]
     kind: Kind
-    shape: Shape
+    shape: BatchShape
     has_public: bool
 
     def wanted(self, row_batch: int) -> int:
@@ -72,9 +72,9 @@ class Chunk:
 
     members: dict[int, int]
     is_alone: bool = False
-    batch: Batch | None = None
+    batch: GrowingBatch | None = None
     done: int = 0
-    told: Told | None = None
+    lazy_logits: LazyLogits | None = None
     read: int = -1
     device: torch.device | None = None
     failed: bool = False
@@ -88,13 +88,13 @@ class Chunk:
         """Drops its cache."""
         self.batch, self.done = None, 0
 
-    def parted(self) -> list[Chunk]:
+    def split_rows(self) -> list[Chunk]:
         """Returns its rows, each alone in its place; the public one first."""
         return [Chunk({place: row}, is_alone=True) for place, row in self.members.items()]
 
 
 @dataclass(slots=True, repr=False, eq=False, weakref_slot=True)
-class Work:
+class SessionState:
     """The state of a session until it is closed.
 
     Attributes:
@@ -121,11 +121,11 @@ class Work:
         self.is_lean = True
         later = [chunk for chunk in (self.chunks or ())[1:] if chunk.batch is not None]
         for chunk in later:
-            park(chunk)
+            move_to_host(chunk)
         return bool(later)
 
 
-def fill(engine: Engine, work: Work, read: Read, out: Rows, *, first: int) -> None:
+def fill(engine: Engine, work: SessionState, read: Read, out: Rows, *, first: int) -> None:
     """Runs all rows to the end of the script, and puts the reading of row `first + i` into `out[i]`.
 
     Entries of failed rows are left unchanged.
@@ -140,16 +140,16 @@ def fill(engine: Engine, work: Work, read: Read, out: Rows, *, first: int) -> No
         chunk = None if work.chunks is None else work.chunks[place]
         engine.body.hooks.check()
         outcome = _attempt(engine, work, chunk, read, out, first=first)
-        if outcome is Outcome.STOPPED:
+        if outcome is AttemptOutcome.STOPPED:
             raise KeyboardInterrupt
         if work.chunks is None or chunk is None:
-            if outcome is not Outcome.DONE:
+            if outcome is not AttemptOutcome.DONE:
                 raise ModelCallError("the model failed on public text; try it with model.generate(...)")
-        elif outcome is Outcome.DONE or (outcome is Outcome.FAULT and chunk.is_alone):
-            chunk.failed |= outcome is Outcome.FAULT
+        elif outcome is AttemptOutcome.DONE or (outcome is AttemptOutcome.FAULT and chunk.is_alone):
+            chunk.failed |= outcome is AttemptOutcome.FAULT
             place, has_retried = place + 1, False
-        elif outcome is Outcome.FAULT:
-            work.chunks[place : place + 1] = chunk.parted()
+        elif outcome is AttemptOutcome.FAULT:
+            work.chunks[place : place + 1] = chunk.split_rows()
             has_retried = False
             engine.free()
         elif engine.spare():
@@ -164,7 +164,7 @@ def fill(engine: Engine, work: Work, read: Read, out: Rows, *, first: int) -> No
             has_retried = True
 
 
-def _shrink(engine: Engine, work: Work) -> None:
+def _shrink(engine: Engine, work: SessionState) -> None:
     """Restarts with fewer rows at a time and, at last, one cache beside the first; their number is public."""
     if work.size == 1 and not work.is_lean:
         work.is_lean = True
@@ -174,7 +174,7 @@ def _shrink(engine: Engine, work: Work) -> None:
     work.chunks = None
 
 
-def _give_up(engine: Engine, work: Work, chunk: Chunk) -> None:
+def _give_up(engine: Engine, work: SessionState, chunk: Chunk) -> None:
     """Fails a chunk that does not fit into memory; raises if it or its shape is public."""
     if not work.private.has_public:
         engine.check_memory(replace(work.private.shape, size=work.size))
@@ -183,29 +183,31 @@ def _give_up(engine: Engine, work: Work, chunk: Chunk) -> None:
     chunk.failed = True
 
 
-def _attempt(engine: Engine, work: Work, chunk: Chunk | None, read: Read, out: Rows, *, first: int) -> Outcome:
+def _attempt(
+    engine: Engine, work: SessionState, chunk: Chunk | None, read: Read, out: Rows, *, first: int
+) -> AttemptOutcome:
     """Lays out the chunks, or answers for one of them; returns how that ended."""
-    outcome = Outcome.DONE
+    outcome = AttemptOutcome.DONE
     try:
         with torch.inference_mode():
             if chunk is None:
                 _lay_out(engine, work)
             elif not chunk.failed:
                 _advance(engine, work, chunk)
-                _put(work, chunk, read, out, first=first)
+                _put_answers(work, chunk, read, out, first=first)
     except KeyboardInterrupt:
-        outcome = Outcome.STOPPED
+        outcome = AttemptOutcome.STOPPED
     except BaseException as error:
         if chunk is None and isinstance(error, DPICLError):
             raise  # by the engine, on public text
-        outcome = Outcome.NO_MEMORY if is_out_of_memory(error) else Outcome.FAULT
+        outcome = AttemptOutcome.NO_MEMORY if is_out_of_memory(error) else AttemptOutcome.FAULT
         error.__traceback__ = None  # so that the error keeps no frame, and no memory, of a row
-    if outcome is not Outcome.DONE and chunk is not None:
+    if outcome is not AttemptOutcome.DONE and chunk is not None:
         chunk.forget()  # it may have read half of a step
     return outcome
 
 
-def _lay_out(engine: Engine, work: Work) -> None:
+def _lay_out(engine: Engine, work: SessionState) -> None:
     private = work.private
     count = len(private.rows)
     size = engine.size_for(private.kind, private.wanted(engine.row_batch), private.shape) if count else 1
@@ -216,7 +218,7 @@ def _lay_out(engine: Engine, work: Work) -> None:
         engine.holders.add(work)
 
 
-def _advance(engine: Engine, work: Work, chunk: Chunk) -> None:
+def _advance(engine: Engine, work: SessionState, chunk: Chunk) -> None:
     """Runs one chunk to the end of the script."""
     if chunk.read == len(work.script):
         return
@@ -233,23 +235,23 @@ def _advance(engine: Engine, work: Work, chunk: Chunk) -> None:
             raw = chunk.batch.step(torch.full((work.size,), tokens[0], device=engine.body.device))
         else:
             raw = chunk.batch.many(tokens)[:, -1]
-    states = engine.told(raw, work.private.kind)
+    states = engine.lazy_logits(raw, work.private.kind)
     chunk.done, chunk.device = len(work.script), states.device
     if chunk.is_alone:
-        chunk.told = states.only([*chunk.members]).to("cpu")
+        chunk.lazy_logits = states.only([*chunk.members]).to("cpu")
         chunk.forget()
     else:
-        chunk.told = states
+        chunk.lazy_logits = states
         if work.is_lean and not chunk.is_first:
-            park(chunk)
+            move_to_host(chunk)
     chunk.read = len(work.script)
 
 
-def park(chunk: Chunk) -> None:
+def move_to_host(chunk: Chunk) -> None:
     """Moves a chunk's cache to main memory or, where that frees nothing, drops it."""
     is_kept = False
-    if chunk.told is not None:
-        chunk.told = chunk.told.to("cpu")
+    if chunk.lazy_logits is not None:
+        chunk.lazy_logits = chunk.lazy_logits.to("cpu")
     try:
         is_kept = chunk.batch is not None and chunk.batch.moved("cpu")
     except Exception as error:
@@ -259,12 +261,12 @@ def park(chunk: Chunk) -> None:
         chunk.forget()
 
 
-def _put(work: Work, chunk: Chunk, read: Read, out: Rows, *, first: int) -> None:
+def _put_answers(work: SessionState, chunk: Chunk, read: Read, out: Rows, *, first: int) -> None:
     """Writes a chunk's answers to their rows."""
     places = [place for place, row in chunk.members.items() if 0 <= row - first < len(out)]
-    if chunk.told is None or chunk.device is None or not places:
+    if chunk.lazy_logits is None or chunk.device is None or not places:
         return
-    states = chunk.told.to(chunk.device)
+    states = chunk.lazy_logits.to(chunk.device)
     if chunk.is_alone:
         # Rows are read at the shape of their chunk, which has been tested to keep rows apart.
         states = states.spread(work.size)

@@ -4,22 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from langchain_dpicl.backends.embedded import cut
-from langchain_dpicl.backends.hf.batches import Batch, Shape
+from langchain_dpicl.backends.embedded.model import cut_at_stop
+from langchain_dpicl.backends.hf.batches import BatchShape, GrowingBatch, is_out_of_memory
 from langchain_dpicl.backends.hf.chunks import PrivateRows
 from langchain_dpicl.backends.hf.engine import Engine
+from langchain_dpicl.backends.hf.heads import SamplingOptions, draw_tokens, likeliest, shares
 from langchain_dpicl.backends.hf.prompts import Prompts
-from langchain_dpicl.backends.hf.rows import answered
-from langchain_dpicl.backends.hf.sampling import Taste, drawn, likeliest, shares
-from langchain_dpicl.backends.hf.vocabulary import Floats, Ints
+from langchain_dpicl.backends.hf.vocabulary import Floats, Ints, log_probabilities
+from langchain_dpicl.backends.rows.rows import run_guarded
+from langchain_dpicl.exceptions import ConfigurationError
+
+Answer = Callable[[GrowingBatch, list[list[int]]], Sequence[Any] | Floats]
+"""Takes a new batch and the rows to start it with; returns one answer per row."""
+
+
+def answer_rows(engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None]) -> None:
+    """Calls `put` with the answer of every row that has one.
+
+    If a chunk fails, each of its rows runs again in its own place beside empty ones, so that its bits stay the same.
+    """
+    with engine.lock:
+        count = len(private.rows)
+        place = 0
+        while place < count:
+            size = engine.size_for("units", engine.row_batch, private.shape)
+            members = dict(enumerate(range(place, min(place + size, count))))
+            engine.body.hooks.check()
+            fits = _put_chunk(engine, private, answer, put, members)
+            if fits:
+                place += size
+            elif not engine.spare():
+                engine.shrink("units", engine.row_batch, private.shape, size=size)
+                place = 0  # all rows are computed at the same size
+
+
+def _put_chunk(
+    engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None], members: dict[int, int]
+) -> bool:
+    """Puts the answers of one chunk, or of each of its rows; False if memory ran out for the chunk.
+
+    A row alone takes no more memory than its chunk: if memory runs out then, that row fails.
+    """
+    outcome = run_guarded(lambda: _put_answers(engine, private, answer, put, members))
+    if outcome is None:
+        engine.free()
+        for place, row in members.items():
+            run_guarded(lambda one={place: row}: _put_answers(engine, private, answer, put, one))  # type: ignore[misc]
+    return outcome is not False
+
+
+def _put_answers(
+    engine: Engine, private: PrivateRows, answer: Answer, put: Callable[[int, Any], None], members: dict[int, int]
+) -> bool:
+    """Puts the answers of rows; False if memory ran out; raises every other error."""
+    size = engine.size_for("units", engine.row_batch, private.shape)
+    rows = [private.rows[members[place]] if place in members else None for place in range(size)]
+    try:
+        with torch.inference_mode():
+            batch = engine.batch(replace(private.shape, size=size))
+            answers = answer(batch, [row or [engine.vocabulary.filler] for row in rows])
+    except Exception as error:
+        if is_out_of_memory(error):
+            return False
+        raise
+    for place, row in members.items():
+        if rows[place] is not None:
+            put(row, answers[place])
+    return True
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CompletionRequest:
     """How texts are written.
 
     Attributes:
@@ -31,14 +91,14 @@ class Job:
 
     max_tokens: int
     stop: tuple[str, ...]
-    taste: Taste
+    taste: SamplingOptions
     spell: Callable[[int], bytes]
 
 
 class _Text:
     """One text in progress; stop strings are found across tokens."""
 
-    def __init__(self, job: Job, *, eos: int) -> None:
+    def __init__(self, job: CompletionRequest, *, eos: int) -> None:
         self._job = job
         self._eos = eos
         self._stop = [word.encode("utf-8", "replace") for word in job.stop]
@@ -57,10 +117,12 @@ class _Text:
 
     def read(self) -> str:
         """Returns the text before the first stop string."""
-        return cut(self._written.decode("utf-8", "replace"), self._job.stop)
+        return cut_at_stop(self._written.decode("utf-8", "replace"), self._job.stop)
 
 
-def in_private(engine: Engine, reader: Prompts, prompts: Sequence[str], job: Job, *, cap: int) -> list[str]:
+def complete_private(
+    engine: Engine, reader: Prompts, prompts: Sequence[str], job: CompletionRequest, *, cap: int
+) -> list[str]:
     """Returns one text per private prompt, at public shapes; "" where one fails."""
     begun = reader.begun("", cap=cap)
     steps = min(job.max_tokens, engine.left_after(cap))
@@ -68,23 +130,23 @@ def in_private(engine: Engine, reader: Prompts, prompts: Sequence[str], job: Job
     rows = reader.rows(prompts, shared="", begun=begun, cap=cap)
     private = PrivateRows([row and row[len(shape.shared) :] for row in rows], "units", shape, has_public=False)
     texts = [""] * len(prompts)
-    answered(engine, private, lambda batch, rows: _written(engine, batch, rows, job, steps=steps), texts.__setitem__)
+    answer_rows(engine, private, lambda batch, rows: _write(engine, batch, rows, job, steps=steps), texts.__setitem__)
     return texts
 
 
-def in_public(engine: Engine, rows: Sequence[Sequence[int]], job: Job) -> list[str]:
+def complete_public(engine: Engine, rows: Sequence[Sequence[int]], job: CompletionRequest) -> list[str]:
     """Returns one text per PUBLIC row, at the rows' own lengths."""
     texts: list[str] = []
     for start in range(0, len(rows), engine.row_batch):
         block = rows[start : start + engine.row_batch]
         steps = min(job.max_tokens, engine.left_after(max(map(len, block))))
         shape = _shape(engine, block, max(steps, 1))
-        texts += engine.public(lambda s=shape, b=block, n=steps: _written(engine, engine.batch(s), b, job, steps=n))  # type: ignore[misc]
+        texts += engine.public(lambda s=shape, b=block, n=steps: _write(engine, engine.batch(s), b, job, steps=n))  # type: ignore[misc]
     return texts
 
 
-def generated(
-    engine: Engine, rows: Sequence[Sequence[int]], taste: Taste, *, room: int
+def generate_tokens(
+    engine: Engine, rows: Sequence[Sequence[int]], taste: SamplingOptions, *, room: int
 ) -> Iterator[tuple[Ints, Floats]]:
     """Yields the next token of every PUBLIC row and the probabilities float64[rows, ids] that it is drawn from.
 
@@ -95,19 +157,24 @@ def generated(
             yield np.zeros(0, np.int64), np.zeros((0, engine.vocabulary.width))
     remaining = engine.left_after(max(map(len, rows)))
     shape = _shape(engine, rows, room, reach=remaining)
-    yield from grown(engine, lambda: engine.batch(shape), rows, taste, remaining=remaining)
+    yield from regenerate_tokens(engine, lambda: engine.batch(shape), rows, taste, remaining=remaining)
 
 
-def grown(
-    engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]], taste: Taste, *, remaining: int
+def regenerate_tokens(
+    engine: Engine,
+    anew: Callable[[], GrowingBatch],
+    rows: Sequence[Sequence[int]],
+    taste: SamplingOptions,
+    *,
+    remaining: int,
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Yields what `generated` does, on batches that `anew` makes; it is called again if memory runs out halfway."""
-    growing = _Growing(engine, anew, rows)
+    """Yields what `generate_tokens` does, on batches that `anew` makes; it is called again if memory runs out halfway."""
+    growing = _GrowingRows(engine, anew, rows)
     raw = engine.public(growing.start, again=growing.restart)
     while True:
         with torch.inference_mode():
             rows_of_step = shares(engine.settle(raw), engine.vocabulary)
-        tokens = drawn(rows_of_step, taste, engine.vocabulary)
+        tokens = draw_tokens(rows_of_step, taste, engine.vocabulary)
         yield tokens, rows_of_step
         remaining -= 1
         if remaining < 0:
@@ -115,13 +182,13 @@ def grown(
         raw = engine.public(lambda tokens=tokens: growing.add(tokens), again=growing.restart)  # type: ignore[misc]
 
 
-class _Growing:
+class _GrowingRows:
     """Public rows that grow; they are read again where memory ran out halfway."""
 
-    def __init__(self, engine: Engine, anew: Callable[[], Batch], rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, engine: Engine, anew: Callable[[], GrowingBatch], rows: Sequence[Sequence[int]]) -> None:
         self._engine = engine
         self._anew = anew
-        self._batch: Batch | None = None
+        self._batch: GrowingBatch | None = None
         self._rows = rows
         self._added: list[Ints] = []
 
@@ -133,16 +200,16 @@ class _Growing:
     def add(self, tokens: Ints) -> torch.Tensor:
         """Adds one token to every row."""
         self._added.append(tokens)
-        return self._told(lambda batch: batch.step(_moved(self._engine, tokens)))
+        return self._told(lambda batch: batch.step(_to_device(self._engine, tokens)))
 
     def restart(self) -> torch.Tensor:
         """Reads the rows and all added tokens in another batch."""
         states = self.start()
         for tokens in self._added:
-            states = self._told(lambda batch, tokens=tokens: batch.step(_moved(self._engine, tokens)))  # type: ignore[misc]
+            states = self._told(lambda batch, tokens=tokens: batch.step(_to_device(self._engine, tokens)))  # type: ignore[misc]
         return states
 
-    def _told(self, ask: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
+    def _told(self, ask: Callable[[GrowingBatch], torch.Tensor]) -> torch.Tensor:
         """Runs the batch; it is dropped if it fails, as it may have read half of a step."""
         batch, self._batch = self._batch, None
         if batch is None:
@@ -152,11 +219,13 @@ class _Growing:
         return states
 
 
-def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: int | None = None) -> Shape:
+def _shape(engine: Engine, rows: Sequence[Sequence[int]], room: int, *, reach: int | None = None) -> BatchShape:
     return replace(engine.shape(max(map(len, rows)), room, reach=reach), size=len(rows))
 
 
-def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: Job, *, steps: int) -> list[str]:
+def _write(
+    engine: Engine, batch: GrowingBatch, rows: Sequence[Sequence[int]], job: CompletionRequest, *, steps: int
+) -> list[str]:
     """Returns one text per row, all written together until the last has ended."""
     texts = [_Text(job, eos=engine.vocabulary.eos) for _ in rows]
     raw = batch.start(rows) if steps > 0 else torch.empty(0)
@@ -165,14 +234,74 @@ def _written(engine: Engine, batch: Batch, rows: Sequence[Sequence[int]], job: J
         if job.taste.temperature == 0:
             tokens = likeliest(settled, engine.vocabulary)
         else:
-            tokens = drawn(shares(settled, engine.vocabulary), job.taste, engine.vocabulary)
+            tokens = draw_tokens(shares(settled, engine.vocabulary), job.taste, engine.vocabulary)
         for text, token in zip(texts, tokens.tolist(), strict=True):
             text.add(token)
         if remaining == 1 or all(text.has_ended for text in texts):
             break
-        raw = batch.step(_moved(engine, tokens))
+        raw = batch.step(_to_device(engine, tokens))
     return [text.read() for text in texts]
 
 
-def _moved(engine: Engine, tokens: Ints) -> torch.Tensor:
+def _to_device(engine: Engine, tokens: Ints) -> torch.Tensor:
     return torch.from_numpy(tokens).to(engine.body.device)
+
+
+def score(engine: Engine, reader: Prompts, prompts: Sequence[str], choices: Sequence[str], *, cap: int) -> Floats:
+    """Returns float64[prompts, choices]: log-likelihoods; -inf in a row that failed."""
+    out = np.full((len(prompts), len(choices)), -np.inf)
+    spaced = [not reader.tokens.chat and prompt.endswith(" ") for prompt in prompts]
+    begun = reader.begun("", cap=cap)
+    for with_space in (False, True):
+        tokens = [_ids(engine, reader, choice, with_space=with_space) for choice in choices]
+        places = [place for place, one in enumerate(spaced) if one == with_space]
+        rows = reader.rows([prompts[place] for place in places], shared="", begun=begun, cap=cap)
+        shape = engine.shape(cap, max(map(len, tokens), default=1), reader.apart(begun))
+        private = PrivateRows([row and row[len(shape.shared) :] for row in rows], "units", shape, has_public=False)
+
+        def put(row: int, row_scores: Floats, places: list[int] = places) -> None:
+            out[places[row]] = row_scores
+
+        answer_rows(engine, private, lambda batch, rows, tokens=tokens: likelihoods(engine, batch, rows, tokens), put)  # type: ignore[misc]
+    return out
+
+
+def _ids(engine: Engine, reader: Prompts, choice: str, *, with_space: bool) -> tuple[int, ...]:
+    tokens = reader.tokens
+    if with_space:
+        choice = f" {choice.lstrip(' ')}"
+    elif tokens.chat and tokens.answers_after_space:
+        choice = choice.lstrip(" ")
+    ids = tuple(tokens.continued(choice))
+    if not all(engine.vocabulary.is_candidate[id_] for id_ in ids):
+        raise ConfigurationError("expected choices of ordinary tokens, found one with a special token")
+    return ids
+
+
+def likelihoods(
+    engine: Engine, batch: GrowingBatch, rows: Sequence[Sequence[int]], choices: Sequence[tuple[int, ...]]
+) -> Floats:
+    """Returns float64[rows, choices] by walking the tree of the choices.
+
+    One token at a time: that shape has been tested to keep rows apart, those of whole choices have not.
+    """
+    followers: dict[tuple[int, ...], dict[int, None]] = {}
+    for tokens in choices:
+        for length, token in enumerate(tokens):
+            followers.setdefault(tokens[:length], {})[token] = None
+    scores: dict[tuple[int, ...], Floats] = {(): np.zeros(len(rows))}
+
+    def walk(begun: tuple[int, ...], raw: torch.Tensor) -> None:
+        ids = np.array(list(followers[begun]), np.int64)
+        scored = log_probabilities(engine.settle(raw), ids)
+        scores.update({(*begun, token): scores[begun] + scored[:, i] for i, token in enumerate(ids.tolist())})
+        longer = [(*begun, token) for token in ids.tolist() if (*begun, token) in followers]
+        mark = batch.mark() if longer else None
+        for tokens in longer:
+            walk(tokens, batch.step(torch.full((len(rows),), tokens[-1], device=engine.body.device)))
+            batch.rewind(mark)
+
+    raw = batch.start(rows)
+    if followers:
+        walk((), raw)
+    return np.stack([scores[tokens] for tokens in choices], axis=1) if choices else np.zeros((len(rows), 0))

@@ -14,9 +14,16 @@ import numpy as np
 import torch
 
 from langchain_dpicl.backends.hf import cache as caches
-from langchain_dpicl.backends.hf.batches import Batch, Body, LeftBatch, RightBatch, Shape, is_out_of_memory
-from langchain_dpicl.backends.hf.heads import Kind, Told, keeps_apart
-from langchain_dpicl.backends.hf.vocabulary import Reader, Vocabulary, distance, probabilities, tolerance
+from langchain_dpicl.backends.hf.batches import (
+    BatchShape,
+    GrowingBatch,
+    LeftBatch,
+    ModelBody,
+    RightBatch,
+    is_out_of_memory,
+)
+from langchain_dpicl.backends.hf.heads import Kind, LazyLogits, keeps_apart
+from langchain_dpicl.backends.hf.vocabulary import LogitReader, Vocabulary, distance, probabilities, tolerance
 from langchain_dpicl.exceptions import CapabilityError, DPICLError, ModelCallError
 
 # A row of a matrix product may change its bits with the other rows, or with its place. So each shape is tested at its
@@ -28,7 +35,7 @@ BLOCK = 16
 """Known tokens are read in blocks of this many, the rest one by one, as they would be generated."""
 
 
-class Holder(Protocol):
+class ReleasableMemory(Protocol):
     """Holds a secret amount of memory that it can release."""
 
     def spare(self) -> bool:
@@ -48,29 +55,29 @@ class Engine:
       limit: tokens that it can read and write together; None: no limit.
     """
 
-    def __init__(self, body: Body, vocabulary: Vocabulary, *, row_batch: int, limit: int | None) -> None:
+    def __init__(self, body: ModelBody, vocabulary: Vocabulary, *, row_batch: int, limit: int | None) -> None:
         self.body = body
         self.vocabulary = vocabulary
         self.row_batch = row_batch
         self.limit = limit
-        self.reader = Reader(vocabulary)
+        self.reader = LogitReader(vocabulary)
         self.lock = threading.RLock()
-        self.holders: WeakSet[Holder] = WeakSet()
+        self.holders: WeakSet[ReleasableMemory] = WeakSet()
         self._layout: type[LeftBatch | RightBatch] | None = None
         self._shares = False
         self._sizes: dict[tuple[Kind, int, int, int], int] = {}
 
-    def batch(self, shape: Shape) -> Batch:
+    def batch(self, shape: BatchShape) -> GrowingBatch:
         """Returns a new batch."""
         return (RightBatch if shape.is_fast else LeftBatch)(self.body, shape)
 
     def settle(self, states: torch.Tensor) -> torch.Tensor:
-        """Returns float32[rows, width]: the candidates' logits from a batch's states; see `Reader.settle`."""
+        """Returns float32[rows, width]: the candidates' logits from a batch's states; see `LogitReader.settle`."""
         return self.reader.settle(self.body.head.logits(states))
 
-    def told(self, states: torch.Tensor, kind: Kind) -> Told:
+    def lazy_logits(self, states: torch.Tensor, kind: Kind) -> LazyLogits:
         """Returns a batch's states for lazy reading."""
-        return Told(states, self.body.head, self.reader, kind=kind)
+        return LazyLogits(states, self.body.head, self.reader, kind=kind)
 
     @property
     def layout(self) -> type[LeftBatch | RightBatch]:
@@ -94,14 +101,14 @@ class Engine:
             return no_room(1) if is_out_of_memory(error) else f"the model failed on public text: {type(error).__name__}"
         return ""
 
-    def shape(self, length: int, room: int, shared: tuple[int, ...] = (), *, reach: int | None = None) -> Shape:
+    def shape(self, length: int, room: int, shared: tuple[int, ...] = (), *, reach: int | None = None) -> BatchShape:
         """Returns the shape of one row: fast if `length` and what may come (`reach`, or `room`) fit into the window."""
         window = self.body.facts.window
         is_seen = window is None or length + (room if reach is None else reach) <= window
         is_fast = self.layout is RightBatch and is_seen  # in this order: any layout is learnt before the first row
-        return Shape(1, length, room, shared if is_fast and self._shares else (), is_fast=is_fast)
+        return BatchShape(1, length, room, shared if is_fast and self._shares else (), is_fast=is_fast)
 
-    def limit_at(self, shape: Shape) -> int | None:
+    def limit_at(self, shape: BatchShape) -> int | None:
         """Returns the most tokens of a row of a shape."""
         window = self.body.facts.window if shape.is_fast else None
         return min([limit for limit in (self.limit, window) if limit is not None], default=None)
@@ -151,7 +158,7 @@ class Engine:
         close, settle = tolerance(self.body.model.dtype), self.reader.settle
         try:
             batch = layout(
-                self.body, Shape(1, len(ids) + 7, len(tail), tuple(ids[:shared]), is_fast=layout is RightBatch)
+                self.body, BatchShape(1, len(ids) + 7, len(tail), tuple(ids[:shared]), is_fast=layout is RightBatch)
             )
             padded = [batch.start([ids[shared:]])]
             mark = batch.mark()
@@ -177,22 +184,22 @@ class Engine:
         places = (np.arange(length, dtype=np.int64) * 7919 + 104729 * number + 13) % len(keys)
         return [int(id_) for id_ in keys[places]]
 
-    def size_for(self, kind: Kind, wanted: int, shape: Shape) -> int:
+    def size_for(self, kind: Kind, wanted: int, shape: BatchShape) -> int:
         """Returns how many rows run together at a shape: at most `wanted`, public, and tested once."""
         key = (kind, wanted, shape.length, len(shape.shared))
         if key not in self._sizes:
             with self.lock, torch.inference_mode():
-                self._sizes[key] = self._tried(kind, 1 if self.body.facts.mixes_rows else wanted, shape)
+                self._sizes[key] = self._attempt(kind, 1 if self.body.facts.mixes_rows else wanted, shape)
         return self._sizes[key]
 
-    def shrink(self, kind: Kind, wanted: int, shape: Shape, *, size: int) -> None:
+    def shrink(self, kind: Kind, wanted: int, shape: BatchShape, *, size: int) -> None:
         """Remembers that `size` rows do not fit."""
         self.free()
         if size <= 1:
             raise ModelCallError(no_room(1))
         key = (kind, wanted, shape.length, len(shape.shared))
         with self.lock, torch.inference_mode():
-            self._sizes[key] = self._tried(kind, (size + 1) // 2, shape)
+            self._sizes[key] = self._attempt(kind, (size + 1) // 2, shape)
 
     def free(self) -> None:
         """Returns unused memory to the device."""
@@ -229,14 +236,14 @@ class Engine:
         self.free()
         raise ModelCallError(no_room(1) if kind == "memory" else f"the model failed on a public prompt: {kind}")
 
-    def check_memory(self, shape: Shape) -> None:
+    def check_memory(self, shape: BatchShape) -> None:
         """Runs public text at a shape; raises ModelCallError if it does not fit."""
         with self.lock, torch.inference_mode():
             fits = self._fits(lambda: self._keeps_apart(shape, wherever=False))
         if fits is None:
             raise ModelCallError(no_room(shape.size))
 
-    def _tried(self, kind: Kind, size: int, shape: Shape) -> int:
+    def _attempt(self, kind: Kind, size: int, shape: BatchShape) -> int:
         def verdict(size: int) -> bool | None:
             return self._fits(lambda: self._keeps_apart(replace(shape, size=size), wherever=kind == "units"))
 
@@ -265,7 +272,7 @@ class Engine:
             if not self.spare():
                 return None
 
-    def _keeps_apart(self, shape: Shape, *, wherever: bool) -> bool:
+    def _keeps_apart(self, shape: BatchShape, *, wherever: bool) -> bool:
         """Whether a row keeps its bits; see `heads.keeps_apart`.
 
         Where the number of rows is secret there must be room for two batches: the public prompt's, and one beside it.
@@ -276,7 +283,7 @@ class Engine:
             lambda number: self._answers(shape, half, number, None if number else beside), half, wherever=wherever
         )
 
-    def _answers(self, shape: Shape, half: int, number: int, batch: Batch | None = None) -> torch.Tensor:
+    def _answers(self, shape: BatchShape, half: int, number: int, batch: GrowingBatch | None = None) -> torch.Tensor:
         """Returns the bits of every kind of answer, int64[rows, ...], with the prompt in one half of the places."""
         width = shape.length - len(shape.shared)
         probe = self._probe(2, max(1, (2 * width) // 3))

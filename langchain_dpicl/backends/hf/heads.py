@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.random import Generator
 
-from langchain_dpicl.backends.hf.vocabulary import Ints, Reader
+from langchain_dpicl.backends.hf.vocabulary import Floats, Ints, LogitReader, Vocabulary, probabilities
+from langchain_dpicl.exceptions import ConfigurationError
 
 # The output layer is the widest of a model, and private rows are read only at the few columns that the public row left
 # as candidates. So a batch keeps the layer's input, and the layer computes what is requested: the public row, private
@@ -21,11 +23,11 @@ Kind = Literal["slots", "units"]
 
 _FEWEST = 16
 """Fewest columns computed; their number is a power of two, so that few shapes need a test."""
-_LOOKED_AT = 2048
+_NUM_TEST_ROWS = 2048
 """Numbers of one place that are compared before a shape is trusted."""
 
 
-class Head:
+class OutputHead:
     """The last layer of a model; until `part` has shown that it can run alone, states are the model's logits.
 
     Args:
@@ -35,8 +37,8 @@ class Head:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._linear: torch.nn.Linear | None = None
-        self._tail: Callable[[torch.Tensor], torch.Tensor] = _unchanged
-        self._tried: dict[tuple[Kind, int, int], bool] = {}
+        self._tail: Callable[[torch.Tensor], torch.Tensor] = _identity
+        self._attempt: dict[tuple[Kind, int, int], bool] = {}
 
     @property
     def is_apart(self) -> bool:
@@ -49,7 +51,7 @@ class Head:
         if linear is None:
             return
         logits = self._model(input_ids=ids, use_cache=False).logits
-        with _heard(linear) as heard:
+        with _capture_input(linear) as heard:
             self._model(input_ids=ids, use_cache=False)
         if len(heard) != 1 or heard[0].shape[:2] != ids.shape:
             return
@@ -63,7 +65,7 @@ class Head:
         if self._linear is None:
             logits: torch.Tensor = self._model(**inputs).logits
             return logits[:, -keep:]
-        with _heard(self._linear) as heard:
+        with _capture_input(self._linear) as heard:
             self._model(**inputs)
         return heard[-1][:, -keep:]
 
@@ -86,9 +88,9 @@ class Head:
         if self._linear is None or _is_hooked(self._linear) or not 0 < 2 * count <= self.width:
             return False
         key = (kind, len(states), count)
-        if key not in self._tried:
-            self._tried[key] = self._keeps_apart(states, count, wherever=kind == "units")
-        return self._tried[key]
+        if key not in self._attempt:
+            self._attempt[key] = self._keeps_apart(states, count, wherever=kind == "units")
+        return self._attempt[key]
 
     def _keeps_apart(self, states: torch.Tensor, count: int, *, wherever: bool) -> bool:
         """Tests a shape with made-up states: one in half of the places, beside others, several times.
@@ -98,7 +100,7 @@ class Head:
         coins = torch.Generator().manual_seed(0)  # draws public numbers
         size, half = len(states), (len(states) + 1) // 2
         ids = torch.arange(count, device=states.device) * (self.width // count)
-        for _ in range(max(1, _LOOKED_AT // count)):
+        for _ in range(max(1, _NUM_TEST_ROWS // count)):
             made = torch.randn((5, *states.shape), generator=coins)
 
             def answers(number: int, made: torch.Tensor = made) -> torch.Tensor:
@@ -116,17 +118,17 @@ class Head:
         return 0 if self._linear is None else len(self._linear.weight)
 
 
-class Told:
+class LazyLogits:
     """The last states of a batch, read lazily and never shown.
 
     Args:
-      states: of one position from `Head.states`, float[size, ...].
+      states: of one position from `OutputHead.states`, float[size, ...].
       head: the output layer.
       reader: turns logits into the candidates'.
       kind: whether a row may depend on its place.
     """
 
-    def __init__(self, states: torch.Tensor, head: Head, reader: Reader, *, kind: Kind) -> None:
+    def __init__(self, states: torch.Tensor, head: OutputHead, reader: LogitReader, *, kind: Kind) -> None:
         self._states = states
         self._head = head
         self._reader = reader
@@ -138,20 +140,20 @@ class Told:
         """The device of the states."""
         return self._states.device
 
-    def to(self, device: torch.device | str) -> Told:
+    def to(self, device: torch.device | str) -> LazyLogits:
         """Returns the states on a device."""
         return self if self.device == torch.device(device) else self._with(self._states.to(device))
 
-    def only(self, places: list[int]) -> Told:
+    def only(self, places: list[int]) -> LazyLogits:
         """Returns some of the rows."""
         return self._with(self._states[places])
 
-    def spread(self, size: int) -> Told:
+    def spread(self, size: int) -> LazyLogits:
         """Returns one row in all of `size` places: rows are read at the shape of their batch."""
         return self._with(self._states.expand(size, -1).contiguous())
 
     def settled(self) -> torch.Tensor:
-        """Returns float32[size, width]: all candidates of all rows; see `Reader.settle`."""
+        """Returns float32[size, width]: all candidates of all rows; see `LogitReader.settle`."""
         if self._settled is None:
             self._settled = self._reader.settle(self._head.logits(self._states))
         return self._settled
@@ -163,9 +165,9 @@ class Told:
         return self._reader.settle(self._head.logits(self._states[places]))
 
     def some(self, ids: Ints) -> torch.Tensor:
-        """Returns float32[size, d]: some candidates of all rows; see `Reader.settle_some`."""
+        """Returns float32[size, d]: some candidates of all rows; see `LogitReader.settle_some`."""
         wanted = self._reader.with_ends(ids)
-        count = rounded(len(wanted))
+        count = num_computed_columns(len(wanted))
         if not self._head.has_some(self._kind, self._states, count):
             return self.settled().index_select(1, torch.from_numpy(ids).to(self.device))
         padded = np.concatenate([wanted, np.repeat(wanted[:1], count - len(wanted))])
@@ -173,11 +175,11 @@ class Told:
         settled = self._reader.settle_some(raw[:, : len(wanted)], ids)
         return settled.masked_fill_(~self._states.isfinite().all(dim=1, keepdim=True), torch.nan)
 
-    def _with(self, states: torch.Tensor) -> Told:
-        return Told(states, self._head, self._reader, kind=self._kind)
+    def _with(self, states: torch.Tensor) -> LazyLogits:
+        return LazyLogits(states, self._head, self._reader, kind=self._kind)
 
 
-def rounded(count: int) -> int:
+def num_computed_columns(count: int) -> int:
     """Returns the columns that are computed where `count` are wanted."""
     return 0 if count == 0 else max(_FEWEST, 1 << (count - 1).bit_length())
 
@@ -201,7 +203,7 @@ def keeps_apart(answers: Callable[[int], torch.Tensor], half: int, *, wherever: 
 
 
 @contextmanager
-def _heard(linear: torch.nn.Linear) -> Iterator[list[torch.Tensor]]:
+def _capture_input(linear: torch.nn.Linear) -> Iterator[list[torch.Tensor]]:
     """Captures the layer's input in this thread, and lets the layer run on no position."""
     heard: list[torch.Tensor] = []
     own = threading.get_ident()
@@ -242,7 +244,7 @@ def is_wrapped(module: Any) -> bool:
 
 def _tails(config: Any) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
     """Yields functions that models apply to their logits, according to their configuration."""
-    yield _unchanged
+    yield _identity
     if cap := getattr(config, "final_logit_softcapping", None):
         yield lambda logits: torch.tanh(logits / cap) * cap
     if scale := getattr(config, "logit_scale", None):
@@ -251,9 +253,74 @@ def _tails(config: Any) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         yield lambda logits: logits / divisor
 
 
-def _unchanged(logits: torch.Tensor) -> torch.Tensor:
+def _identity(logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
 def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(torch.equal(left.float(), right.float()))
+
+
+class SamplingOptions:
+    """How a next token is drawn.
+
+    Args:
+      temperature: 0 takes the likeliest token.
+      top_k: only this many likeliest tokens; None: all.
+      top_p: only the likeliest tokens that together have this probability.
+      rng: source of the sampling, which protects nobody.
+    """
+
+    def __init__(self, temperature: float, top_k: int | None, top_p: float, rng: Generator) -> None:
+        if not temperature >= 0:
+            raise ConfigurationError(f"expected temperature >= 0, found temperature={temperature}")
+        if top_k is not None and top_k < 1:
+            raise ConfigurationError(f"expected top_k >= 1 or None, found top_k={top_k}")
+        if not 0 < top_p <= 1:
+            raise ConfigurationError(f"expected 0 < top_p <= 1, found top_p={top_p}")
+        self.temperature = temperature
+        self._top_k = top_k
+        self._top_p = top_p
+        self._rng = rng
+
+    def choose(self, rows: Floats) -> Ints:
+        """Returns one column of each row of probabilities."""
+        if self.temperature == 0:
+            return np.asarray(rows.argmax(axis=1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            weights = np.exp((np.log(rows) - np.log(rows.max(axis=1, keepdims=True))) / self.temperature)
+        levels = np.cumsum(self._kept(np.nan_to_num(weights)), axis=1)
+        coins = self._rng.random((len(rows), 1)) * levels[:, -1:]
+        return np.asarray(np.minimum((levels <= coins).sum(axis=1), rows.shape[1] - 1))
+
+    def _kept(self, weights: Floats) -> Floats:
+        if self._top_k is None and self._top_p == 1:
+            return weights
+        order = np.argsort(-weights, axis=1, kind="stable")
+        ranked = np.take_along_axis(weights, order, axis=1)
+        before = np.cumsum(ranked, axis=1) - ranked
+        is_kept = before < self._top_p * ranked.sum(axis=1, keepdims=True)
+        if self._top_k is not None:
+            is_kept[:, self._top_k :] = False
+        out = np.zeros_like(weights)
+        np.put_along_axis(out, order, np.where(is_kept, ranked, 0.0), axis=1)
+        return out
+
+
+def likeliest(settled: torch.Tensor, vocabulary: Vocabulary) -> Ints:
+    """Returns the likeliest token of each row; the end of the text for a row that failed."""
+    failed = settled.amax(dim=1).isnan()
+    chosen: Ints = settled.argmax(dim=1).masked_fill(failed, vocabulary.eos).cpu().numpy()
+    return chosen
+
+
+def draw_tokens(rows: Floats, taste: SamplingOptions, vocabulary: Vocabulary) -> Ints:
+    """Returns a token id per row of probabilities; the end of the text for a row that failed."""
+    return np.where(rows.any(axis=1), taste.choose(rows), vocabulary.eos)
+
+
+def shares(settled: torch.Tensor, vocabulary: Vocabulary) -> Floats:
+    """Returns float64[rows, ids]: probabilities by id; 0 for other ids than candidates, and in a failed row."""
+    out = np.zeros((settled.shape[0], vocabulary.width))
+    out[:, vocabulary.candidates] = probabilities(settled, vocabulary.candidates)
+    return out

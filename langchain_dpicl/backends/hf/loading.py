@@ -36,7 +36,7 @@ _RESCALED = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ModelInfo:
     """The public facts about a model.
 
     Attributes:
@@ -127,7 +127,7 @@ def _from_folder(folder: Path, dtype: str | None, auto: str) -> Any:
     import torch
     import transformers
 
-    return _read(getattr(transformers, auto), folder, dtype=getattr(torch, dtype) if dtype else "auto")
+    return _read_local(getattr(transformers, auto), folder, dtype=getattr(torch, dtype) if dtype else "auto")
 
 
 def _tokenizer(tokenizer: Any, model: Any) -> Any:
@@ -142,10 +142,10 @@ def _tokenizer(tokenizer: Any, model: Any) -> Any:
         return tokenizer
     from transformers import AutoTokenizer
 
-    return _read(AutoTokenizer, _folder(tokenizer))
+    return _read_local(AutoTokenizer, _folder(tokenizer))
 
 
-def _read(kind: Any, folder: Path, **options: Any) -> Any:
+def _read_local(kind: Any, folder: Path, **options: Any) -> Any:
     """Returns what `kind` reads from a folder, without fetching files or running the folder's code."""
     try:
         with _no_progress_bars():
@@ -178,7 +178,7 @@ def _best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def inspect_model(model: Any) -> Facts:
+def inspect_model(model: Any) -> ModelInfo:
     """Returns the public facts about a causal model; refuses other kinds, and coupled rows."""
     takes = frozenset(inspect.signature(model.forward).parameters)
     if getattr(model.config, "is_encoder_decoder", False) or not {"input_ids", "past_key_values"} <= takes:
@@ -189,7 +189,7 @@ def inspect_model(model: Any) -> Facts:
     return inspect_rows(model)
 
 
-def inspect_rows(model: Any) -> Facts:
+def inspect_rows(model: Any) -> ModelInfo:
     """Returns the public facts about a model of any kind; refuses coupled rows."""
     config = _text_config(model.config)
     takes = frozenset(inspect.signature(model.forward).parameters)
@@ -198,7 +198,7 @@ def inspect_rows(model: Any) -> Facts:
             f"expected a model that computes each row from its own prompt, found {type(model).__name__} with {reason}: "
             "one record would move all rows; take the same model without it"
         )
-    return Facts(
+    return ModelInfo(
         context=_context(config),
         window=_window(config),
         width=_width(model, config),
@@ -265,10 +265,10 @@ def _couples(model: Any, config: Any) -> str:
             return "batch normalisation"
         if ".quantized.dynamic" in kind.__module__ or kind.__name__ == "Linear8bitLt":
             return "quantisation of activations at run time"
-    return _quantised(model, config)
+    return _quantisation(model, config)
 
 
-def _quantised(model: Any, config: Any) -> str:
+def _quantisation(model: Any, config: Any) -> str:
     reason = "quantisation of activations at run time"
     if any(_is_activation_quantised(parameter) for parameter in model.parameters()):
         return reason

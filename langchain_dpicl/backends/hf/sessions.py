@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows, Token
-from langchain_dpicl.backends.hf.chunks import PrivateRows, Read, Work, blank, fill
+from langchain_dpicl.backends.hf.batches import GrowingBatch
+from langchain_dpicl.backends.hf.chunks import PrivateRows, Read, SessionState, blank, fill
 from langchain_dpicl.backends.hf.engine import BLOCK, Engine
-from langchain_dpicl.backends.hf.vocabulary import Floats, probabilities, taken
+from langchain_dpicl.backends.hf.vocabulary import Floats, probabilities, select_logits
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 
@@ -29,7 +33,7 @@ class LocalSession:
 
     def __init__(self, engine: Engine, private: PrivateRows, prefix: Sequence[int]) -> None:
         self._engine = engine
-        self._work: Work | None = Work(private)
+        self._work: SessionState | None = SessionState(private)
         self._pending = list(prefix)
         self._length = private.shape.length + len(prefix)
         self._limit = engine.limit_at(private.shape)
@@ -37,7 +41,7 @@ class LocalSession:
     def public(self) -> NDArray[np.float64]:
         """Returns float64[V]: next-token logits after the public prompt, in the order of the vocabulary."""
         ids = self._engine.vocabulary.candidates
-        row = self._read(lambda lazy, places: taken(lazy.rows(places), ids), len(ids), np.nan, public=True)
+        row = self._read(lambda lazy, places: select_logits(lazy.rows(places), ids), len(ids), np.nan, public=True)
         if row.shape[0] != 1:
             raise ConfigurationError("expected a session with a public prompt, found none; open it with open_full")
         if np.isnan(row).any():
@@ -54,9 +58,9 @@ class LocalSession:
         vocabulary = self._engine.vocabulary
         if columns is None:
             ids = vocabulary.candidates
-            return self._read(lambda lazy, places: taken(lazy.settled()[places], ids), len(ids), np.nan)
+            return self._read(lambda lazy, places: select_logits(lazy.settled()[places], ids), len(ids), np.nan)
         ids = vocabulary.ids(columns)
-        return self._read(lambda lazy, places: taken(lazy.some(ids)[places]), len(ids), np.nan)
+        return self._read(lambda lazy, places: select_logits(lazy.some(ids)[places]), len(ids), np.nan)
 
     async def alogits(self, columns: NDArray[np.int64] | None = None) -> Rows:
         """Is `logits`, in a worker thread."""
@@ -86,7 +90,7 @@ class LocalSession:
         with self._engine.lock:
             self._work = None
 
-    def _open_work(self) -> Work:
+    def _open_work(self) -> SessionState:
         if self._work is None:
             raise ConfigurationError("expected an open session, found a closed one; open another")
         return self._work
@@ -101,7 +105,7 @@ class LocalSession:
             fill(self._engine, work, read, out, first=0 if public else first)
             return out
 
-    def _note_pending(self, work: Work) -> None:
+    def _note_pending(self, work: SessionState) -> None:
         """Records in which steps tokens are read, so that a repetition uses the same steps."""
         pending, self._pending = self._pending, []
         whole = len(pending) - len(pending) % BLOCK
@@ -116,3 +120,89 @@ def check_room(limit: int | None, length: int) -> None:
             f"expected at most {limit} tokens in the model's context, found {length}: "
             "lower max_prompt_tokens or the number of tokens to write"
         )
+
+
+_CACHED_PROMPTS = 2
+
+
+@dataclass(slots=True)
+class _KnownPrompt:
+    """A public prompt: its first answer and, once it has been continued, the row that continues it."""
+
+    first: torch.Tensor
+    batch: GrowingBatch | None = None
+    begin: Any = None
+    tokens: list[int] = field(default_factory=list)
+    last: torch.Tensor | None = None
+
+
+class PublicPredictor:
+    """Answers public prompts.
+
+    The answer to a prompt itself has the bits of a private row of the same text; further tokens run in one row, and
+    agree with private rows up to rounding.
+
+    Args:
+      engine: runs the model.
+      length: tokens that every prompt is padded to.
+      room: tokens to make room for.
+      begun: ids that all prompts begin with and that are read apart.
+    """
+
+    def __init__(self, engine: Engine, *, length: int, room: int, begun: tuple[int, ...]) -> None:
+        self._engine = engine
+        self._length = length
+        self._room = room
+        self._begun = begun
+        self._known: dict[tuple[int, ...], _KnownPrompt] = {}
+
+    def settled(self, prompt: Sequence[int], prefix: Sequence[int]) -> torch.Tensor:
+        """Returns float32[1, width]: the candidates' logits after a prompt and a prefix."""
+        check_room(self._engine.limit, self._length + len(prefix))
+        logits = self._engine.public(lambda: self._answered(tuple(prompt), list(prefix)))
+        if not bool(logits.amax().isfinite()):
+            raise ModelCallError("the model gave no numbers for the public prompt; try another dtype")
+        return logits
+
+    def _answered(self, prompt: tuple[int, ...], prefix: list[int]) -> torch.Tensor:
+        """Answers, and forgets all prompts if that fails: a row may have read half of a step."""
+        try:
+            return self._settled(prompt, prefix)
+        except BaseException:
+            self._known.clear()
+            raise
+
+    def _settled(self, prompt: tuple[int, ...], prefix: list[int]) -> torch.Tensor:
+        known = self._known.pop(prompt, None) or _KnownPrompt(self._first(prompt))
+        self._known[prompt] = known  # the last one used comes last
+        while len(self._known) > _CACHED_PROMPTS:
+            del self._known[next(iter(self._known))]
+        return self._continued(known, prompt, prefix) if prefix else known.first
+
+    def _first(self, prompt: tuple[int, ...]) -> torch.Tensor:
+        """Computes a prompt in the shape of a private row."""
+        engine = self._engine
+        shape = engine.shape(self._length, self._room, self._begun)
+        size = engine.size_for("units", engine.row_batch, shape)
+        rows = [list(prompt[len(shape.shared) :]), *[[engine.vocabulary.filler]] * (size - 1)]
+        return engine.settle(engine.batch(replace(shape, size=size, room=1)).start(rows))[:1].clone()
+
+    def _continued(self, known: _KnownPrompt, prompt: tuple[int, ...], prefix: list[int]) -> torch.Tensor:
+        engine = self._engine
+        if known.batch is None:
+            known.batch = engine.batch(engine.shape(len(prompt), self._room, reach=engine.left_after(len(prompt))))
+            known.batch.start([list(prompt)])
+            known.begin = known.batch.mark()
+        if prefix[: len(known.tokens)] != known.tokens or known.last is None:
+            known.batch.rewind(known.begin)
+            known.tokens, known.last = [], known.first
+        raw: torch.Tensor | None = None
+        while missing := prefix[len(known.tokens) : len(known.tokens) + BLOCK]:
+            if len(missing) == 1:
+                raw = known.batch.step(torch.tensor(missing, device=engine.body.device))
+            else:
+                raw = known.batch.many(missing)[:, -1]
+            known.tokens += missing
+        if raw is not None:
+            known.last = engine.settle(raw)
+        return known.last

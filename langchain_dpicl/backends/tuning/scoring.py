@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.hf import loading, weights
+from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.hf import model_checks as weights
 from langchain_dpicl.backends.hf.batches import is_out_of_memory
-from langchain_dpicl.backends.tuning.heads import Arrays, has_head, put_head
-from langchain_dpicl.backends.tuning.probes import check_model
-from langchain_dpicl.backends.tuning.prompted import Method, PromptedModel, stacked
-from langchain_dpicl.backends.tuning.reading import Input, TaskReader
-from langchain_dpicl.backends.tuning.tasks import PromptTask, TaskKind
+from langchain_dpicl.backends.tuning.engine import check_model
+from langchain_dpicl.backends.tuning.prompted_model import Method, PromptedModel, stack_inputs
+from langchain_dpicl.backends.tuning.serving import Arrays, has_head, put_head
+from langchain_dpicl.backends.tuning.tasks import ModelInput, PromptTask, TaskKind, TaskReader
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ScoringInput:
     """One PUBLIC text or pair, and the name of its prompt."""
 
     prompt: str
@@ -31,7 +31,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taught:
+class _ScoringPrompt:
     """A prompt as the model reads it: float32[virtual tokens, width]."""
 
     method: Method
@@ -40,7 +40,7 @@ class _Taught:
     words: torch.Tensor | None
 
 
-class LabelScorer:
+class SoftPromptScorer:
     """A model that scores labels behind trained prompts of either method and any length.
 
     Args:
@@ -58,7 +58,7 @@ class LabelScorer:
         self._batch_size = batch_size
         self._is_own = is_own
         self._prompted: dict[Method, PromptedModel] = {}
-        self._taught: dict[str, _Taught] = {}
+        self._taught: dict[str, _ScoringPrompt] = {}
         self._lock = threading.RLock()
 
     def put(
@@ -82,7 +82,7 @@ class LabelScorer:
             words = torch.tensor(reader.word_ids, device=prompted.device) if reader.word_ids else None
             prompt = torch.tensor(numbers, device=prompted.device)
             self._prompted[method] = prompted
-            self._taught[name] = _Taught(method, prompt, reader, words)
+            self._taught[name] = _ScoringPrompt(method, prompt, reader, words)
         return reader.tokens.fingerprint
 
     def weights(self) -> str:
@@ -121,23 +121,23 @@ class LabelScorer:
                 "prompts of one head: it is put in there"
             )
 
-    def scores(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
+    def scores(self, questions: Sequence[ScoringInput]) -> list[NDArray[np.float64]]:
         """Returns float64[labels] per text: the probability of each label, in one forward per batch and method."""
         rows: list[NDArray[np.float64]] = [np.zeros(0)] * len(questions)
         for method in self._prompted:
             places = [place for place, one in enumerate(questions) if self._taught[one.prompt].method == method]
             for start in range(0, len(places), self._batch_size):
                 block = places[start : start + self._batch_size]
-                answers = self._tried(method, [questions[place] for place in block])
+                answers = self._attempt(method, [questions[place] for place in block])
                 for place, answer in zip(block, answers, strict=True):
                     rows[place] = answer
         return rows
 
-    def _tried(self, method: Method, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
+    def _attempt(self, method: Method, questions: Sequence[ScoringInput]) -> list[NDArray[np.float64]]:
         kind = ""
         try:
             with self._lock, torch.inference_mode():
-                answers = self._scored(method, questions)
+                answers = self._score(method, questions)
         except Exception as error:  # noqa: BLE001  whatever a model raises
             kind = "memory" if is_out_of_memory(error) else type(error).__name__
         if kind == "memory":
@@ -148,7 +148,7 @@ class LabelScorer:
             raise ModelCallError("the model gave no numbers for a text; try another dtype or model")
         return answers
 
-    def _scored(self, method: Method, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
+    def _score(self, method: Method, questions: Sequence[ScoringInput]) -> list[NDArray[np.float64]]:
         """Reads texts of one method's prompts in one forward."""
         prompted = self._prompted[method]
         if prompted.model.training:
@@ -156,7 +156,7 @@ class LabelScorer:
         taught = [self._taught[one.prompt] for one in questions]
         read = [one.reader.input(asked.text, asked.pair) for one, asked in zip(taught, questions, strict=True)]
         length = max(len(one.ids) for one in read)
-        rows = stacked(
+        rows = stack_inputs(
             [one.ids for one in read],
             length=length,
             filler=taught[0].reader.filler,
@@ -171,7 +171,7 @@ class LabelScorer:
         return [_shares(row, one.words) for row, one in zip(logits, taught, strict=True)]
 
 
-def _types(read: Sequence[Input]) -> list[list[int]]:
+def _types(read: Sequence[ModelInput]) -> list[list[int]]:
     return [one.types for one in read]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,18 +10,19 @@ import torch
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.hf import cache as caches
-from langchain_dpicl.backends.hf.batches import Body, RightBatch, Shape, ahead, padded
+from langchain_dpicl.backends.hf.batches import BatchShape, ModelBody, RightBatch, ahead, padded
 from langchain_dpicl.backends.hf.engine import Engine
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 if TYPE_CHECKING:
-    from langchain_dpicl.backends.huggingface import HuggingFaceBackend
+    from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
+
 
 Beginning = list[caches.Pair]
 """Keys and values [1, heads, positions, size] of one prompt, by layer."""
 
 
-def from_embeddings(body: Body, numbers: NDArray[np.float32]) -> Beginning:
+def from_embeddings(body: ModelBody, numbers: NDArray[np.float32]) -> Beginning:
     """Returns the keys and values of virtual tokens float32[positions, width] at the beginning of a text."""
     layers = caches.roomy_layers(body.config, len(numbers))
     embeddings = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)[None]
@@ -34,7 +35,7 @@ def from_embeddings(body: Body, numbers: NDArray[np.float32]) -> Beginning:
     return [layer.written() for layer in layers]
 
 
-def from_prefix(body: Body, numbers: NDArray[np.float32], *, heads: int) -> Beginning:
+def from_prefix(body: ModelBody, numbers: NDArray[np.float32], *, heads: int) -> Beginning:
     """Returns the keys and values of a prefix float32[positions, 2 * layers * heads * size], in peft's order."""
     flat = torch.tensor(numbers, dtype=body.model.dtype, device=body.device)
     count = len(caches.roomy_layers(body.config, 1))
@@ -42,7 +43,7 @@ def from_prefix(body: Body, numbers: NDArray[np.float32], *, heads: int) -> Begi
     return [(layer[0].contiguous(), layer[1].contiguous()) for layer in stored]
 
 
-class Shelf:
+class PromptRegistry:
     """Trained prompts of one model, by name; each is read at its first use, and cached.
 
     Args:
@@ -103,7 +104,7 @@ class PromptedBatch(RightBatch):
       shape: rows, tokens of the longest row (its prompt not counted), and tokens to come.
     """
 
-    def __init__(self, body: Body, begin: Callable[[], Sequence[Beginning]], shape: Shape) -> None:
+    def __init__(self, body: ModelBody, begin: Callable[[], Sequence[Beginning]], shape: BatchShape) -> None:
         super().__init__(body, shape)
         self._begin = begin
 
@@ -129,7 +130,7 @@ class PromptedBatch(RightBatch):
         counts = torch.tensor([[one[0][0].shape[-2]] for one in beginnings], device=device)
         begun = int(counts.max())
         room = begun + shape.length + shape.room
-        self._layers = caches.roomy_layers(self._body.config, room, _stacked(beginnings, begun))
+        self._layers = caches.roomy_layers(self._body.config, room, _stack_prompts(beginnings, begun))
         self._cache = caches.cache_of(self._layers)
         self._mask = torch.zeros((shape.size, 1, 1, room), dtype=self._mask.dtype, device=device)
         unseen = torch.arange(begun, device=device)[None] >= counts
@@ -137,7 +138,7 @@ class PromptedBatch(RightBatch):
         return begun, counts
 
 
-def _stacked(beginnings: Sequence[Beginning], length: int) -> Beginning:
+def _stack_prompts(beginnings: Sequence[Beginning], length: int) -> Beginning:
     """Returns the prompts of all rows, padded with zeros to one length."""
 
     def whole(layer: int, part: int) -> torch.Tensor:
@@ -150,3 +151,48 @@ def _stacked(beginnings: Sequence[Beginning], length: int) -> Beginning:
 def parts_of(backend: HuggingFaceBackend) -> tuple[Engine, Any]:
     """Returns the runner of an engine's model, and its tokenizer."""
     return backend._engine, backend._prompts.tokens._tokenizer  # noqa: SLF001  parts of one engine
+
+
+# A head may be untrained random numbers: the prompt works with that head only, so it is stored with the prompt.
+Arrays = Mapping[str, NDArray[np.float32]]
+
+_ENDINGS = ("classifier", "score")
+"""Endings of names by which peft finds the parts of a head."""
+_WITHIN = "base_model."
+
+
+def head_of(model: Any) -> dict[str, NDArray[np.float32]]:
+    """Returns the parameters of a classifier's head; {} if the model has none of a known name."""
+    return {name: tensor.detach().float().cpu().numpy().copy() for name, tensor in _tensors(model).items()}
+
+
+def has_head(model: Any, head: Arrays) -> bool:
+    """Whether a model has this head, in its own precision."""
+    own = _tensors(model)
+    if set(own) != set(head):
+        return False
+    return all(torch.equal(tensor.detach().cpu(), _cast(head[name], tensor)) for name, tensor in own.items())
+
+
+def put_head(model: Any, head: Arrays) -> bool:
+    """Gives a model this head; returns False and changes nothing if its own head has other parts."""
+    own = _tensors(model)
+    if {name: tuple(tensor.shape) for name, tensor in own.items()} != {name: head[name].shape for name in head}:
+        return False
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(_cast(head[name], tensor))
+    return True
+
+
+def _tensors(model: Any) -> dict[str, torch.Tensor]:
+    parts = [(name, module) for name, module in model.named_modules() if name.endswith(_ENDINGS)]
+    return {
+        f"{_WITHIN}{name}.{key}": tensor
+        for name, module in parts
+        for key, tensor in [*module.named_parameters(), *module.named_buffers()]
+    }
+
+
+def _cast(array: NDArray[np.float32], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(array, dtype=like.dtype)

@@ -3,8 +3,7 @@
 Must not import `privacy.extensions`, noise or a ledger; prices of extensions are loaded where an event names one.
 """
 
-from langchain_dpicl.privacy.accounting.calibration import calibrate
-from langchain_dpicl.privacy.accounting.conversions import gdp_epsilon, gdp_mu, zcdp_epsilon, zcdp_rho
+from langchain_dpicl.privacy.accounting.calibration import calibrate, gdp_epsilon, gdp_mu, zcdp_epsilon, zcdp_rho
 from langchain_dpicl.privacy.accounting.epsilon import (
     EpsilonBound,
     Opinion,

@@ -12,7 +12,7 @@ import numpy as np
 
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting import profiles
-from langchain_dpicl.privacy.accounting.normal_form import Terms, World
+from langchain_dpicl.privacy.accounting.normal_form import Terms, UnitTerms
 from langchain_dpicl.privacy.accounting.pld_grid import (
     Bound,
     CurveBound,
@@ -73,11 +73,11 @@ def _range_block(terms: Terms) -> Profile:
 @lru_cache(maxsize=256)
 def _sampled_step(base: Terms, rate: float, adjacency: Adjacency) -> Profile:
     """One release, or a block of them, on one secret sample: composed inside, amplified once."""
-    profile = as_one(base, adjacency)
-    return profiles.symmetrised(profile, rate) if adjacency == "replace_one" else profiles.amplified(profile, rate)
+    profile = single_profile(base, adjacency)
+    return profiles.symmetrise(profile, rate) if adjacency == "replace_one" else profiles.amplify_poisson(profile, rate)
 
 
-def as_one(terms: Terms, adjacency: Adjacency) -> Profile:
+def single_profile(terms: Terms, adjacency: Adjacency) -> Profile:
     """One profile of a whole composition, against every strategy."""
     inside = steps(terms, adjacency)
     is_one = len(inside) == 1 and inside[0][1] == 1
@@ -88,10 +88,10 @@ def _tabulated(bound: GridBound) -> Profile:
     """The profile of something composed on a grid, as a curve that can be amplified."""
     x_up, up = _table(bound.up, bound.lost)
     if bound.down is bound.up:
-        return profiles.tabulated(x_up, up, x_up, up)
+        return profiles.tabulated_profile(x_up, up, x_up, up)
     x_down, down = _table(bound.down, bound.lost)
     # Both start at the total variation distance, so the smaller bound holds for both.
-    return profiles.tabulated(x_up, np.minimum(up, down[0]), x_down, np.minimum(down, up[0]))
+    return profiles.tabulated_profile(x_up, np.minimum(up, down[0]), x_down, np.minimum(down, up[0]))
 
 
 def _table(pmf: PLDPmf, lost: float) -> tuple[FloatArray, FloatArray]:
@@ -165,7 +165,7 @@ class Price:
       error: how far the bound may lie above the epsilon of the dominating pairs.
     """
 
-    world: World
+    world: UnitTerms
     delta: float
     removed: float
     added: float
@@ -178,7 +178,7 @@ class Price:
         return max(self.removed, self.added)
 
 
-def price_of(world: World, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> Price:
+def price_of(world: UnitTerms, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> Price:
     """The least bound on a world at `delta`, of which its failures are taken here and nowhere else."""
     terms, left = world.terms, world.delta_left(delta)
     if not terms.is_bounded:
@@ -193,7 +193,7 @@ def price_of(world: World, delta: float, adjacency: Adjacency, *, is_coarse: boo
     return min(prices, key=lambda price: price.epsilon)
 
 
-def _bound_prices(found: tuple[Bound, ...], world: World, left: float) -> Iterator[Price]:
+def _bound_prices(found: tuple[Bound, ...], world: UnitTerms, left: float) -> Iterator[Price]:
     for bound in found:
         removed, added = bound.epsilons(left)
         yield Price(world, left, removed, added, bound.name, bound.error(left))

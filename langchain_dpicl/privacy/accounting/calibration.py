@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -14,8 +16,10 @@ from langchain_dpicl.privacy._validate import (
     check_positive,
     check_real,
 )
-from langchain_dpicl.privacy.accounting.epsilon import _priced, _up, epsilon_upper_bound
+from langchain_dpicl.privacy.accounting import profiles
+from langchain_dpicl.privacy.accounting.epsilon import _price, _up, epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.accounting.pld_grid import CurveBound
 
 Cost = Callable[[float], float]
 
@@ -61,7 +65,7 @@ def calibrate(
     check_real("high", high, low=check_positive("low", low), low_open=True)
 
     def rough(x: float) -> float:
-        return _priced(event_at(x), delta, adjacency, is_coarse=True).epsilon
+        return _price(event_at(x), delta, adjacency, is_coarse=True).epsilon
 
     def exact(x: float) -> float:
         return epsilon_upper_bound(event_at(x), delta=delta, adjacency=adjacency)
@@ -72,7 +76,7 @@ def calibrate(
         _, guess = narrow(rough, epsilon, (too_small, enough), tolerance=0.02)
     if is_rough and guess is not None and enough is not None:
         return guess
-    too_small, enough = around(exact, epsilon, float(guess or low), low=low, high=high)
+    too_small, enough = bracket_near(exact, epsilon, float(guess or low), low=low, high=high)
     if enough is None:
         raise ConfigurationError(
             f"epsilon: expected at least {exact(high):.4g}, found {epsilon!r}: even the parameter {high:g} costs that. "
@@ -103,7 +107,9 @@ def bracket(cost: Cost, limit: float, *, low: float, high: float) -> tuple[float
     return None, x
 
 
-def around(cost: Cost, limit: float, guess: float, *, low: float, high: float) -> tuple[float | None, float | None]:
+def bracket_near(
+    cost: Cost, limit: float, guess: float, *, low: float, high: float
+) -> tuple[float | None, float | None]:
     """The same around a good guess: a few percent apart."""
     below, above = guess, guess
     factor = 1.02
@@ -127,22 +133,99 @@ def narrow(cost: Cost, limit: float, ends: tuple[float, float], *, tolerance: fl
     small, large = ends
     while large / small > 1.0 + tolerance:
         width = large / small
-        centre = _interpolated(small, large, cost(small), cost(large), limit)
+        centre = _interpolate(small, large, cost(small), cost(large), limit)
         for x in (centre * (1.0 + tolerance / 3.0), centre / (1.0 + tolerance / 3.0)):
-            small, large = _halved(cost, limit, small, large, x)
+            small, large = _bisect(cost, limit, small, large, x)
         if large / small > math.sqrt(width):
-            small, large = _halved(cost, limit, small, large, math.sqrt(small * large))
+            small, large = _bisect(cost, limit, small, large, math.sqrt(small * large))
     return small, large
 
 
-def _halved(cost: Cost, limit: float, small: float, large: float, x: float) -> tuple[float, float]:
+def _bisect(cost: Cost, limit: float, small: float, large: float, x: float) -> tuple[float, float]:
     if not small < x < large:
         return small, large
     return (small, x) if cost(x) <= limit else (x, large)
 
 
-def _interpolated(small: float, large: float, cost_small: float, cost_large: float, limit: float) -> float:
+def _interpolate(small: float, large: float, cost_small: float, cost_large: float, limit: float) -> float:
     if not (math.isfinite(cost_small) and 0.0 < cost_large < cost_small):
         return math.sqrt(small * large)
     share = math.log(cost_small / limit) / math.log(cost_small / cost_large)
     return small * math.exp(min(max(share, 0.0), 1.0) * math.log(large / small))
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """Bounds epsilon of a mu-GDP mechanism at `delta`, rounded up.
+
+    Args:
+      mu: of the mechanism, > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+
+    >>> gdp_epsilon(1.0, 1e-5)
+    4.377179
+
+    Source: Dong, Roth and Su (2022), Corollary 2.13 (exact).
+    """
+    return _curve_epsilon(profiles.gaussian(check_positive("mu", mu)), delta)
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """Bounds epsilon of a rho-zCDP mechanism at `delta`, rounded up.
+
+    Args:
+      rho: of the mechanism, > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+
+    >>> zcdp_epsilon(0.0244, 1e-6)
+    1.000968
+
+    Source: Canonne, Kamath and Steinke (2020), Proposition 12.
+    """
+    return _curve_epsilon(profiles.zcdp(check_positive("rho", rho)), delta)
+
+
+def gdp_mu(epsilon: float, delta: float) -> float:
+    """The largest mu, rounded down, with `gdp_epsilon(mu, delta) <= epsilon`.
+
+    Args:
+      epsilon: the limit, > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+    """
+    return _largest(profiles.gaussian, epsilon, delta)
+
+
+def zcdp_rho(epsilon: float, delta: float) -> float:
+    """The largest rho, rounded down, with `zcdp_epsilon(rho, delta) <= epsilon`.
+
+    Args:
+      epsilon: the limit, > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+    """
+    return _largest(profiles.zcdp, epsilon, delta)
+
+
+def _curve_epsilon(profile: profiles.Profile, delta: float) -> float:
+    return _up(max(CurveBound("closed form", profile).epsilons(check_delta(delta))))
+
+
+def _largest(family: Callable[[float], profiles.Profile], epsilon: float, delta: float) -> float:
+    at, limit = np.array([check_epsilon(epsilon)]), check_delta(delta)
+    low, high = 1e-12, 1e8
+    for _ in range(80):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if family(middle).up(at)[0] <= limit else (low, middle)
+    while _curve_epsilon(family(low), delta) > epsilon:  # that price is rounded up
+        low *= 1.0 - 5e-7
+    return low

@@ -14,7 +14,7 @@ from importlib import import_module
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_real
 from langchain_dpicl.privacy.accounting.bounds import Price, bounds, price_of
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.accounting.normal_form import check_event, readings, worlds
+from langchain_dpicl.privacy.accounting.normal_form import check_event, readings, unit_terms
 
 _DIGITS = 6
 
@@ -85,7 +85,7 @@ def epsilon_bound(event: Event, *, delta: float, adjacency: Adjacency, opinions:
     composition of dominating pairs; Kairouz, Oh and Viswanath (2015), Theorem 3.3; Canonne, Kamath and Steinke (2020),
     Proposition 12.
     """
-    price = _priced(event, check_delta(delta), check_adjacency(adjacency), is_coarse=False)
+    price = _price(event, check_delta(delta), check_adjacency(adjacency), is_coarse=False)
     heard: tuple[Opinion, ...] = ()
     skipped: tuple[str, ...] = ()
     if opinions and price.epsilon < math.inf:
@@ -115,7 +115,7 @@ def epsilon_upper_bound(event: Event, *, delta: float, adjacency: Adjacency) -> 
       ConfigurationError: an argument is out of range.
       UnknownEventError: no theorem prices the event.
     """
-    return _up(_priced(event, check_delta(delta), check_adjacency(adjacency), is_coarse=False).epsilon)
+    return _up(_price(event, check_delta(delta), check_adjacency(adjacency), is_coarse=False).epsilon)
 
 
 def delta_upper_bound(event: Event, *, epsilon: float, adjacency: Adjacency) -> float:
@@ -138,7 +138,7 @@ def delta_upper_bound(event: Event, *, epsilon: float, adjacency: Adjacency) -> 
 
 def _largest_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
     largest = 0.0
-    for world in worlds(event, adjacency):
+    for world in unit_terms(event, adjacency):
         if not world.terms.is_bounded:
             return 1.0
         found = () if world.terms.is_empty else bounds(world.terms, adjacency, is_coarse=False)
@@ -146,13 +146,13 @@ def _largest_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
     return largest
 
 
-def _priced(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> Price:
+def _price(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> Price:
     check_event(event)  # before it is hashed
-    return _remembered(event, delta, adjacency, is_coarse)
+    return _cached_price(event, delta, adjacency, is_coarse)
 
 
 @lru_cache(maxsize=1024)
-def _remembered(event: Event, delta: float, adjacency: Adjacency, is_coarse: bool) -> Price:
+def _cached_price(event: Event, delta: float, adjacency: Adjacency, is_coarse: bool) -> Price:
     """The least price of all that bound the event."""
     prices = [_price_in(reading, delta, adjacency, is_coarse=is_coarse) for reading in readings(event, adjacency)]
     return min(prices, key=lambda price: price.epsilon)
@@ -160,7 +160,7 @@ def _remembered(event: Event, delta: float, adjacency: Adjacency, is_coarse: boo
 
 def _price_in(event: Event, delta: float, adjacency: Adjacency, *, is_coarse: bool) -> Price:
     """The price of the costliest world; cheap coarse prices, which are bounds too, spare most fine ones."""
-    everywhere = worlds(event, adjacency)
+    everywhere = unit_terms(event, adjacency)
     if len(everywhere) == 1 or is_coarse:
         return max((price_of(w, delta, adjacency, is_coarse=is_coarse) for w in everywhere), key=lambda p: p.epsilon)
     rough = [price_of(world, delta, adjacency, is_coarse=True) for world in everywhere]

@@ -15,13 +15,13 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from langchain_dpicl.exceptions import UnknownEventError
-from langchain_dpicl.privacy._validate import MAX_INT, shown
+from langchain_dpicl.privacy._validate import MAX_INT, describe_value
 
 
 def require(condition: bool, event: str, expected: str, found: object) -> None:
     """Refuses a parameter of an event."""
     if not condition:
-        msg = f"{event}: expected {expected}, found {shown(found)}."
+        msg = f"{event}: expected {expected}, found {describe_value(found)}."
         raise UnknownEventError(msg)
 
 

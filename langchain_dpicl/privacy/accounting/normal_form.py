@@ -31,7 +31,7 @@ from langchain_dpicl.privacy.accounting.events import (
     ZCdpEvent,
     event_types,
 )
-from langchain_dpicl.privacy.amounts import effective_delta, exact, round_up
+from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_up
 
 if TYPE_CHECKING:
     from langchain_dpicl.privacy.accounting.profiles import Profile
@@ -138,7 +138,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class UnitTerms:
     """What an event does to a unit of one place: the terms to price, and the failures that come out of delta before.
 
     Attributes:
@@ -268,11 +268,11 @@ def normal_form(event: Event) -> Terms:
     return world.terms
 
 
-def _world(event: Event, labels: tuple[tuple[str, tuple[str, ...]], ...] = ()) -> World:
+def _world(event: Event, labels: tuple[tuple[str, tuple[str, ...]], ...] = ()) -> UnitTerms:
     """What an event without `ParallelEvent`s does."""
     tally = _Tally()
     tally.add(event, 1)
-    return World(tally.terms(), tally.failure(), labels)
+    return UnitTerms(tally.terms(), tally.failure(), labels)
 
 
 def readings(event: Event, adjacency: Adjacency) -> tuple[Event, ...]:
@@ -296,7 +296,7 @@ def _extensions(event: Event) -> Iterator[ExtensionEvent]:
         yield from _extensions(part)
 
 
-def worlds(event: Event, adjacency: Adjacency) -> tuple[World, ...]:
+def unit_terms(event: Event, adjacency: Adjacency) -> tuple[UnitTerms, ...]:
     """What the event does at each place that a unit may have: its price is the largest of theirs.
 
     Under `add_remove` a unit has one label per partition; under `replace_one` it may leave one label and join another.
@@ -312,7 +312,7 @@ def worlds(event: Event, adjacency: Adjacency) -> tuple[World, ...]:
             f"event: expected at most {_MAX_WORLDS} combinations of labels that cost differently. "
             "Use the same noise for all labels, or fewer partitions."
         )
-    distinct: dict[tuple[Terms, float], World] = {}
+    distinct: dict[tuple[Terms, float], UnitTerms] = {}
     for combo in itertools.product(*places):
         branches = dict(itertools.chain.from_iterable(place.branches for place in combo))
         world = _world(_rewritten(event, branches), tuple(zip(found, (place.labels for place in combo), strict=True)))
@@ -321,7 +321,7 @@ def worlds(event: Event, adjacency: Adjacency) -> tuple[World, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PartitionPlace:
     """The labels of a unit in one partition, and what each of its parallel events then is."""
 
     labels: tuple[str, ...]
@@ -341,7 +341,7 @@ def _parallels(event: Event) -> Iterator[ParallelEvent]:
         yield from _parallels(part)
 
 
-def _places(parallels: list[ParallelEvent], adjacency: Adjacency) -> list[_Place]:
+def _places(parallels: list[ParallelEvent], adjacency: Adjacency) -> list[_PartitionPlace]:
     """What each of a partition's parallel events does to a unit, per place the unit may have."""
     rows: _Rows = dict.fromkeys(sorted({label for parallel in parallels for label, _ in parallel.branches}), ())
     for label in rows:
@@ -349,12 +349,14 @@ def _places(parallels: list[ParallelEvent], adjacency: Adjacency) -> list[_Place
         for branch in rows[label]:
             _world(branch)  # what no theorem prices is refused, also where another label costs more
     if adjacency == "add_remove" or len(rows) < 2:
-        chosen: dict[tuple[str, ...], tuple[Event, ...]] = {(label,): rows[label] for label in _undominated(rows, 1)}
+        chosen: dict[tuple[str, ...], tuple[Event, ...]] = {(label,): rows[label] for label in _drop_dominated(rows, 1)}
     else:
-        pairs = itertools.combinations(_undominated(rows, 2), 2)
+        pairs = itertools.combinations(_drop_dominated(rows, 2), 2)
         chosen = {(a, b): tuple(map(_both, rows[a], rows[b])) for a, b in pairs}
     nowhere = {(): tuple(NoEvent() for _ in parallels)}
-    return [_Place(labels, tuple(zip(parallels, row, strict=True))) for labels, row in (chosen or nowhere).items()]
+    return [
+        _PartitionPlace(labels, tuple(zip(parallels, row, strict=True))) for labels, row in (chosen or nowhere).items()
+    ]
 
 
 _Rows = dict[str, tuple[Event, ...]]
@@ -364,7 +366,7 @@ def _both(left: Event, joined: Event) -> Event:
     return ComposedEvent((left, joined))
 
 
-def _undominated(rows: _Rows, keep: int) -> list[str]:
+def _drop_dominated(rows: _Rows, keep: int) -> list[str]:
     """Drops labels that `keep` labels still there dominate: no choice of `keep` labels is worse for having them."""
     kept = list(rows)
     for label in rows:

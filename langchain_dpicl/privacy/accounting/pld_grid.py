@@ -176,14 +176,14 @@ def _log_moment(lowest: int, masses: FloatArray, pull: float) -> float:
 def compose(inside: Steps, *, is_coarse: bool) -> GridBound:
     """Composes dominating pairs: all removals together, all additions together (Zhu, Dong, Wang 2022)."""
     step = grid_step(inside, is_coarse=is_coarse)
-    up = _composed([(connect_dots(p, step), count, _stage(p)) for p, count in inside])
+    up = _compose_families([(connect_dots(p, step), count, _stage(p)) for p, count in inside])
     down = up
     if not all(p.is_symmetric for p, _ in inside):
-        down = _composed([(connect_dots(p.reversed(), step), count, _stage(p)) for p, count in inside])
+        down = _compose_families([(connect_dots(p.reversed(), step), count, _stage(p)) for p, count in inside])
     return GridBound("PLD", up, down, step, sum(count for _, count in inside))
 
 
-def _composed(parts: list[tuple[PLDPmf, int, int]]) -> PLDPmf:
+def _compose_families(parts: list[tuple[PLDPmf, int, int]]) -> PLDPmf:
     from dp_accounting.pld import pld_pmf
 
     with np.errstate(over="ignore"):  # in tail bounds that are then not used
@@ -202,18 +202,18 @@ def _power(pmf: PLDPmf, count: int, stage: int) -> PLDPmf:
         return pmf
     several, rest = divmod(count, stage)
     if several == 0:
-        return _repeated(pmf, count)
-    total = _power(_repeated(pmf, stage), several, 30_000)
+        return _self_compose(pmf, count)
+    total = _power(_self_compose(pmf, stage), several, 30_000)
     return total.compose(_power(pmf, rest, stage), _CUT) if rest else total
 
 
-def _repeated(pmf: PLDPmf, count: int) -> PLDPmf:
+def _self_compose(pmf: PLDPmf, count: int) -> PLDPmf:
     """What `pmf.self_compose(count, _CUT)` returns, in a fraction of its time: most of that goes into where to cut."""
     from dp_accounting.pld import pld_pmf
     from scipy import fft
 
     step, lowest, masses, lost = pmf._discretization, pmf._lower_loss, pmf._probs, pmf._infinity_mass  # noqa: SLF001
-    low, high = _kept(masses, count)
+    low, high = _trim_tails(masses, count)
     size = fft.next_fast_len(max(high - low + 1, len(masses)))
     sums = np.real(fft.ifft(fft.fft(masses, size) ** count))  # modulo `size`
     infinite = _CUT - math.expm1(count * math.log1p(-lost))
@@ -221,7 +221,7 @@ def _repeated(pmf: PLDPmf, count: int) -> PLDPmf:
     return pld_pmf.DensePLDPmf(step, lowest * count + low, kept, infinite, True)  # pessimistic
 
 
-def _kept(masses: FloatArray, count: int) -> tuple[int, int]:
+def _trim_tails(masses: FloatArray, count: int) -> tuple[int, int]:
     """The first and the last cell of `count` indices added up, but for `_CUT` of their mass, by Chernoff's bound.
 
     Its moments are at twenty powers of one exponential on either side; none of them leaves e^-20 to e^20.
@@ -247,14 +247,14 @@ def grid_step(inside: Steps, *, is_coarse: bool) -> float:
     It does not depend on counts (except where memory forces it up), so one step more never costs less.
     """
     spreads = [(spread(profile), profile, count) for profile, count in inside]
-    wanted = min(_wanted(v, profile, count) for v, profile, count in spreads) * (8.0 if is_coarse else 1.0)
+    wanted = min(_cells_wanted(v, profile, count) for v, profile, count in spreads) * (8.0 if is_coarse else 1.0)
     widest = max(profile.top_up + profile.top_down for profile, _ in inside)
     deviation = math.sqrt(math.fsum(count * v * v for v, _, count in spreads))
     room = max(widest / 2 ** (14 if is_coarse else 17), deviation / 2 ** (13 if is_coarse else 15))
     return 2.0 ** max(math.floor(math.log2(wanted)), math.ceil(math.log2(room)))
 
 
-def _wanted(deviation: float, profile: Profile, count: int) -> float:
+def _cells_wanted(deviation: float, profile: Profile, count: int) -> float:
     """A single step can afford more cells than one that is repeated."""
     if count > 1:
         return 0.06 * deviation

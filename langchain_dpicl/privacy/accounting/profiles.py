@@ -81,13 +81,13 @@ def randomised_response(epsilon: float, count: int = 1) -> Profile:
     knots = np.append(losses, 0.0)
     if losses[-1] == 0.0:
         knots, values = knots[:-1], values[:-1]
-    return _trimmed(knots[::-1], values[::-1])
+    return _trim_knots(knots[::-1], values[::-1])
 
 
-def _trimmed(x: FloatArray, y: FloatArray) -> Profile:
+def _trim_knots(x: FloatArray, y: FloatArray) -> Profile:
     """A profile through exact convex knots, without the negligible ones."""
     last = max(min(int(np.searchsorted(-y, -TAIL)) + 1, len(x)), 2)
-    return symmetric(_interpolated(x[:last], y[:last]), float(x[last - 1]))
+    return symmetric(_interpolated_curve(x[:last], y[:last]), float(x[last - 1]))
 
 
 def bounded_range(bound: float) -> Profile:
@@ -133,16 +133,16 @@ def _chord(part: FloatArray, whole: FloatArray) -> FloatArray:
     return np.exp(part - whole) * np.expm1(-part) / np.expm1(-whole)
 
 
-def tabulated(x_up: FloatArray, up: FloatArray, x_down: FloatArray, down: FloatArray) -> Profile:
+def tabulated_profile(x_up: FloatArray, up: FloatArray, x_down: FloatArray, down: FloatArray) -> Profile:
     """The greatest convex profile below the points of both curves, constant after the last; x[0] is 0.
 
     A true profile is convex in e^x, so what bounds it at the points bounds it through the minorant as well.
     """
     start = _lowest_start(x_up, up, x_down, down)
-    first = _interpolated(*convex_minorant(x_up, np.minimum.accumulate(np.minimum(up, start))))
+    first = _interpolated_curve(*convex_minorant(x_up, np.minimum.accumulate(np.minimum(up, start))))
     if down is up:
         return symmetric(first, float(x_up[-1]))
-    second = _interpolated(*convex_minorant(x_down, np.minimum.accumulate(np.minimum(down, start))))
+    second = _interpolated_curve(*convex_minorant(x_down, np.minimum.accumulate(np.minimum(down, start))))
     return Profile(first, second, float(x_up[-1]), float(x_down[-1]))
 
 
@@ -166,7 +166,7 @@ def _lowest_start(x_up: FloatArray, up: FloatArray, x_down: FloatArray, down: Fl
     return float(min(up[0], down[0], lines(i, j)))
 
 
-def _interpolated(x: FloatArray, y: FloatArray) -> Curve:
+def _interpolated_curve(x: FloatArray, y: FloatArray) -> Curve:
     def curve(z: FloatArray) -> FloatArray:
         i = np.clip(np.searchsorted(x, z, side="right") - 1, 0, len(x) - 2)
         weight = _chord(np.clip(z - x[i], 0.0, x[i + 1] - x[i]), x[i + 1] - x[i])
@@ -198,7 +198,7 @@ def minimum(*profiles: Profile) -> Profile:
     complete = [p.top_up for p in profiles if p.up(np.array([p.top_up]))[0] <= 10.0 * TAIL]
     x = np.linspace(0.0, min(complete), _KNOTS)
     y = np.minimum.reduce([p.up(x) for p in profiles])
-    return tabulated(x, y, x, y)
+    return tabulated_profile(x, y, x, y)
 
 
 def _inner_loss(x: FloatArray, rate: float) -> FloatArray:
@@ -215,7 +215,7 @@ def _outer_loss(z: float, rate: float) -> float:
     return z + math.log(rate) + math.log1p((1.0 - rate) / rate * math.exp(-z))
 
 
-def amplified(base: Profile, rate: float) -> Profile:
+def amplify_poisson(base: Profile, rate: float) -> Profile:
     """Poisson sampling under add_remove: the pair ((1 - rate) B + rate A, B).
 
     Source: Balle, Barthe, Gaboardi 2018 (advanced joint convexity); Zhu, Dong, Wang 2022 (dominating pairs).
@@ -232,7 +232,7 @@ def amplified(base: Profile, rate: float) -> Profile:
     return Profile(up, down, _outer_loss(base.top_up, rate), -math.log1p(rate * math.expm1(-base.top_down)))
 
 
-def symmetrised(base: Profile, rate: float) -> Profile:
+def symmetrise(base: Profile, rate: float) -> Profile:
     """Sampling under replace_one: bounds both orders of the pair of any replacement.
 
     `base` must be symmetric and bound a replacement as well as a removal inside the sample.

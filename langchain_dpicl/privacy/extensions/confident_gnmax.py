@@ -23,7 +23,7 @@ from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 
 
 @functools.lru_cache(maxsize=256)
-def _composed(test: float, answer: float, tests: int, answers: int) -> GaussianEvent:
+def _compose_tests(test: float, answer: float, tests: int, answers: int) -> GaussianEvent:
     """Returns the event of so many tests and answers: the largest float s with s^2 (tests/t^2 + answers/a^2) <= 1."""
     spent = tests / Fraction(test) ** 2 + answers / Fraction(answer) ** 2
     found = 1.0 / math.sqrt(spent)
@@ -153,7 +153,7 @@ class ConfidentGNMaxMechanism(Mechanism):
         """
         check_int("tests", tests, low=1)
         check_int("answers", answers, low=0, high=tests)
-        return _composed(self.test_noise_multiplier, self.noise_multiplier, tests, answers)
+        return _compose_tests(self.test_noise_multiplier, self.noise_multiplier, tests, answers)
 
     def implementation_delta(self, d: int) -> float:
         """Returns what one release over `d` candidates may add to delta: d draws for the answer, one for the test."""

@@ -25,12 +25,11 @@ from langchain_dpicl.privacy.accounting.events import (
     PureEvent,
     canonical_json,
 )
-from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Closed, Sensitivity
+from langchain_dpicl.privacy.extensions.unit_values import UNITS, UnitKeywords, UnitValues, _ValueLimit
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
-from langchain_dpicl.privacy.tickets import Ticket
-from langchain_dpicl.privacy.unit_keywords import UnitKeywords
-from langchain_dpicl.privacy.unit_values import UNITS, UnitValues, _AtMost
 
 Count: TypeAlias = tuple[str, int]
 """A value and how many units hold it, noise included."""
@@ -51,7 +50,7 @@ _TAIL_ROUNDING = 1.0 + 1e-12
 
 @final
 @dataclass(frozen=True, slots=True)
-class DiscreteLaplaceMechanism(Closed):
+class DiscreteLaplaceMechanism(ClosedClass):
     """Adds two-sided geometric noise to whole counts; with a threshold, keeps what reaches it.
 
     Formal guarantees:
@@ -119,7 +118,7 @@ class DiscreteLaplaceMechanism(Closed):
         noisy = PureEvent(1.0 / self.noise_multiplier)
         if self.threshold is None:
             return noisy
-        alone = rounded_up(rule.max_values * self.chance_alone(rule.l1_sensitivity(adjacency)))
+        alone = round_up_to_7_digits(rule.max_values * self.chance_alone(rule.l1_sensitivity(adjacency)))
         if alone >= 1.0:
             raise fail("threshold", "one that a value of one unit hardly ever passes", self.threshold, "Raise it.")
         return ComposedEvent((noisy, FailureEvent(alone)))
@@ -164,10 +163,10 @@ def tail_bound(scale: Fraction, least: int) -> float:
       least: in whole counts.
     """
     rate = float(1 / scale)
-    return rounded_up(math.exp(-least * rate) / (1.0 + math.exp(-rate)) * _TAIL_ROUNDING)
+    return round_up_to_7_digits(math.exp(-least * rate) / (1.0 + math.exp(-rate)) * _TAIL_ROUNDING)
 
 
-def rounded_up(value: float) -> float:
+def round_up_to_7_digits(value: float) -> float:
     """Returns a positive number at 7 digits, so that every machine says the same of what it computed; never 0."""
     short = Context(prec=7, rounding=ROUND_CEILING).create_decimal(Decimal(max(value, 1e-200)))
     return float(short)
@@ -175,7 +174,7 @@ def rounded_up(value: float) -> float:
 
 @final
 @dataclass(frozen=True, slots=True)
-class GaussianCountMechanism(Closed):
+class GaussianCountMechanism(ClosedClass):
     """Adds normal noise to the counts of declared values and rounds them to whole numbers.
 
     Formal guarantees:
@@ -200,7 +199,7 @@ class GaussianCountMechanism(Closed):
         checked = check_real("noise_multiplier", self.noise_multiplier, low=1e-9, high=1e12)
         object.__setattr__(self, "noise_multiplier", checked)
 
-    def scale(self, rule: _AtMost, adjacency: Adjacency) -> Fraction:
+    def scale(self, rule: _ValueLimit, adjacency: Adjacency) -> Fraction:
         """Returns the standard deviation of the noise, in counts.
 
         Args:
@@ -235,7 +234,7 @@ class GaussianCountMechanism(Closed):
         counts: Mapping[str, int],
         *,
         declared: Iterable[str],
-        rule: _AtMost,
+        rule: _ValueLimit,
         adjacency: Adjacency,
         rng: SecureRandom,
     ) -> tuple[tuple[str, int], ...]:
@@ -390,3 +389,26 @@ def _mechanism(shown: Mapping[str, Any]) -> DiscreteLaplaceMechanism | GaussianC
     if shown.get("name") == GaussianCountMechanism.name:
         return GaussianCountMechanism(shown["noise_multiplier"])
     return DiscreteLaplaceMechanism(shown["noise_multiplier"], shown["threshold"])
+
+
+def noise_margin(scale: Fraction, confidence: float) -> int:
+    """Returns the least m with P[noise > m] at most 1 - confidence.
+
+    Args:
+      scale: of the noise, in counts.
+      confidence: in (0, 1).
+
+    Raises:
+      ConfigurationError: `confidence` out of range.
+    """
+    wrong = 1.0 - check_real("confidence", confidence, low=0.0, high=1.0, low_open=True, high_open=True)
+    return least_count(scale, wrong) - 1
+
+
+def least_count(scale: Fraction, chance: float) -> int:
+    """Returns the least t >= 1 with P[noise >= t] at most `chance`."""
+    wide = float(scale)
+    least = max(1, math.floor(-wide * math.log(chance * (1.0 + math.exp(-1.0 / wide)))) - 1)
+    while tail_bound(scale, least) > chance:
+        least += 1
+    return least

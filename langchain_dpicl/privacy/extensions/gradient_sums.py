@@ -30,7 +30,7 @@ from langchain_dpicl.privacy.mechanisms.bounded import (
     LARGEST,
     Aggregation,
     BoundedSum,
-    Closed,
+    ClosedClass,
     Floats,
     Sensitivity,
     real_rows,
@@ -135,11 +135,11 @@ class BallStep(Step):
 def _ball_step(mu: float, rate: float, adjacency: Adjacency) -> Profile:
     """One Gaussian release of a sample's sum of vectors out of a ball; under replace_one mu is that of its diameter."""
     if adjacency == "replace_one":
-        return replaced_in_ball(mu / 2.0, rate)
-    return profiles.amplified(profiles.gaussian(mu), rate)
+        return amplify_replaced_in_ball(mu / 2.0, rate)
+    return profiles.amplify_poisson(profiles.gaussian(mu), rate)
 
 
-def replaced_in_ball(mu: float, rate: float) -> Profile:
+def amplify_replaced_in_ball(mu: float, rate: float) -> Profile:
     """Poisson sampling under replace_one of vectors out of a ball of radius mu, in deviations of the Gaussian noise.
 
     The pair ((1 - rate) N(0, 1) + rate N(mu, 1), (1 - rate) N(0, 1) + rate N(-mu, 1)), for 0 < rate < 1: no two
@@ -268,7 +268,7 @@ class ClippedGradientSum(Aggregation):
         factor[~np.isfinite(peak)] = 0.0
         square = np.zeros(len(rows), dtype=np.int64)
         for columns in _pieces(width, _ACROSS):
-            whole = _scaled(rows[:, columns], factor[:, None]).astype(np.int64)  # towards zero
+            whole = _scale_rows(rows[:, columns], factor[:, None]).astype(np.int64)  # towards zero
             square += np.einsum("ij,ij->i", whole, whole)  # exact in any order
         # What is cut off is below 1 in each coordinate, so at most the root of the width. Rounded up by more than the
         # roundings here, and the two of the product with a row, can take away.
@@ -281,7 +281,7 @@ class ClippedGradientSum(Aggregation):
         return {"name": self.name, "l2_clip_norm": self.l2_clip_norm}
 
 
-def _scaled(rows: npt.NDArray[Any], factor: Floats) -> Floats:
+def _scale_rows(rows: npt.NDArray[Any], factor: Floats) -> Floats:
     """Returns float64[n, d]: rows times their own factor[n, 1]; zeros where the factor is zero, whatever the row is."""
     scaled: Floats = np.multiply(rows, factor, dtype=np.float64)
     failed = factor[:, 0] == 0.0
@@ -292,7 +292,7 @@ def _scaled(rows: npt.NDArray[Any], factor: Floats) -> Floats:
 
 def _steps(rows: npt.NDArray[Any], rates: Floats) -> Floats:
     """Returns float64[n, d]: clipped rows in whole steps of the grid."""
-    steps = _scaled(rows, rates)
+    steps = _scale_rows(rows, rates)
     return np.trunc(steps, out=steps)
 
 
@@ -312,7 +312,7 @@ def _pieces(length: int, size: int) -> list[slice]:
 
 
 @final
-class RunningSum(Closed):
+class RunningSum(ClosedClass):
     """Adds clipped gradients as they come; the same bits for any cutting into batches and any order. Shows nothing.
 
     Formal guarantees:

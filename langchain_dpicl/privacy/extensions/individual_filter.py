@@ -21,17 +21,17 @@ import numpy.typing as npt
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, fail
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent, canonical_json
+from langchain_dpicl.privacy.data.unit_pool import Opaque
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
-from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, Closed, Sensitivity
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.privacy.pools import Opaque
-from langchain_dpicl.privacy.tickets import Ticket
 
 FILTER_TEMPLATE = "individual-filter"
 """The ticket template of one set of balances: it pays for every release that they let a unit take part in."""
-ASKED_TEMPLATE = "query"
+QUERY_TEMPLATE = "query"
 """The ticket template of one release under a filter: free, counted, and written down once its debits stand."""
 
 Bounded: TypeAlias = VoteSum | ProbabilitySum | VoteVectorSum | UnitVectorSum
@@ -52,7 +52,7 @@ def _filter_event(noise_multiplier: float, participations: int) -> GaussianEvent
 
 @final
 @dataclass(frozen=True, slots=True)
-class ParticipationPlan(Closed):
+class ParticipationPlan(ClosedClass):
     """How each query is released from the units that take part in it, and how often a unit may take part.
 
     Formal guarantees:
@@ -139,7 +139,7 @@ class ParticipationPlan(Closed):
         """
         return (
             Ticket(template=FILTER_TEMPLATE, event=self.event, refundable=True),
-            Ticket(template=ASKED_TEMPLATE, event=NoEvent(), max_count=max_queries, refundable=True),
+            Ticket(template=QUERY_TEMPLATE, event=NoEvent(), max_count=max_queries, refundable=True),
         )
 
     def implementation_delta(self, num_releases: int, *, width: int) -> float:
@@ -281,8 +281,8 @@ def participation_plan(shown: Any) -> ParticipationPlan:
 
 
 __all__ = [
-    "ASKED_TEMPLATE",
     "FILTER_TEMPLATE",
+    "QUERY_TEMPLATE",
     "Balances",
     "MemoryBalances",
     "ParticipationPlan",

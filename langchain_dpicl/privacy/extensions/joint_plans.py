@@ -2,19 +2,131 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fractions import Fraction
+from typing import Any
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
-from langchain_dpicl.privacy.amounts import exact, round_down, round_up
-from langchain_dpicl.privacy.desk import Standing
-from langchain_dpicl.privacy.extensions.share_prices import share_price
-from langchain_dpicl.privacy.promises import MIN_PROPORTION, Promises
-from langchain_dpicl.privacy.tickets import Component, implementation_delta_of
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, check_positive, fail
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, ZCdpEvent
+from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
+from langchain_dpicl.privacy.ledger.declared_shares import MIN_PROPORTION, DeclaredShares
+from langchain_dpicl.privacy.ledger.shares import Holding, Reservation
+from langchain_dpicl.privacy.ledger.tickets import Component, Kind, delta_for_mechanisms, implementation_delta_of, price
+from langchain_dpicl.privacy.ledger.writer import ShareStatus
+
+
+def as_pool(component: Component) -> Component:
+    """Returns the pool that a share of this epsilon and delta holds: its mu or rho, rounded down."""
+    rest = effective_delta(check_delta(component.delta), component.implementation_delta)
+    if rest <= 0:
+        raise fail("delta", "more than implementation_delta", component.delta, "Raise delta or run fewer releases.")
+    size = accounting.gdp_mu if component.kind == "gdp" else accounting.zcdp_rho
+    return dataclasses.replace(component, limit=size(check_epsilon(component.epsilon), rest))
+
+
+class GdpPool(Holding):
+    """A pool for unsampled Gaussian releases with adaptively chosen noise. Made by `Budget.gdp_pool`.
+
+    Formal guarantees:
+      - The sum of mu^2 over reserved releases never exceeds `mu`^2, so all of them together are `mu`-GDP however
+        adaptively they were chosen, provided each is `mu_i`-GDP given the past.
+
+    Source: Smith and Thakurta (2022); Koskela, Tobaben and Honkela (2023).
+    """
+
+    @property
+    def mu(self) -> float:
+        """The pool's limit."""
+        return float(self._component.limit or 0.0)
+
+    @property
+    def remaining_mu_squared(self) -> float:
+        """The part of mu^2 that can still be reserved."""
+        return self._left(("gdp", None))
+
+    def reserve(self, *, mu: float, count: int = 1) -> Reservation:
+        """Charges `count` releases that are each `mu`-GDP: unsampled Gaussian noise of `1 / mu` sensitivities.
+
+        Raises:
+          PrivacyBudgetExceededError: `requested` and `remaining` are in mu^2.
+        """
+        check_int("count", count, low=1)
+        event = GaussianEvent(1 / check_positive("mu", mu))
+        return self._take(("gdp", None), count, amount=mu, event=event, refundable=True)
+
+
+class ZCdpPool(Holding):
+    """A pool for zCDP releases with adaptively chosen parameters. Made by `Budget.zcdp_pool`.
+
+    Formal guarantees:
+      - The sum of rho over reserved releases never exceeds `rho`, so all of them together are `rho`-zCDP however
+        adaptively they were chosen, provided each is `rho_i`-zCDP given the past.
+
+    Source: Whitehouse et al. (2023).
+    """
+
+    @property
+    def rho(self) -> float:
+        """The pool's limit."""
+        return float(self._component.limit or 0.0)
+
+    @property
+    def remaining_rho(self) -> float:
+        """The part of rho that can still be reserved."""
+        return self._left(("zcdp", None))
+
+    def reserve(self, *, rho: float, count: int = 1) -> Reservation:
+        """Charges `count` releases that are each `rho`-zCDP without subsampling.
+
+        Raises:
+          PrivacyBudgetExceededError: `requested` and `remaining` are in rho.
+        """
+        check_int("count", count, low=1)
+        event = ZCdpEvent(check_positive("rho", rho))
+        return self._take(("zcdp", None), count, amount=rho, event=event, refundable=True)
+
+
+def share_price(
+    components: Sequence[Component], *, delta: float, adjacency: Adjacency, opinions: bool = True
+) -> tuple[float, dict[str, Any]]:
+    """Returns an upper bound of what the components cost together at `delta`, and how it was computed.
+
+    Formal guarantees:
+      - A pool is priced by the closed form of its own notion (GDP or zCDP), everything else as `price` does.
+      - Several components never cost more than the sum of their own shares, if their deltas fit into `delta`.
+    """
+    if len(components) == 1 and components[0].limit is not None:
+        return _pool_price(components[0].kind, components[0].limit, delta_for_mechanisms(components, delta))
+    joint, pricing = price(components, delta=delta, adjacency=adjacency, opinions=opinions)
+    basic = _basic_price(components, delta, adjacency, below=joint)
+    return (joint, pricing) if basic is None else (basic, {**pricing, "engine": "sum of shares"})
+
+
+def _basic_price(components: Sequence[Component], delta: float, adjacency: Adjacency, *, below: float) -> float | None:
+    """Returns the sum of the components' own shares if it is valid at `delta` and below the joint price."""
+    requested = [(component.epsilon, component.delta) for component in components]
+    if len(requested) < 2 or any(epsilon is None or own is None for epsilon, own in requested):
+        return None
+    total = round_up(sum((exact(epsilon or 0.0) for epsilon, _ in requested), Fraction(0)))
+    if total >= below or sum((exact(own or 0.0) for _, own in requested), Fraction(0)) > exact(delta):
+        return None
+    for component in components:
+        cost, _ = share_price((component,), delta=component.delta or 0.0, adjacency=adjacency, opinions=False)
+        if cost > (component.epsilon or 0.0):
+            return None
+    return total
+
+
+def _pool_price(kind: Kind, limit: float, delta: float) -> tuple[float, dict[str, Any]]:
+    closed_form = accounting.gdp_epsilon if kind == "gdp" else accounting.zcdp_epsilon
+    return closed_form(limit, delta), {"engine": f"closed form ({kind})", "opinions": [], "skipped": []}
+
 
 # The search for a joint plan's delta computes at most this many prices, and stops at this relative distance.
 PROPORTION_STEPS = 10
@@ -23,7 +135,7 @@ PROPORTION_TOLERANCE = 1e-6
 _OPEN_PLANS: ContextVar[tuple[JointPlan, ...]] = ContextVar("dpicl_open_plans", default=())
 
 
-class PlannedPromises(Promises):
+class PlannedPromises(DeclaredShares):
     """The declared shares of every kind; components declared inside an open plan become part of the plan."""
 
     _price = staticmethod(share_price)
@@ -38,7 +150,7 @@ class PlannedPromises(Promises):
         planned = () if self.open_plan is None else self.open_plan.components
         return {*super().names(), *planned}
 
-    def admit(self, component: Component) -> Standing:
+    def admit(self, component: Component) -> ShareStatus:
         """Adds the component to the open plan; without one, reserves its share."""
         plan = self.open_plan
         return super().admit(component) if plan is None else plan.add(component)
@@ -51,7 +163,7 @@ class JointPlan:
         self.promises = promises
         self.delta = None if delta is None else check_delta(delta)  # None: in proportion to the joint epsilon
         self.open = True
-        self.standing = Standing()
+        self.standing = ShareStatus()
         self._epsilon = None if epsilon is None else check_epsilon(epsilon)
         self._components: dict[str, Component] = {}
 
@@ -65,7 +177,7 @@ class JointPlan:
         """The joint charge; None while the block is open, or if nothing new was declared in it."""
         return None if self.standing.terms is None else self.standing.terms.epsilon
 
-    def add(self, component: Component) -> Standing:
+    def add(self, component: Component) -> ShareStatus:
         """Adds a component to the plan; one that is sealed on the same terms keeps its own share."""
         if component.limit is not None:
             raise ConfigurationError("pool: expected no open plan, found one. Declare pools outside of the block.")
@@ -90,7 +202,7 @@ class JointPlan:
         _, delta = self.promises.fit(self._epsilon, delta, set(self._components))
         epsilon = self._charge(components, delta) if self._epsilon is None and self.delta is None else self._epsilon
         terms = self.promises.priced(components, epsilon=epsilon, delta=delta, joint=True)
-        self.promises.set_aside(terms, self.standing)
+        self.promises.add_pending(terms, self.standing)
 
     def _proportional_delta(self, components: Sequence[Component]) -> float:
         """Returns the least delta in proportion to the joint epsilon, at most the sum of the components' deltas.

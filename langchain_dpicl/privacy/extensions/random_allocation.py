@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int
 from langchain_dpicl.privacy.accounting import profiles
-from langchain_dpicl.privacy.accounting.bounds import as_one
+from langchain_dpicl.privacy.accounting.bounds import single_profile
 from langchain_dpicl.privacy.accounting.events import Event, SubsampledEvent, is_positive, require, require_event
 from langchain_dpicl.privacy.accounting.normal_form import ExtensionEvent, Step, Terms, dominates, normal_form
 from langchain_dpicl.privacy.accounting.pld_grid import loss_masses
@@ -215,9 +215,9 @@ class DealStep(Step):
 def allocated_step(base: Terms, num_batches: int, rate: float, adjacency: Adjacency) -> Profile:
     """All releases on one secret deal: composed inside a batch, allocated, and sampled on top."""
     if adjacency == "replace_one":  # `readings` does not ask for it; no theorem, so one batch's price
-        return profiles.symmetrised(as_one(base, adjacency), rate)
-    profile = allocated(as_one(base, adjacency), num_batches)
-    return profile if rate == 1.0 else profiles.amplified(profile, rate)
+        return profiles.symmetrise(single_profile(base, adjacency), rate)
+    profile = allocate(single_profile(base, adjacency), num_batches)
+    return profile if rate == 1.0 else profiles.amplify_poisson(profile, rate)
 
 
 # --- the price of a deal ------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class _Sum:
         means: FloatArray = np.exp(index * self.step - math.log(self.count))
         return means
 
-    def trimmed(self) -> _Sum:
+    def trim(self) -> _Sum:
         """Cuts what is negligible at both ends."""
         above = np.cumsum((self.masses * self.values)[::-1])[::-1]  # where one summand has the law A
         stop = max(int(np.searchsorted(-above, -_CUT)), 1)
@@ -274,7 +274,7 @@ class _Sum:
             lost_low=self.lost_low + moved,
         )
 
-    def refined(self) -> _Sum:
+    def refine(self) -> _Sum:
         """The same law on a grid as fine as memory is for; a finer grid holds the points of the coarser."""
         halvings = max(math.floor(math.log2(_CELLS / len(self.masses))), 0)
         if halvings == 0:
@@ -286,7 +286,7 @@ class _Sum:
     def plus(self, other: _Sum) -> _Sum:
         """The sum of both; `other` lies on the same grid or on a finer one that holds it."""
         stride = round(self.step / other.step)
-        lowest, masses = _added(self, other, stride)
+        lowest, masses = _add_laws(self, other, stride)
         total = self.count + other.count
         up = self.count * (self.lost_up + other.lost_high) + other.count * (other.lost_up + self.lost_high)
         return _Sum(
@@ -297,10 +297,10 @@ class _Sum:
             up / total,
             self.lost_high + other.lost_high,
             self.lost_low + other.lost_low,
-        ).trimmed()
+        ).trim()
 
 
-def _added(few: _Sum, many: _Sum, stride: int) -> tuple[int, FloatArray]:
+def _add_laws(few: _Sum, many: _Sum, stride: int) -> tuple[int, FloatArray]:
     """Adds two laws; `stride` steps of `many` make one of `few`.
 
     Two points i and i + d of a geometric grid add up to a point whose distance from i depends on d alone; the mass goes
@@ -347,7 +347,7 @@ def _one(base: Profile) -> _Sum:
     law = masses * np.exp(-(lowest + np.arange(len(masses))) * step)
     absent = max(float(base.down(np.array([-lowest * step]))[0]), 0.0)  # where the ratio is 0
     law[0] += absent
-    return _Sum(1, step, lowest, law, infinite, 0.0, absent).trimmed()
+    return _Sum(1, step, lowest, law, infinite, 0.0, absent).trim()
 
 
 def _sum_of(base: Profile, count: int) -> _Sum:
@@ -356,14 +356,14 @@ def _sum_of(base: Profile, count: int) -> _Sum:
     total = one
     doublings = max(count.bit_length() - _DIGITS, 0)
     for digit in bin(count >> doublings)[3:] + "0" * doublings:
-        fine = total.refined()
+        fine = total.refine()
         total = fine.plus(fine)
         if digit == "1":
             total = one.plus(total)
     return total
 
 
-def allocated(base: Profile, num_batches: int) -> Profile:
+def allocate(base: Profile, num_batches: int) -> Profile:
     """Bounds the pair (mean over b of A in batch b and B in the others, B everywhere), and stays below `base`.
 
     `base` has to dominate one batch against every strategy. Sampling comes on top, by `profiles.amplified`.
@@ -376,7 +376,7 @@ def allocated(base: Profile, num_batches: int) -> Profile:
     x_up, up, x_down, down = _curves(total)
     up = np.minimum(up + total.lost_up, base.up(x_up))
     down = np.minimum(down + total.lost_low + total.lost_high, base.down(x_down))
-    return profiles.tabulated(x_up, np.minimum(up, 1.0), x_down, np.minimum(down, 1.0))
+    return profiles.tabulated_profile(x_up, np.minimum(up, 1.0), x_down, np.minimum(down, 1.0))
 
 
 def _curves(total: _Sum) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

@@ -20,7 +20,7 @@ from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyB
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, PureEvent, RepeatedEvent
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
-from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Closed, Floats
+from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, ClosedClass, Floats
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, SecureRandom
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, ReleaseTest
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
@@ -33,7 +33,7 @@ _CHUNK = 2**16
 
 
 @final
-class Threshold(Closed):
+class Threshold(ClosedClass):
     """One run: a noisy threshold that is kept until something is above it. Made by `SparseVectorTest.start`.
 
     Formal guarantees:

@@ -8,13 +8,13 @@ from typing import Any
 
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
-from langchain_dpicl.privacy.amounts import check_name, exact, round_down
-from langchain_dpicl.privacy.desk import Desk
-from langchain_dpicl.privacy.examples import PrivateExamples
-from langchain_dpicl.privacy.promises import Promises
-from langchain_dpicl.privacy.shares import Share, Uncopyable
-from langchain_dpicl.privacy.stores import InMemoryStore, LedgerHeader, LedgerStore
-from langchain_dpicl.privacy.tickets import Component, Ticket, event_of_tickets
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.amounts import check_name, exact, round_down
+from langchain_dpicl.privacy.ledger.declared_shares import DeclaredShares
+from langchain_dpicl.privacy.ledger.shares import Share, Uncopyable
+from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.ledger.tickets import Component, Ticket, event_of_tickets
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 
 # The examples that each (ledger, dataset_id) names, for all budget objects of this process on one store.
 _IDENTITIES: dict[tuple[str, str], object] = {}
@@ -65,15 +65,15 @@ class LedgerBudget(Uncopyable):
         """Creates the ledger; returns its header, which another process may have written first."""
         return self._store.create(wanted)
 
-    def _opened(self, header: LedgerHeader) -> Desk:
+    def _opened(self, header: LedgerHeader) -> LedgerWriter:
         """Reads the whole ledger; returns its writer."""
-        desk = Desk(self._store, header)
+        desk = LedgerWriter(self._store, header)
         desk.refresh()
         return desk
 
-    def _declared(self, desk: Desk) -> Promises:
+    def _declared(self, desk: LedgerWriter) -> DeclaredShares:
         """Returns an empty register of the shares of this process."""
-        return Promises(desk)
+        return DeclaredShares(desk)
 
     @property
     def ledger_id(self) -> str:

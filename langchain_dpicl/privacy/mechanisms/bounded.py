@@ -33,7 +33,7 @@ MAX_WIDTH = 2**20
 """Most columns a row may have: 2^20 coordinates of 32 binary digits still add exactly in float64."""
 
 
-class Closed:
+class ClosedClass:
     """Base of the classes that can break the promise: nobody derives from a proved class.
 
     A base of a family (`Sampler`, `Aggregation`, `Mechanism`, ...) says so with `is_base=True`. Anybody may derive from
@@ -46,7 +46,7 @@ class Closed:
     def __init_subclass__(cls, *, is_base: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for base in cls.__bases__:
-            if issubclass(base, Closed) and not base._is_base:  # noqa: SLF001 - its own
+            if issubclass(base, ClosedClass) and not base._is_base:  # noqa: SLF001 - its own
                 raise TypeError(
                     f"{base.__name__} is closed: its proof covers exactly this code. "
                     "Add a sibling class with its own page in docs/proofs and run tests/contracts on it."
@@ -55,7 +55,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity(Closed):
+class Sensitivity(ClosedClass):
     """How far a sum moves between neighbours, per norm; None where nothing is proved.
 
     Attributes:
@@ -91,7 +91,7 @@ class Sensitivity(Closed):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BoundedSum(Closed):
+class BoundedSum(ClosedClass):
     """A private sum together with the bound that was proved for it.
 
     Formal guarantees:
@@ -177,7 +177,7 @@ def non_negative(weights: Floats) -> Floats:
     return np.where((weights > 0) & (weights < np.inf), weights, 0.0)
 
 
-class Aggregation(Closed, is_base=True):
+class Aggregation(ClosedClass, is_base=True):
     """Base of the sums: bounds each row by itself, then adds.
 
     Attributes:

@@ -25,7 +25,7 @@ from langchain_dpicl.privacy.mechanisms.bounded import (
     LARGEST,
     Aggregation,
     BoundedSum,
-    Closed,
+    ClosedClass,
     Floats,
     Norm,
     Sensitivity,
@@ -60,7 +60,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Mechanism(Closed, is_base=True):
+class Mechanism(ClosedClass, is_base=True):
     """Base of the mechanisms.
 
     Attributes:

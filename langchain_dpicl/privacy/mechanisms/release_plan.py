@@ -17,7 +17,7 @@ import numpy.typing as npt
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, RepeatedEvent
-from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Aggregation, BoundedSum, Closed, Sensitivity
+from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Aggregation, BoundedSum, ClosedClass, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Mechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, Sampler
@@ -35,7 +35,7 @@ class TestRuns(Protocol):
         """Asks whether the rows are far from the public distribution."""
 
 
-class ReleaseTest(Closed, is_base=True):
+class ReleaseTest(ClosedClass, is_base=True):
     """Base of the tests that are asked before every release whether the rows are far from the public distribution."""
 
     __slots__ = ()
@@ -147,7 +147,7 @@ class ReleasePlan:
                 f"bounds, found {type(self.mechanism).__name__}."
             )
             raise ConfigurationError(msg)
-        object.__setattr__(self, "constants", self._checked_constants())
+        object.__setattr__(self, "constants", self._check_constants())
         self.mechanism.check_sum(self.aggregation, self.sensitivity, self.constants)
         check_int("private_releases", self.private_releases, low=0 if self.test is None else 1)
         if self.test is None and self.private_releases:
@@ -155,7 +155,7 @@ class ReleasePlan:
         if self.test is not None and not self.aggregation.needs_public:
             raise fail("test", "none beside a sum that no public logits belong to", self.aggregation.name)
 
-    def _checked_constants(self) -> tuple[float, ...]:
+    def _check_constants(self) -> tuple[float, ...]:
         """Returns the constants on their grid."""
         if not isinstance(self.constants, (tuple, list)):
             raise fail("constants", "a tuple of numbers", self.constants)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
 from langchain_dpicl.privacy._validate import RowShape, check_int, check_real
 from langchain_dpicl.privacy.accounting.events import Event, SubsampledEvent
-from langchain_dpicl.privacy.mechanisms.bounded import Closed
+from langchain_dpicl.privacy.mechanisms.bounded import ClosedClass
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 
 Sample: TypeAlias = tuple[tuple[int, ...], ...]
@@ -22,7 +22,7 @@ Sample: TypeAlias = tuple[tuple[int, ...], ...]
 BOTH: frozenset[str] = frozenset({"add_remove", "replace_one"})
 
 
-class Sampler(Closed, is_base=True):
+class Sampler(ClosedClass, is_base=True):
     """Base of the samplers.
 
     Attributes:

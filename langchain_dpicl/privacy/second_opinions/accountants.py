@@ -227,7 +227,7 @@ def _near_price(parts: _Parts, *, step: float, price: float, delta: float) -> _T
 
 def _tilted_sum(parts: _Parts, tilt: float, *, step: float, price: float) -> _TiltedSum:
     """Composes by one real Fourier transform under an exponential tilt."""
-    moments = [_tilted(x, p, tilt) for x, p, _ in parts]
+    moments = [_apply_tilt(x, p, tilt) for x, p, _ in parts]
     counts = [count for _, _, count in parts]
     deviation = math.sqrt(
         math.fsum(c * float(w @ (x - w @ x) ** 2) for (x, _, c), (w, _) in zip(parts, moments, strict=True))
@@ -247,7 +247,7 @@ def _tilted_sum(parts: _Parts, tilt: float, *, step: float, price: float) -> _Ti
     return _TiltedSum(losses, total[index % size], tilt, price, log_scale, leak)
 
 
-def _tilted(x: FloatArray, p: FloatArray, tilt: float) -> tuple[FloatArray, float]:
+def _apply_tilt(x: FloatArray, p: FloatArray, tilt: float) -> tuple[FloatArray, float]:
     """Tilted probabilities and the logarithm of their normaliser."""
     exponent = np.where(p > 0, np.log(np.maximum(p, 1e-320)) + tilt * x, -np.inf)
     peak = float(exponent.max())
@@ -260,7 +260,7 @@ def _tilt(parts: _Parts, price: float) -> float:
     """The tilt >= 0 under which the composed loss has mean `price`."""
 
     def mean(tilt: float) -> float:
-        return math.fsum(count * float(_tilted(x, p, tilt)[0] @ x) for x, p, count in parts)
+        return math.fsum(count * float(_apply_tilt(x, p, tilt)[0] @ x) for x, p, count in parts)
 
     low, high = 0.0, 1.0
     while mean(high) < price and high < 1e6:
@@ -273,12 +273,13 @@ def _tilt(parts: _Parts, price: float) -> float:
 
 def _window(parts: _Parts, tilt: float, *, price: float, deviation: float, step: float) -> tuple[int, float]:
     """Half the number of cells, and a Chernoff bound on the tilted mass outside them."""
-    log_scale = math.fsum(count * _tilted(x, p, tilt)[1] for x, p, count in parts)
+    log_scale = math.fsum(count * _apply_tilt(x, p, tilt)[1] for x, p, count in parts)
     round_off = 1e-14 * (100.0 + sum(count for _, _, count in parts))
     factors = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
     pulls = [sign * factor / deviation for sign in (-1.0, 1.0) for factor in factors]
     logs = [
-        math.fsum(c * _tilted(x, p, tilt + pull)[1] for x, p, c in parts) - log_scale - pull * price for pull in pulls
+        math.fsum(c * _apply_tilt(x, p, tilt + pull)[1] for x, p, c in parts) - log_scale - pull * price
+        for pull in pulls
     ]
     half = 2 ** math.ceil(math.log2(10.0 * deviation / step + 2.0))
     while True:
@@ -287,3 +288,161 @@ def _window(parts: _Parts, tilt: float, *, price: float, deviation: float, step:
         if leak < round_off or half >= _MAX_CELLS:
             return half, leak + round_off
         half *= 2
+
+
+_SIZE = 2**18
+_ROUND_OFF = 1e-13  # what one transform may lose
+_ROUND_OFF_PER_BATCH = 1e-15
+_TILT = 12.0  # additions: e^(-12 sum / batches), so that large sums do not come round again
+_ROOM = 4.0  # additions: the window, in multiples of the largest sum that matters
+
+
+def allocation_opinion(base: Profile, num_batches: int, rate: float, *, delta: float, is_added: bool) -> Opinion | str:
+    """An interval for one allocation of `base`, sampled at `rate`.
+
+    Rounding a ratio to the grid adds independent noise of mean 0 in an interval as wide as the grid; by Hoeffding the
+    mean of the noises exceeds `shift` too rarely to matter.
+    """
+    name = f"straight-grid FFT ({'additions' if is_added else 'removals'})"
+    slack = _ROUND_OFF + _ROUND_OFF_PER_BATCH * num_batches
+    if delta / rate <= 100.0 * slack:
+        return f"{name}: delta {delta:.3g} is below what its transform resolves"
+    find = _add_one_interval if is_added else _remove_one_interval
+    lower, upper = find(base, num_batches, rate, delta, slack)
+    return Opinion(name, lower, upper)
+
+
+def _shift(step: float, num_batches: int, delta: float) -> tuple[float, float]:
+    """How far the mean of the ratios may be rounded, and what that leaves out of delta."""
+    rare = delta / 200.0
+    shift = step * math.sqrt(math.log(max(1.0, step) / rare) / (2.0 * num_batches))
+    return shift, rare
+
+
+# --- removals -----------------------------------------------------------------------------------------------------
+
+
+def _remove_one_interval(
+    base: Profile, num_batches: int, rate: float, delta: float, slack: float
+) -> tuple[float, float]:
+    wanted = delta / rate  # H of the allocation itself, where the sampled one has delta
+    if wanted >= 1.0:
+        return 0.0, 0.0
+    top = profiles.solve(base.up, wanted / 200.0, base.top_up)
+    if not math.isfinite(top) or top > 600.0:
+        return 0.0, math.inf
+    widest = max(math.exp(top), 1.5)
+    law, step, infinite, wrapped = _window_law(base, num_batches, widest, wanted / 400.0)
+    losses = _means(law, step, num_batches)
+    shift, rare = _shift(step, num_batches, wanted)
+    far = _root(losses, wanted - infinite - wrapped - slack)
+    near = _root(losses, wanted + rare + wrapped + slack)
+    return _sampled_loss(near - shift, rate), _sampled_loss(far, rate)
+
+
+def _sampled_loss(ratio: float, rate: float) -> float:
+    return math.log1p(rate * (ratio - 1.0)) if ratio > 1.0 else 0.0
+
+
+def _window_law(base: Profile, num_batches: int, widest: float, rare: float) -> tuple[FloatArray, float, float, float]:
+    """The law under B on the least window out of which the sum of the other batches comes rarely."""
+    factor = 1.25
+    while True:
+        step = factor * widest / _SIZE
+        law, infinite = _lattice(base, step, math.ceil(widest / step))
+        wrapped = _escape(law, step, num_batches - 1, (factor - 1.0) * widest - 2.0 * step)
+        if wrapped <= rare or factor > num_batches + 1:
+            return law, step, infinite, wrapped
+        factor *= 1.5
+
+
+def _escape(law: FloatArray, step: float, count: int, room: float) -> float:
+    """Chernoff's bound on the chance that `count` ratios add up to more than `room`."""
+    points = step * np.arange(len(law))
+    if count * points[-1] <= room:
+        return 0.0
+    logs = [
+        count * math.log(max(float(law @ np.exp(pull * points)), 1e-300)) - pull * room
+        for pull in np.geomspace(0.05, 300.0, 16) / points[-1]
+    ]
+    return math.exp(min(*logs, 0.0))
+
+
+def _means(law: FloatArray, step: float, num_batches: int) -> tuple[FloatArray, FloatArray]:
+    """Ratios of the mean above 1, and their probabilities where one batch has the law A."""
+    with_unit = law * (step * np.arange(len(law)))
+    spectrum = np.fft.rfft(law, _SIZE) ** (num_batches - 1) * np.fft.rfft(with_unit, _SIZE)
+    ratios = step * np.arange(_SIZE) / num_batches
+    above = ratios > 1.0
+    return ratios[above], np.fft.irfft(spectrum, _SIZE)[above]
+
+
+def _root(losses: tuple[FloatArray, FloatArray], target: float) -> float:
+    """The ratio v >= 1 at which E_A max(1 - v / ratio, 0) is `target`."""
+    ratios, weights = losses
+    if target <= 0.0:
+        return math.inf
+    mass = np.cumsum(weights[::-1])[::-1]
+    reduced = np.cumsum((weights / ratios)[::-1])[::-1]
+    below = mass - ratios * reduced <= target
+    first = int(np.argmax(below))
+    if not below[first]:
+        return math.inf
+    return max(float((mass[first] - target) / reduced[first]), 1.0) if reduced[first] > 0.0 else float(ratios[first])
+
+
+# --- additions ----------------------------------------------------------------------------------------------------
+
+
+def _add_one_interval(base: Profile, num_batches: int, rate: float, delta: float, slack: float) -> tuple[float, float]:
+    step = _ROOM * num_batches / _SIZE
+    size = _SIZE // int(_ROOM)  # a ratio above the number of batches never brings the mean below 1
+    law, _ = _lattice(base, step, size)
+    law = law[:size]
+    pull = _TILT / size
+    tilted = law * np.exp(-pull * np.arange(size))
+    total = float(tilted.sum())
+    index = np.arange(size)
+    law_of_sum = np.fft.irfft(np.fft.rfft(tilted / total, _SIZE) ** num_batches, _SIZE)[:size]
+    weights = law_of_sum * np.exp(pull * index + num_batches * math.log(total))
+    gap = step / num_batches
+    puts = np.concatenate(([0.0], np.cumsum(np.cumsum(weights))[:-1])) * gap  # E_B max(v - ratio, 0) at v = index * gap
+    shift, rare = _shift(step, num_batches, 1e-6 * delta)  # whatever a loss multiplies it with
+    lost = slack * math.exp(max(num_batches * math.log(total) + _TILT, 0.0)) + math.exp(-_TILT * (_ROOM - 1.0))
+    ratios = gap * index
+    _, far = _crossing(ratios, puts, rate, delta - lost)
+    least, _ = _crossing(ratios + shift, puts - rare, rate, delta + lost)
+    return least, far
+
+
+def _crossing(ratios: FloatArray, puts: FloatArray, rate: float, delta: float) -> tuple[float, float]:
+    """The loss x >= 0 at which e^x rate E_B max(v - ratio, 0) is delta, for the v that sampling makes of e^-x.
+
+    Returns the last loss on the grid that costs more than delta, or 0, and the first that costs no more.
+    """
+    scale = 1.0 - rate + rate * ratios[ratios <= 1.0]  # e^-x
+    with np.errstate(divide="ignore", invalid="ignore"):
+        costly = np.flatnonzero(rate * puts[: len(scale)] / scale > delta)  # costs grow with v
+    if delta <= 0.0:
+        return 0.0, math.inf
+    if len(costly) == 0:
+        return 0.0, -math.log(scale[-1])
+    first = int(costly[0])
+    more = max(-math.log(scale[first]), 0.0)
+    return more, -math.log(scale[first - 1]) if first > 0 and scale[first - 1] > 0.0 else math.inf
+
+
+# --- the grid -----------------------------------------------------------------------------------------------------
+
+
+def _lattice(base: Profile, step: float, size: int) -> tuple[FloatArray, float]:
+    """Probabilities under B of the ratios 0, step, ..., size * step, and A's mass beyond."""
+    ratios = step * np.arange(size + 1)
+    split = int(np.searchsorted(ratios, 1.0))
+    small = ratios[1:split]
+    puts = np.append(0.0, small * base.down(-np.log(small)))  # E_B max(v - R, 0), without cancellation
+    calls = base.up(np.log(ratios[split:]))  # E_B max(R - v, 0)
+    across = (calls[0] - puts[-1] - (1.0 - ratios[split - 1])) / step
+    low = np.diff(np.concatenate(([0.0], np.diff(puts) / step, [across + 1.0])))
+    high = np.diff(np.concatenate(([across], np.diff(calls) / step, [0.0])))
+    return np.maximum(np.concatenate((low, high)), 0.0), float(calls[-1])

@@ -25,11 +25,11 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.accounting.normal_form import Terms, World, normal_form
+from langchain_dpicl.privacy.accounting.normal_form import Terms, UnitTerms, normal_form
 from langchain_dpicl.privacy.accounting.pld_grid import CurveBound, GridBound
-from langchain_dpicl.privacy.amounts import exact, round_up
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent, DealStep
-from langchain_dpicl.privacy.second_opinions import accountants, allocation
+from langchain_dpicl.privacy.ledger.amounts import exact, round_up
+from langchain_dpicl.privacy.second_opinions import accountants
 
 
 @lru_cache(maxsize=256)
@@ -41,7 +41,7 @@ def second_opinions(
     Raises:
       AccountantsDisagreeError: one of them says something else.
     """
-    again = _priced_again(event, price, delta=delta, adjacency=adjacency)
+    again = _recompute_price(event, price, delta=delta, adjacency=adjacency)
     if again.world.terms.is_empty:
         return (), ()
     if price.epsilon == 0.0:
@@ -51,7 +51,7 @@ def second_opinions(
     return heard, tuple(answer for answer in answers if isinstance(answer, str))
 
 
-def _priced_again(event: Event, price: Price, *, delta: float, adjacency: Adjacency) -> Price:
+def _recompute_price(event: Event, price: Price, *, delta: float, adjacency: Adjacency) -> Price:
     """The price of the costliest place, whose terms and failures are read from the event once more."""
     for in_parallel in (True,) if adjacency == "replace_one" else (False, True):  # as `readings` has them
         world = second_reading(event, price.world.labels, in_parallel=in_parallel)
@@ -86,10 +86,10 @@ def _allocation_opinions(terms: Terms, *, delta: float, adjacency: Adjacency) ->
     for step, _ in terms.others:
         if not isinstance(step, DealStep):
             continue
-        batch = engine.as_one(step.base, adjacency)
+        batch = engine.single_profile(step.base, adjacency)
         is_all = terms == Terms(others=((step, 1),))
         for is_added, value in enumerate(CurveBound("random allocation", step.profile(adjacency)).epsilons(delta)):
-            answer = allocation.allocation_opinion(
+            answer = accountants.allocation_opinion(
                 batch, step.num_batches, step.rate, delta=delta, is_added=bool(is_added)
             )
             answer = _agreeing(answer, value, 0.0)
@@ -134,7 +134,7 @@ def _agreeing(answer: Opinion | str, value: float, error: float) -> Opinion | st
 _Labels = tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def second_reading(event: Event, labels: _Labels, *, in_parallel: bool) -> World:
+def second_reading(event: Event, labels: _Labels, *, in_parallel: bool) -> UnitTerms:
     """Returns what an event does to a unit of the given labels.
 
     Args:
@@ -148,7 +148,7 @@ def second_reading(event: Event, labels: _Labels, *, in_parallel: bool) -> World
     parts = list(_parts(event, labels, 1, in_parallel=in_parallel))
     failures = [exact(part.delta) * count for part, count in parts if isinstance(part, FailureEvent)]
     rest = tuple(RepeatedEvent(part, count) for part, count in parts if not isinstance(part, FailureEvent))
-    return World(normal_form(ComposedEvent(rest)), round_up(sum(failures, Fraction(0))), labels)
+    return UnitTerms(normal_form(ComposedEvent(rest)), round_up(sum(failures, Fraction(0))), labels)
 
 
 def _parts(event: Event, labels: _Labels, count: int, *, in_parallel: bool) -> Iterator[tuple[Event, int]]:

@@ -16,9 +16,9 @@ from langchain_core.tracers.langchain import LangChainTracer
 from langsmith.utils import get_env_var
 
 from langchain_dpicl import ConfigurationError, get_privacy_budget_callback
-from langchain_dpicl.audit import AuditReport, AuditResult, Subject, audit, parts, suite
-from langchain_dpicl.audit.components import QUERY, helper_of, labeler_of, synthesizer_of, voter_of
-from langchain_dpicl.cli import main
+from langchain_dpicl.audit import AuditReport, AuditResult, Subject, audit, component_checks, suite
+from langchain_dpicl.audit.targets import QUERY, helper_of, labeler_of, synthesizer_of, voter_of
+from langchain_dpicl.cli.main import main
 from tests.check_audit import Counts
 
 # --- the caller's context ---------------------------------------------------------------------------------------------
@@ -52,9 +52,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def check() -> AuditResult:
         voter = voter_of((), max_queries=200, rows="units")
-        return parts.freshness(lambda: voter.invoke(QUERY) == "yes")
+        return component_checks.check_freshness(lambda: voter.invoke(QUERY) == "yes")
 
-    monkeypatch.setattr(suite, "_checks", lambda subject, *, controls: iter([suite.Check("one", check)]))
+    monkeypatch.setattr(suite, "_checks", lambda subject, *, controls: iter([suite.AuditCheck("one", check)]))
 
 
 def test_a_handler_of_the_callers_context_sees_no_run_of_an_audit(watcher: Counting, quick: None) -> None:
@@ -113,9 +113,9 @@ def test_every_step_that_makes_a_check_is_away_from_the_callers_context(
 
     def checks(subject: Subject, *, controls: bool) -> Iterator[Any]:
         seen.append(WATCHER.get())
-        yield suite.Check("one", lambda: AuditResult(check="one", verdict="sound"))
+        yield suite.AuditCheck("one", lambda: AuditResult(check="one", verdict="sound"))
         seen.append(WATCHER.get())
-        yield suite.Check("two", lambda: AuditResult(check=str(WATCHER.get()), verdict="sound"))
+        yield suite.AuditCheck("two", lambda: AuditResult(check=str(WATCHER.get()), verdict="sound"))
 
     monkeypatch.setattr(suite, "_checks", checks)
     report = audit(voter_of((), max_queries=3))

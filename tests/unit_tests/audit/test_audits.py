@@ -19,31 +19,28 @@ from langchain_dpicl.audit import (
     assert_private,
     audit,
     bounds,
-    cases,
+    closed_forms,
+    component_checks,
     control,
     games_of,
-    laws,
-    ledgers,
-    parts,
     play,
-    sampled,
     suite,
+    worst_cases,
 )
-from langchain_dpicl.audit.answering import VotingGame
-from langchain_dpicl.audit.components import helper_of, labeler_of, share_of, synthesizer_of, training_of, voter_of
-from langchain_dpicl.audit.evolving import evolution_of
-from langchain_dpicl.audit.games import power_of
-from langchain_dpicl.audit.readers import ReadGradients
-from langchain_dpicl.audit.results import HALF
-from langchain_dpicl.cli import main
-from langchain_dpicl.evolution_planning import plan_evolution
-from langchain_dpicl.labelling_planning import plan_labelling
-from langchain_dpicl.planning import plan_generation
+from langchain_dpicl.audit.adversarial_backends import ReadGradients
+from langchain_dpicl.audit.game import HALF, power_of
+from langchain_dpicl.audit.generation_games import evolution_of
+from langchain_dpicl.audit.query_games import VotingGame
+from langchain_dpicl.audit.targets import helper_of, labeler_of, share_of, synthesizer_of, training_of, voter_of
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.evolution.plan import plan_evolution
+from langchain_dpicl.generation.plan import plan_generation
+from langchain_dpicl.generation.token_mechanisms import TokenRule
+from langchain_dpicl.pate.plan import plan_labelling
+from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
-from langchain_dpicl.query_planning import plan_queries
-from langchain_dpicl.row_design import RowDesign
-from langchain_dpicl.token_rules import TokenRule
-from langchain_dpicl.training_planning import plan_training
+from langchain_dpicl.runs.query_plan import plan_queries
+from langchain_dpicl.soft_prompts.plan import plan_training
 
 SLOTS = RowDesign.choose(rows="slots", num_slots=5, shots_per_slot=2)
 TERMS: dict[str, Any] = {"epsilon": None, "delta": 1e-6, "noise_multiplier": 1.5}
@@ -75,9 +72,9 @@ def test_the_json_of_a_plan_is_rebuilt_at_the_same_price_and_a_smaller_claim_is_
     subject = Subject.of({"plan": told})
     assert subject.plan.event() == PLANS[name].event()
     assert subject.method == {"confident": "pate", "logits": "generation"}.get(name, name)
-    assert ledgers.price(subject).verdict == "sound"
-    assert ledgers.price(Subject.of({**told, "epsilon": 0.9 * told["epsilon"]})).verdict == "violated"
-    assert ledgers.price(Subject.of({**told, "delta": told["delta"] / 1e3})).verdict == "violated"
+    assert suite.check_price(subject).verdict == "sound"
+    assert suite.check_price(Subject.of({**told, "epsilon": 0.9 * told["epsilon"]})).verdict == "violated"
+    assert suite.check_price(Subject.of({**told, "delta": told["delta"] / 1e3})).verdict == "violated"
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -103,9 +100,11 @@ def test_a_component_is_audited_by_its_plan_and_its_ledger(name: str) -> None:
     subject = Subject.of(component)
     assert subject.name == name
     assert subject.plan is component.plan
-    assert [check(subject).verdict for check in (ledgers.price, ledgers.tickets, ledgers.report)] == ["sound"] * 3
+    assert [check(subject).verdict for check in (suite.check_price, suite.check_tickets, suite.check_report)] == [
+        "sound"
+    ] * 3
     other = dataclasses.replace(subject, plan=COMPONENTS_OTHER[name]().plan)
-    assert ledgers.tickets(other).verdict == "violated"
+    assert suite.check_tickets(other).verdict == "violated"
 
 
 COMPONENTS_OTHER = {
@@ -123,7 +122,7 @@ def test_a_report_that_does_not_add_up_is_a_violation(monkeypatch: pytest.Monkey
     real = subject.component.budget.report().to_dict()
     real["shares"][0]["epsilon"] = 0.1
     monkeypatch.setattr(type(subject.component.budget), "report", lambda self: real)
-    assert ledgers.report(subject).verdict == "violated"
+    assert suite.check_report(subject).verdict == "violated"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ SMALL = VotingGame(
     neighbour=(),
     runs=30,
     options={"mechanism": "gaussian", "noise_multiplier": 0.5},
-    law=next(cases.vote_cases(VotingGame, mechanism="gaussian", rows="slots", adjacency="add_remove")).law,
+    law=next(worst_cases.vote_cases(VotingGame, mechanism="gaussian", rows="slots", adjacency="add_remove")).law,
 )
 
 
@@ -167,22 +166,22 @@ def test_a_game_that_is_too_small_is_undecided_and_says_so() -> None:
 @pytest.mark.parametrize("kind", ["keywords", "secret sample"])
 def test_a_control_is_skipped_where_half_of_the_noise_is_not_what_a_game_can_show(kind: str) -> None:
     given = {"rows": "units", "adjacency": "add_remove"}
-    found = [*cases.vote_cases(VotingGame, mechanism="gumbel", **given)]
-    found += cases.free_form_cases(aggregation="keywords", **given)
+    found = [*worst_cases.vote_cases(VotingGame, mechanism="gumbel", **given)]
+    found += worst_cases.free_form_cases(aggregation="keywords", **given)
     (game,) = (game for game in found if kind in game.name)
     result = control(game)
     assert (result.verdict, result.runs, result.confidence) == ("skipped", 0, 1.0)
 
 
 def test_the_power_of_a_game_on_a_secret_sample_is_named_and_is_not_for_half_of_the_noise() -> None:
-    game = [*cases.vote_cases(VotingGame, mechanism="gumbel", rows="units", adjacency="add_remove")][1]
+    game = [*worst_cases.vote_cases(VotingGame, mechanism="gumbel", rows="units", adjacency="add_remove")][1]
     event = game.event(game.sides()[0])
     assert power_of(game, event) >= 0.99
     assert game.law(2.0)[0] > 0.9  # everybody
     assert "power 1.000 (everybody in every sample)" in str(play(game))
-    half = laws.index_law("gumbel", ((1.0, 0.0), (0.0, 0.0)), scale=1 / 6)(1.0)
+    half = closed_forms.index_law("gumbel", ((1.0, 0.0), (0.0, 0.0)), scale=1 / 6)(1.0)
     sampled_half = 0.25 * half[0] + 0.75 * half[1], half[1]
-    assert bounds.power(event, sampled_half, runs=game.runs, alarm=bounds.ALARM / 4) < 0.01
+    assert bounds.refutation_power(event, sampled_half, runs=game.runs, alarm=bounds.ALARM / 4) < 0.01
 
 
 def test_a_control_that_was_not_seen_is_undecided_and_one_that_was_is_sound() -> None:
@@ -282,12 +281,12 @@ def test_a_planted_part_of_a_users_plan_is_caught_by_the_whole(bug: str, monkeyp
 
 
 def test_reused_coins_and_samples_are_violations() -> None:
-    assert parts.freshness(lambda: True).verdict == "violated"
+    assert component_checks.check_freshness(lambda: True).verdict == "violated"
     coins = iter([True, False] * 100)
-    assert parts.freshness(lambda: next(coins)).verdict == "violated"
-    assert sampled.judged([1, 0] * 80, name="x").verdict == "violated"
-    assert sampled.judged([1] * 160, name="x").verdict == "violated"
-    assert sampled.judged([2, 0, 0, 1] * 40, name="x").verdict == "violated"
+    assert component_checks.check_freshness(lambda: next(coins)).verdict == "violated"
+    assert suite.judge_presences([1, 0] * 80, name="x").verdict == "violated"
+    assert suite.judge_presences([1] * 160, name="x").verdict == "violated"
+    assert suite.judge_presences([2, 0, 0, 1] * 40, name="x").verdict == "violated"
 
 
 @pytest.mark.parametrize("shots", [1, 3])
@@ -299,14 +298,14 @@ def test_a_deal_in_turn_is_caught_at_any_number_of_slots(
     from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, assign
 
     release = dataclasses.replace(PLANS["voting"].release, sampler=PoissonSlots(0.02, slots, shots))
-    assert parts.places(release).verdict == "sound"
+    assert component_checks.check_unit_places(release).verdict == "sound"
 
     def draw(self: Any, n: int, *, rng: Any) -> Any:
         places = rng.choice_without_replacement(self.num_slots, min(n, self.num_slots)).tolist()
         return assign(range(len(places)), places, num_slots=self.num_slots, shots_per_slot=self.shots_per_slot)
 
     monkeypatch.setattr(PoissonSlots, "draw", draw)
-    assert parts.places(release).verdict == "violated"
+    assert component_checks.check_unit_places(release).verdict == "violated"
 
 
 def test_the_samples_of_every_label_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +341,9 @@ def test_what_is_not_played_is_skipped_and_says_why(monkeypatch: pytest.MonkeyPa
 def test_noise_beyond_what_sums_can_show_is_undecided_and_half_of_it_has_a_power(multiplier: float) -> None:
     from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 
-    found = parts.noise(dataclasses.replace(PLANS["voting"].release, mechanism=GumbelMechanism(multiplier)))
+    found = component_checks.check_noise_scale(
+        dataclasses.replace(PLANS["voting"].release, mechanism=GumbelMechanism(multiplier))
+    )
     assert found.verdict == ("sound" if multiplier < 1 else "undecided")
     assert (found.power >= 0.99) == (multiplier < 1)
     assert (found.power_for, found.blind_to) == (HALF, ("noise of which less than about 25 % is missing",))
@@ -351,7 +352,7 @@ def test_noise_beyond_what_sums_can_show_is_undecided_and_half_of_it_has_a_power
 # --- dpicl audit --------------------------------------------------------------------------------------------------------
 
 MODULE = """
-from langchain_dpicl.audit.components import voter_of
+from langchain_dpicl.audit.targets import voter_of
 def make():
     return voter_of((), max_queries=3)
 voter = make()

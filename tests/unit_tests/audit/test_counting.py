@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.audit import Subject, counting, ledgers
-from langchain_dpicl.audit.games import play, power_of
+from langchain_dpicl.audit import Subject, count_games, suite
+from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
-from langchain_dpicl.discovery_planning import plan_discovery
+from langchain_dpicl.discovery import plan_discovery
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, FailureEvent, PureEvent
+from langchain_dpicl.privacy.data.units import normalized
 from langchain_dpicl.privacy.extensions.count_histograms import CountPlan, DiscreteLaplaceMechanism
-from langchain_dpicl.privacy.unit_values import UnitValues
-from langchain_dpicl.privacy.units import normalized
+from langchain_dpicl.privacy.extensions.unit_values import UnitValues
 
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
 PLANS = {
@@ -33,8 +33,8 @@ def test_a_plan_of_counts_is_rebuilt_at_its_price_and_every_check_has_a_name(nam
     told = json.loads(json.dumps(PLANS[name].to_dict()))
     subject = Subject.of({"plan": told})
     assert (subject.method, subject.plan.event()) == ("counts", PLANS[name].event())
-    assert ledgers.price(subject).verdict == "sound"
-    assert ledgers.price(Subject.of({**told, "epsilon": 0.9})).verdict == "violated"
+    assert suite.check_price(subject).verdict == "sound"
+    assert suite.check_price(Subject.of({**told, "epsilon": 0.9})).verdict == "violated"
     names = [check.name for check in _checks(subject, controls=False)]
     assert ("threshold: one unit alone" in names) == (name == "discovery")
     (game,) = games_of(subject)
@@ -43,7 +43,7 @@ def test_a_plan_of_counts_is_rebuilt_at_its_price_and_every_check_has_a_name(nam
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_the_game_would_see_half_of_the_noise(adjacency: str) -> None:
-    (game,) = counting.count_games(adjacency=adjacency)
+    (game,) = count_games.count_games(adjacency=adjacency)
     event = game.event(game.sides()[0])
     assert event == PureEvent(2.0)
     assert power_of(game, event) >= 0.99
@@ -53,18 +53,18 @@ def test_the_game_would_see_half_of_the_noise(adjacency: str) -> None:
 
 
 def test_a_component_of_counts_is_audited_by_its_ledger_too() -> None:
-    for made in (counting.finder_of(("mine",)), counting.counter_of(("mine",))):
+    for made in (count_games.finder_of(("mine",)), count_games.counter_of(("mine",))):
         subject = Subject.of(made)
-        checks = [ledgers.price, ledgers.tickets, ledgers.report]
+        checks = [suite.check_price, suite.check_tickets, suite.check_report]
         assert [check(subject).verdict for check in checks] == ["sound"] * 3
         assert subject.plan is made.plan
 
 
 def test_sound_parts_are_sound() -> None:
     release = PLANS["discovery"].release
-    assert counting.contribution(release).verdict == "sound"
-    assert counting.threshold(release).verdict == "sound"
-    found = counting.noise(release)
+    assert count_games.check_contribution(release).verdict == "sound"
+    assert count_games.check_threshold(release).verdict == "sound"
+    found = count_games.check_noise(release)
     assert (found.verdict, found.power > 0.999) == ("sound", True)
 
 
@@ -117,11 +117,11 @@ def delta_of_one_value(patch: pytest.MonkeyPatch) -> None:
 
 
 PARTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[CountPlan], Any]]] = {
-    "many values": (many_values, counting.contribution),
-    "every record": (every_record, counting.contribution),
-    "noise for many alone": (noise_for_many_alone, counting.noise),
-    "delta forgotten": (delta_forgotten, counting.threshold),
-    "delta of one value": (delta_of_one_value, counting.threshold),
+    "many values": (many_values, count_games.check_contribution),
+    "every record": (every_record, count_games.check_contribution),
+    "noise for many alone": (noise_for_many_alone, count_games.check_noise),
+    "delta forgotten": (delta_forgotten, count_games.check_threshold),
+    "delta of one value": (delta_of_one_value, count_games.check_threshold),
 }
 
 
@@ -143,7 +143,7 @@ def test_half_of_the_noise_is_found_at_the_users_own_size(monkeypatch: pytest.Mo
             return real(self, counts, **given)
 
     monkeypatch.setattr(DiscreteLaplaceMechanism, "release", release)
-    assert counting.noise(PLANS["units"].release).verdict == "violated"
+    assert count_games.check_noise(PLANS["units"].release).verdict == "violated"
 
 
 def threshold_of_the_data(patch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_value_of_one_unit_that_is_found_too_often_is_a_violation(
 ) -> None:
     if plant is not None:
         plant(monkeypatch)
-    assert counting.alone("add_remove").verdict == verdict
+    assert count_games.check_single_unit("add_remove").verdict == verdict
 
 
 @pytest.mark.planted
@@ -202,7 +202,7 @@ def test_a_value_of_one_unit_that_is_found_too_often_is_a_violation(
 def test_the_game_against_the_component_refutes_what_is_planted(
     plant: Any, adjacency: str, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (game,) = counting.count_games(adjacency=adjacency)
+    (game,) = count_games.count_games(adjacency=adjacency)
     if plant is not None:
         plant(monkeypatch)
     found = play(dataclasses.replace(game, runs=runs))

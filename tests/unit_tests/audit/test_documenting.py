@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.audit import Subject, counting, documenting, ledgers
-from langchain_dpicl.audit.games import play, power_of
+from langchain_dpicl.audit import Subject, count_games, suite
+from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
-from langchain_dpicl.documents_planning import plan_documents
-from langchain_dpicl.privacy import pools
+from langchain_dpicl.documents.plan import plan_documents
 from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.data import unit_pool
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,
     GaussianCountMechanism,
 )
-from langchain_dpicl.privacy.unit_keywords import TopicSplit, UnitKeywords
+from langchain_dpicl.privacy.extensions.unit_values import TopicSplit, UnitKeywords
 
 VOCABULARY = ("card", "transfer", "fee", "boat", "film", "app")
 
@@ -36,8 +36,8 @@ def test_a_plan_is_rebuilt_at_its_price_and_every_check_has_a_name(noise: str) -
     told = json.loads(json.dumps(made.to_dict()))
     subject = Subject.of({"plan": told})
     assert (subject.method, subject.plan.epsilon) == ("documents", made.epsilon)
-    assert ledgers.price(subject).verdict == "sound"
-    assert ledgers.price(Subject.of({**told, "epsilon": 0.9})).verdict == "violated"
+    assert suite.check_price(subject).verdict == "sound"
+    assert suite.check_price(Subject.of({**told, "epsilon": 0.9})).verdict == "violated"
     names = [check.name for check in _checks(subject, controls=False)]
     assert {"keywords: one unit adds no more than charged", "topics: one unit has one, by itself", "rows"} <= set(names)
     histogram, token = games_of(subject)
@@ -47,7 +47,7 @@ def test_a_plan_is_rebuilt_at_its_price_and_every_check_has_a_name(noise: str) -
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_the_game_would_see_half_of_the_noise(adjacency: str) -> None:
-    (game,) = documenting.document_games(adjacency=adjacency)
+    (game,) = count_games.document_games(adjacency=adjacency)
     event = game.event(game.sides()[0])
     assert isinstance(event, PureEvent)
     assert event.epsilon == pytest.approx(2.0, rel=1e-3)
@@ -55,18 +55,20 @@ def test_the_game_would_see_half_of_the_noise(adjacency: str) -> None:
 
 
 def test_a_component_is_audited_by_its_ledger_too() -> None:
-    made = documenting.documents_of(("mine",))
+    made = count_games.documents_of(("mine",))
     made.run(progress=False)
     subject = Subject.of(made)
-    assert [check(subject).verdict for check in (ledgers.price, ledgers.tickets, ledgers.report)] == ["sound"] * 3
+    assert [check(subject).verdict for check in (suite.check_price, suite.check_tickets, suite.check_report)] == [
+        "sound"
+    ] * 3
     assert subject.plan is made.plan
     assert subject.texts.plan is made.plan.generation
     assert Subject.of(made.plan.generation).texts.method == "generation"
 
 
 def test_sound_parts_are_sound() -> None:
-    assert documenting.choice(plan(), runs=10).verdict == "sound"
-    found = counting.noise(plan().topics)
+    assert count_games.check_topic_choice(plan(), runs=10).verdict == "sound"
+    found = count_games.check_noise(plan().topics)
     assert (found.verdict, found.power > 0.999) == ("sound", True)
 
 
@@ -110,16 +112,16 @@ def several_topics(patch: pytest.MonkeyPatch) -> None:
 
         def open_pool(label: str | None) -> Any:
             index = range(len(units.contents)) if label is None else held.get(label, [])
-            return pools.Pool(lambda: len(index), lambda position: units.contents[index[position]])
+            return unit_pool.Pool(lambda: len(index), lambda position: units.contents[index[position]])
 
         return open_pool
 
-    patch.setattr(pools, "_redeclared", redeclared)
+    patch.setattr(unit_pool, "_split_units", redeclared)
 
 
 def evened_out(patch: pytest.MonkeyPatch) -> None:
     """Topics are filled evenly: who comes first decides where the others go."""
-    real = pools._redeclared
+    real = unit_pool._split_units
 
     def redeclared(units: Any, labels: Any, split: Any) -> Any:
         taken: list[str] = []
@@ -133,7 +135,7 @@ def evened_out(patch: pytest.MonkeyPatch) -> None:
 
         return real(units, labels, even)
 
-    patch.setattr(pools, "_redeclared", redeclared)
+    patch.setattr(unit_pool, "_split_units", redeclared)
 
 
 def noise_for_many_alone(patch: pytest.MonkeyPatch) -> None:
@@ -185,18 +187,18 @@ def exact_topics(patch: pytest.MonkeyPatch) -> None:
         return tuple(reversed([pair for pair in most if seen.get(pair[0], 0) >= made.least_units]))
 
     patch.setattr(CountPlan, "release", release)
-    patch.setattr("langchain_dpicl.documents.chosen_topics", chosen)
+    patch.setattr("langchain_dpicl.documents.synthesizer.choose_topics", chosen)
 
 
 PARTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[Any], Any]]] = {
-    "all keywords": (all_keywords, documenting.keywords),
-    "every word": (every_word, documenting.keywords),
-    "words of the records": (words_of_the_records, documenting.keywords),
-    "several topics": (several_topics, documenting.topics),
-    "evened out": (evened_out, documenting.topics),
-    "noise for many alone": (noise_for_many_alone, lambda made: counting.noise(made.topics)),
-    "noise of one keyword": (noise_of_one_keyword, lambda made: counting.noise(made.topics)),
-    "exact topics": (exact_topics, lambda made: documenting.choice(made, runs=20)),
+    "all keywords": (all_keywords, count_games.check_keywords),
+    "every word": (every_word, count_games.check_keywords),
+    "words of the records": (words_of_the_records, count_games.check_keywords),
+    "several topics": (several_topics, count_games.check_topics),
+    "evened out": (evened_out, count_games.check_topics),
+    "noise for many alone": (noise_for_many_alone, lambda made: count_games.check_noise(made.topics)),
+    "noise of one keyword": (noise_of_one_keyword, lambda made: count_games.check_noise(made.topics)),
+    "exact topics": (exact_topics, lambda made: count_games.check_topic_choice(made, runs=20)),
 }
 
 
@@ -210,9 +212,9 @@ def test_a_planted_mistake_is_found_in_the_part_it_is_in(name: str, monkeypatch:
 
 def test_noise_of_the_other_relation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     release = plan(adjacency="replace_one").topics
-    assert counting.noise(release).verdict == "sound"
+    assert count_games.check_noise(release).verdict == "sound"
     noise_of_the_other_relation(monkeypatch)
-    assert counting.noise(release).verdict == "violated"
+    assert count_games.check_noise(release).verdict == "violated"
 
 
 def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -232,7 +234,7 @@ def half_of_the_noise(patch: pytest.MonkeyPatch) -> None:
 def test_the_game_against_the_component_refutes_what_is_planted(
     plant: Any, adjacency: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (game,) = documenting.document_games(adjacency=adjacency)
+    (game,) = count_games.document_games(adjacency=adjacency)
     if plant is not None:
         plant(monkeypatch)
     assert (play(game).verdict == "violated") == (plant is not None)

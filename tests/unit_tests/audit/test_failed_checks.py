@@ -15,15 +15,14 @@ from langchain_dpicl.audit import (
     PrivacyAuditError,
     assert_private,
     audit,
-    ledgers,
-    parts,
+    component_checks,
     suite,
 )
-from langchain_dpicl.audit.components import voter_of
-from langchain_dpicl.audit.results import Verdict
-from langchain_dpicl.cli import main
+from langchain_dpicl.audit.game import Verdict
+from langchain_dpicl.audit.targets import voter_of
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import LedgerUnavailableError
-from langchain_dpicl.query_planning import plan_queries
+from langchain_dpicl.runs.query_plan import plan_queries
 
 SECRET = "postgresql://user:hunter2@host"  # pragma: allowlist secret
 
@@ -32,28 +31,28 @@ class ForeignError(Exception):
     """What a driver, an engine or a numerical library may raise: no error of ours."""
 
 
-def sound(name: str) -> suite.Check:
-    return suite.Check(name, lambda: AuditResult(check=name, verdict="sound"))
+def sound(name: str) -> suite.AuditCheck:
+    return suite.AuditCheck(name, lambda: AuditResult(check=name, verdict="sound"))
 
 
-def raising(name: str, error: BaseException) -> suite.Check:
+def raising(name: str, error: BaseException) -> suite.AuditCheck:
     def play() -> AuditResult:
         raise error
 
-    return suite.Check(name, play)
+    return suite.AuditCheck(name, play)
 
 
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> list[suite.Check]:
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[suite.AuditCheck]:
     """What the audit is made of; put checks in."""
-    made: list[suite.Check] = []
+    made: list[suite.AuditCheck] = []
     monkeypatch.setattr(suite, "_checks", lambda subject, *, controls: iter(made))
     return made
 
 
 @pytest.mark.parametrize("error", [ForeignError(SECRET), LedgerUnavailableError(SECRET), MemoryError(SECRET)], ids=type)
 def test_what_one_check_raises_is_its_result_and_the_others_are_played(
-    error: Exception, checks: list[suite.Check]
+    error: Exception, checks: list[suite.AuditCheck]
 ) -> None:
     checks += [sound("before"), raising("in the middle", error), sound("behind")]
     seen: list[AuditResult] = []
@@ -71,7 +70,7 @@ def test_what_one_check_raises_is_its_result_and_the_others_are_played(
     assert "hunter2" not in told
 
 
-def test_a_failed_check_fails_an_assertion_whatever_may_be_undecided(checks: list[suite.Check]) -> None:
+def test_a_failed_check_fails_an_assertion_whatever_may_be_undecided(checks: list[suite.AuditCheck]) -> None:
     checks += [sound("before"), raising("in the middle", ForeignError(SECRET))]
     with pytest.raises(PrivacyAuditError, match="it raised ForeignError") as caught:
         assert_private(voter_of((), max_queries=3), allow_undecided=True)
@@ -83,7 +82,7 @@ def test_a_failed_check_fails_an_assertion_whatever_may_be_undecided(checks: lis
 def test_where_the_next_check_cannot_be_made_nobody_takes_the_audit_for_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(subject: Any, *, controls: bool) -> Iterator[suite.Check]:
+    def broken(subject: Any, *, controls: bool) -> Iterator[suite.AuditCheck]:
         yield sound("before")
         raise ForeignError(SECRET)
 
@@ -95,13 +94,13 @@ def test_where_the_next_check_cannot_be_made_nobody_takes_the_audit_for_finished
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_somebody_who_stops_an_audit_stops_it(stop: type[BaseException], checks: list[suite.Check]) -> None:
+def test_somebody_who_stops_an_audit_stops_it(stop: type[BaseException], checks: list[suite.AuditCheck]) -> None:
     checks += [sound("before"), raising("in the middle", stop())]
     with pytest.raises(stop):
         audit(voter_of((), max_queries=3))
 
 
-def test_what_the_callers_own_progress_raises_is_raised(checks: list[suite.Check]) -> None:
+def test_what_the_callers_own_progress_raises_is_raised(checks: list[suite.AuditCheck]) -> None:
     def broken(result: AuditResult) -> None:
         raise ForeignError(result.check)
 
@@ -125,8 +124,8 @@ def test_a_real_audit_goes_on_behind_a_fault_of_the_budgets_store_and_names_the_
     def broken(subject: Any, **_: Any) -> AuditResult:
         raise ForeignError(SECRET)
 
-    monkeypatch.setattr(ledgers, "report", broken)
-    monkeypatch.setattr(parts, "noise", broken)
+    monkeypatch.setattr(suite, "check_report", broken)
+    monkeypatch.setattr(component_checks, "check_noise_scale", broken)
     monkeypatch.setattr(suite, "games_of", lambda subject: ())
     monkeypatch.setattr(suite, "_sample_checks", lambda subject: ())
     monkeypatch.setattr(suite, "_coin_of", lambda subject: None)
@@ -141,7 +140,7 @@ def test_a_real_audit_goes_on_behind_a_fault_of_the_budgets_store_and_names_the_
 @pytest.mark.parametrize("options", [[], ["--strict"], ["--json"]], ids=" ".join)
 def test_the_command_ends_with_1_and_says_what_it_could(
     options: list[str],
-    checks: list[suite.Check],
+    checks: list[suite.AuditCheck],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

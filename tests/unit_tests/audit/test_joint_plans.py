@@ -6,12 +6,12 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, ValueDiscovery
-from langchain_dpicl.audit.bounds import ALARM, lowest
+from langchain_dpicl.audit.bounds import ALARM, clopper_pearson_lower
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy.accounting import epsilon as accounting
-from langchain_dpicl.privacy.accounting.normal_form import worlds
-from langchain_dpicl.privacy.tickets import ShareTerms
+from langchain_dpicl.privacy.accounting.normal_form import unit_terms
+from langchain_dpicl.privacy.ledger.tickets import ShareTerms
 from tests import audit_plants as plant
 
 ADJACENCIES = ("add_remove", "replace_one")
@@ -77,7 +77,7 @@ def test_the_sizes_are_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> 
     plant.sampled_labels_kept(monkeypatch)
     for adjacency, sizes in SEVERAL_WORLDS.items():
         _, terms = declared(sizes, adjacency, delta=0.02)
-        assert len(worlds(terms.event, adjacency)) > 1
+        assert len(unit_terms(terms.event, adjacency)) > 1
 
 
 def forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def refuted(runs: int, *, delta: float) -> bool:
     for run in range(1, runs + 1):
         finder, terms = declared(SIZES["one at rate 1"], "add_remove", delta=delta)
         hits += MINE in finder.run().counts
-        if lowest(hits, run, ALARM / runs) > terms.delta:
+        if clopper_pearson_lower(hits, run, ALARM / runs) > terms.delta:
             return True
     return False
 

@@ -16,10 +16,8 @@ from scipy import stats
 
 import langchain_dpicl
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.audit.membership import membership_attack
-from langchain_dpicl.audit.membership_results import NOTICE, MembershipResult
-from langchain_dpicl.audit.membership_targets import Ask, Record, Target
-from langchain_dpicl.audit.scores import Claim, RocCurve
+from langchain_dpicl.audit.membership import NOTICE, AskTarget, MembershipResult, Record, Target, membership_attack
+from langchain_dpicl.audit.membership_scores import Claim, RocCurve
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, PrivateAccessError, RecordError
 from tests.doubles import RepeatableCoins
 
@@ -39,7 +37,7 @@ class Remembering:
     def target(self, **options: Any) -> Target:
         return Target("remembering", LABELS, "everything", self.build, **options)
 
-    def build(self, records: Sequence[Record]) -> Ask:
+    def build(self, records: Sequence[Record]) -> AskTarget:
         self.built_of.append(list(records))
         members = {record["text"] for record in records}
 
@@ -124,7 +122,7 @@ class TestWhoIsAMember:
         """A target that only counts its questions: members come first by chance alone, once in ten; 600 prompts."""
         turns: list[int] = []
 
-        def build(records: Sequence[Record]) -> Ask:
+        def build(records: Sequence[Record]) -> AskTarget:
             names = {record["text"] for record in records}
 
             def ask(texts: Sequence[str]) -> Any:
@@ -223,7 +221,7 @@ class TestResult:
 
 def test_nothing_of_the_package_below_takes_an_audit_for_a_release() -> None:
     package = Path(langchain_dpicl.__file__).parent
-    above = {"cli.py", "_cli_audit.py"}
+    above = {"cli/main.py", "cli/checks.py"}
     below = [path for path in package.rglob("*.py") if package / "audit" not in path.parents and path.name not in above]
     assert len(below) > 100
     assert [path.name for path in below if "langchain_dpicl.audit" in path.read_text()] == []
@@ -297,7 +295,7 @@ class TestFailures:
     MINE = tuple({**person, "text": f"{CANARY} {person['text']}"} for person in PEOPLE)
 
     def attack(self, error: Callable[[str], Exception], *, at: str) -> BaseException:
-        def build(records: Sequence[Record]) -> Ask:
+        def build(records: Sequence[Record]) -> AskTarget:
             def ask(texts: Sequence[str]) -> Any:
                 raise error(texts[0])
 
@@ -326,7 +324,7 @@ class TestFailures:
         assert CANARY not in told_by(found)
 
     def test_an_interrupt_is_passed_on(self) -> None:
-        def build(records: Sequence[Record]) -> Ask:
+        def build(records: Sequence[Record]) -> AskTarget:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):

@@ -16,8 +16,8 @@ from _membership_systems import MECHANISMS, Systems, worded
 from _voting_task import load
 
 from langchain_dpicl import EmbeddedLLM
-from langchain_dpicl.audit import pictures
-from langchain_dpicl.audit.membership_results import NOTICE
+from langchain_dpicl.audit import plots
+from langchain_dpicl.audit.membership import NOTICE
 
 ROWS = [
     {"text": f"{what} {number} of {place}", "label": code, "label_name": name, "split": "train" if number else "test"}
@@ -40,7 +40,7 @@ def test_prompts_of_real_records_are_attacked_and_written_down(
 ) -> None:
     drawn = {}
     for name in ("plot_roc", "plot_probabilities"):
-        monkeypatch.setattr(pictures, name, lambda results, path, title: drawn.update({path.name: (results, title)}))
+        monkeypatch.setattr(plots, name, lambda results, path, title: drawn.update({path.name: (results, title)}))
     options = ["--parts", "prompts", "--prompts", "2", "--nonmembers", "4", "--out", str(tmp_path / "out")]
     assert bench_membership.main(["--data", "another", "--data", str(data), *options]) == 0
     told = capsys.readouterr().out

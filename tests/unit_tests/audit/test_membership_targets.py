@@ -14,18 +14,18 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, EmbeddedLLM, PrivateExamples
-from langchain_dpicl.audit.membership import membership_attack
-from langchain_dpicl.audit.membership_targets import (
+from langchain_dpicl.audit.membership import (
     Target,
     answer_target,
     few_shot_without_privacy,
+    membership_attack,
     prompt_target,
     score_target,
 )
-from langchain_dpicl.audit.scores import Claim
+from langchain_dpicl.audit.membership_scores import Claim
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
-from langchain_dpicl.receipts import Receipt, VotingResult
+from langchain_dpicl.runs.query_runnable import Receipt, VotingResult
 from tests.doubles import RepeatableCoins
 
 LABELS = ("card", "cash")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from langchain_dpicl.audit.membership_results import NOTICE, MembershipResult
-from langchain_dpicl.audit.pictures import plot_claimed_audited, plot_probabilities, plot_roc, plot_utility
-from langchain_dpicl.audit.results import AuditResult
-from langchain_dpicl.audit.scores import Claim
+from langchain_dpicl.audit.game import AuditResult
+from langchain_dpicl.audit.membership import NOTICE, MembershipResult
+from langchain_dpicl.audit.membership_scores import Claim
+from langchain_dpicl.audit.plots import plot_claimed_audited, plot_probabilities, plot_roc, plot_utility
 from langchain_dpicl.exceptions import ConfigurationError
 
 RED = "#b3261e"

@@ -12,12 +12,12 @@ import pytest
 
 from langchain_dpicl.audit import games_of, play
 from langchain_dpicl.audit.bounds import POWER
-from langchain_dpicl.audit.games import power_of
-from langchain_dpicl.audit.retrieving import nothing_shown, retrieval_cases, retriever_of
-from langchain_dpicl.audit.subjects import Subject
+from langchain_dpicl.audit.game import power_of
+from langchain_dpicl.audit.query_games import check_nothing_else_shown, retrieval_cases, retriever_of
+from langchain_dpicl.audit.targets import Subject
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.querying import QueryRunnable
-from langchain_dpicl.retrieval_planning import plan_retrieval
+from langchain_dpicl.retrieval.plan import plan_retrieval
+from langchain_dpicl.runs.query_runnable import QueryRunnable
 
 
 @pytest.mark.parametrize("rows", ["units", "slots"])
@@ -36,13 +36,13 @@ def test_a_short_game_refutes_nothing_and_says_that_it_is_too_short() -> None:
 
 
 def test_nothing_is_shown_but_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nothing_shown("units").verdict == "sound"
+    assert check_nothing_else_shown("units").verdict == "sound"
 
     def shows(self: QueryRunnable) -> str:
         return f"voter of {self.private._pool(None, ledger_id=self.budget.ledger_id).num_units} documents"
 
     monkeypatch.setattr(QueryRunnable, "__repr__", shows)
-    assert nothing_shown("units").verdict == "violated"
+    assert check_nothing_else_shown("units").verdict == "violated"
 
 
 def test_a_plan_is_audited_from_its_json() -> None:

@@ -11,5 +11,5 @@ import pytest
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How many seconds blocking calls slept between attempts, each in its turn; nobody sleeps."""
     seconds: list[float] = []
-    monkeypatch.setattr("langchain_dpicl.backends.silent.time", SimpleNamespace(sleep=seconds.append))
+    monkeypatch.setattr("langchain_dpicl.backends.private_calls.call.time", SimpleNamespace(sleep=seconds.append))
     return seconds

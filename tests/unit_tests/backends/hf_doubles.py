@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from langchain_dpicl.backends.huggingface import HuggingFaceBackend
+from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from tests import tiny_hf
 
 CANARY = "zxcanaryzx"

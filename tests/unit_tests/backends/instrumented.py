@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from langchain_core.messages import HumanMessage
 
-from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
 from langchain_dpicl.exceptions import UnsilencableModelError
 from tests.canary import RECORD, VOTE, canaries_in
 from tests.scripted_models import ScriptedChat, StatusError, fixed
@@ -63,7 +63,7 @@ def report(
     naive = sent()
     found: dict[str, Any] = {"phase": phase, "model": name, "naive": bool(canaries_in(" ".join(naive))), "refused": ""}
     try:
-        silent, request = silence(model), Request(Hidden(RECORD), render, {})
+        silent, request = silence(model), Request(OpaqueValue(RECORD), render, {})
         with inside():
             found["faults"] = [
                 silent.ask(request, retry=ONCE).fault,

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from langchain_dpicl.backends.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.silent import Hidden, RetryPolicy
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.exceptions import UnsilencableModelError
 from tests.canary import RECORD, canaries_in
 from tests.loopback_provider import Provider
@@ -49,7 +49,7 @@ def report(
         found["refused"] = re.search(r": ([\w.]+) is in the path of", str(refused)).group(1)  # type: ignore[union-attr]
     sent()
     with inside():
-        texts = [Hidden(RECORD)]
+        texts = [OpaqueValue(RECORD)]
         rows = [early.rows(texts), asyncio.run(early.arows(texts))]  # type: ignore[arg-type]
     print(json.dumps({**found, "late": [bool(row.any()) for row in rows], "seen": canaries_in(" ".join(sent()))}))
 

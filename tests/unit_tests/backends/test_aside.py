@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.backends import aside as room
-from langchain_dpicl.backends.aside import Aside, aside, leave, seen_through
+from langchain_dpicl.backends import sync_async as room
+from langchain_dpicl.backends.sync_async import ThreadedContext, run_in_thread, run_to_completion, run_unawaited
 from tests.durable import halfway, is_on_loop, until
 
 
@@ -42,36 +42,36 @@ class Work:
 
 async def test_it_runs_off_the_loop_and_the_loop_goes_on_meanwhile() -> None:
     work, turns = Work(), 0
-    task = asyncio.create_task(aside(work))
+    task = asyncio.create_task(run_in_thread(work))
     await work.has_begun()
     for _ in range(5):
         await asyncio.sleep(0)
         turns += 1
     work.let_go.set()
     assert (await task, turns) == ("done", 5)
-    assert await aside(is_on_loop) is False
+    assert await run_in_thread(is_on_loop) is False
 
 
 async def test_what_does_not_wait_is_run_where_we_are() -> None:
-    assert await aside(threading.get_ident, is_slow=False) == threading.get_ident()
-    assert await aside(threading.get_ident) != threading.get_ident()
+    assert await run_in_thread(threading.get_ident, is_slow=False) == threading.get_ident()
+    assert await run_in_thread(threading.get_ident) != threading.get_ident()
 
 
 async def test_what_it_raises_is_raised() -> None:
     with pytest.raises(LookupError, match="gone"):
-        await aside(lambda: {}["gone"])
+        await run_in_thread(lambda: {}["gone"])
 
 
 async def test_it_sees_the_callers_context() -> None:
     mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark")
     mark.set("ours")
-    assert await aside(mark.get) == "ours"
+    assert await run_in_thread(mark.get) == "ours"
 
 
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_cancellation_is_heard_when_the_work_has_ended(times: int) -> None:
     work = Work()
-    task = asyncio.create_task(aside(work))
+    task = asyncio.create_task(run_in_thread(work))
     await work.has_begun()
     for _ in range(times):
         task.cancel()
@@ -85,7 +85,7 @@ async def test_a_cancellation_is_heard_when_the_work_has_ended(times: int) -> No
 
 async def test_a_cancellation_goes_on_whatever_the_work_raises_and_names_it() -> None:
     work = Work(ValueError("the disk"))
-    task = asyncio.create_task(aside(work))
+    task = asyncio.create_task(run_in_thread(work))
     await work.has_begun()
     task.cancel()
     work.let_go.set()
@@ -99,7 +99,7 @@ async def test_a_timeout_is_told_as_such_after_the_work() -> None:
     threading.Timer(0.1, work.let_go.set).start()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await aside(work)
+            await run_in_thread(work)
     assert work.ended.is_set()
 
 
@@ -107,16 +107,16 @@ async def test_work_that_has_not_begun_is_taken_back(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(room, "_POOLS", {})
     monkeypatch.setattr(room, "THREADS", 1)
     first, second = Work(), Work()
-    holding = asyncio.create_task(aside(first))
+    holding = asyncio.create_task(run_in_thread(first))
     await first.has_begun()
-    waiting = asyncio.create_task(aside(second))
+    waiting = asyncio.create_task(run_in_thread(second))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     first.let_go.set()
     assert await holding == "done"
-    assert await aside(lambda: "behind it") == "behind it"
+    assert await run_in_thread(lambda: "behind it") == "behind it"
     assert not second.begun.is_set()
 
 
@@ -126,9 +126,9 @@ async def test_what_has_to_be_done_is_done_also_if_the_cancellation_came_before_
     monkeypatch.setattr(room, "_POOLS", {})
     monkeypatch.setattr(room, "THREADS", 1)
     first, second = Work(), Work()
-    holding = asyncio.create_task(aside(first))
+    holding = asyncio.create_task(run_in_thread(first))
     await first.has_begun()
-    waiting = asyncio.create_task(seen_through(second))
+    waiting = asyncio.create_task(run_to_completion(second))
     await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.sleep(0.01)
@@ -149,7 +149,7 @@ async def test_an_error_brings_no_other_along_and_dies_with_whoever_holds_it() -
     gc.disable()  # an error in a circle, with all its frames, would stay until the collector comes
     try:
         try:
-            await aside(fail)
+            await run_in_thread(fail)
         except PlainError as error:
             watched, others = weakref.ref(error), (error.__cause__, error.__context__)
         await until(lambda: watched() is None)  # the thread lets go of what it did last a moment later
@@ -160,19 +160,19 @@ async def test_an_error_brings_no_other_along_and_dies_with_whoever_holds_it() -
 
 def test_forty_waits_at_once_share_the_threads() -> None:
     async def main() -> list[int]:
-        return await asyncio.gather(*(aside(lambda n=n: time.sleep(0.001) or n) for n in range(40)))
+        return await asyncio.gather(*(run_in_thread(lambda n=n: time.sleep(0.001) or n) for n in range(40)))
 
     assert asyncio.run(main()) == list(range(40))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_has_threads_of_its_own() -> None:
-    asyncio.run(aside(lambda: None))
+    asyncio.run(run_in_thread(lambda: None))
     child = os.fork()
     if not child:
         code = 1
         try:
-            code = 0 if asyncio.run(aside(os.getpid)) == os.getpid() else 2
+            code = 0 if asyncio.run(run_in_thread(os.getpid)) == os.getpid() else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -197,7 +197,7 @@ def noting(log: list[str], enter: Callable[[], Any] = lambda: None) -> Iterator[
 @pytest.mark.parametrize("is_slow", [True, False])
 async def test_a_block_is_entered_and_left_aside_only_where_it_may_wait(is_slow: bool) -> None:
     log: list[str] = []
-    async with Aside(noting(log), is_slow=is_slow) as held:
+    async with ThreadedContext(noting(log), is_slow=is_slow) as held:
         log.append(held)
     where = "" if is_slow else " on the loop"
     assert log == [f"entered{where}", "held", f"left{where}"]
@@ -207,7 +207,7 @@ async def test_a_block_is_entered_and_left_aside_only_where_it_may_wait(is_slow:
 async def test_an_error_passes_through_the_block(is_slow: bool) -> None:
     log: list[str] = []
     with pytest.raises(KeyError):
-        async with Aside(noting(log), is_slow=is_slow):
+        async with ThreadedContext(noting(log), is_slow=is_slow):
             raise KeyError
     assert log[1] == "KeyError"
 
@@ -217,7 +217,7 @@ async def test_a_block_that_was_entered_is_left_where_the_cancellation_came_mean
     work = Work()
 
     async def main() -> None:
-        async with Aside(noting(log, work)):
+        async with ThreadedContext(noting(log, work)):
             log.append("inside")
 
     task = asyncio.create_task(main())
@@ -232,7 +232,7 @@ async def test_a_block_that_was_entered_is_left_where_the_cancellation_came_mean
 async def test_a_block_that_could_not_be_entered_is_not_left() -> None:
     log: list[str] = []
     with pytest.raises(ValueError):
-        async with Aside(noting(log, lambda: int("x"))):
+        async with ThreadedContext(noting(log, lambda: int("x"))):
             log.append("inside")
     assert log == []
 
@@ -247,7 +247,7 @@ async def test_a_cancellation_while_it_is_left_is_heard_afterwards() -> None:
         log.append("left")
 
     async def main() -> None:
-        async with Aside(slow_end()):
+        async with ThreadedContext(slow_end()):
             pass
 
     task = asyncio.create_task(main())
@@ -264,7 +264,7 @@ async def test_a_closed_generator_that_stands_at_a_yield_is_left_before_its_clos
     log: list[str] = []
 
     async def numbers() -> Any:
-        block = Aside(noting(log))
+        block = ThreadedContext(noting(log))
         async with block:
             block.is_at_yield = True
             yield 1
@@ -280,7 +280,7 @@ async def test_a_coroutine_that_is_closed_in_a_block_leaves_it_in_a_thread() -> 
     log: list[str] = []
 
     async def main() -> None:
-        async with Aside(noting(log)):
+        async with ThreadedContext(noting(log)):
             await asyncio.get_running_loop().create_future()
 
     work = main()
@@ -295,7 +295,7 @@ async def test_a_coroutine_that_is_closed_while_it_enters_leaves_in_a_thread() -
     gate = Work()
 
     async def main() -> None:
-        async with Aside(noting(log, gate)):
+        async with ThreadedContext(noting(log, gate)):
             log.append("inside")
 
     work = main()
@@ -313,7 +313,7 @@ async def test_clean_up_that_fails_where_nobody_waits_is_told_to_the_log_without
         raise ValueError("secret")
 
     with caplog.at_level(logging.WARNING):
-        leave(fail)
+        run_unawaited(fail)
         await until(lambda: bool(caplog.records))
     assert "ValueError" in caplog.text
     assert "secret" not in caplog.text

@@ -17,12 +17,11 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
 
-from langchain_dpicl.backends.calls import Calls, Gate, at_most
-from langchain_dpicl.backends.label_rows import LabelRows
-from langchain_dpicl.backends.langchain import LangChainBackend
-from langchain_dpicl.backends.silent import Hidden, Request, RetryPolicy, silence
-from langchain_dpicl.backends.texts import TextVoteBackend
-from langchain_dpicl.backends.walk import AtMost
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
+from langchain_dpicl.backends.rows.label_rows import LabelRows
+from langchain_dpicl.backends.sync_async import CallPool, FairSemaphore, LimitConcurrency, limit_concurrency
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]
@@ -84,7 +83,7 @@ def slow(gauge: Gauge, seconds: float = 0.02, **options: Any) -> ScriptedChat:
 
 
 def request(text: str) -> Request:
-    return Request(Hidden(text), lambda prompt: [HumanMessage(prompt)], {})
+    return Request(OpaqueValue(text), lambda prompt: [HumanMessage(prompt)], {})
 
 
 def in_threads(*actions: Callable[[], Any], within: float = 60.0) -> None:
@@ -215,7 +214,7 @@ class TestLimit:
                 asyncio.run(asyncio.sleep(0))
                 return super()._generate(*args, **kwargs)
 
-        calls = Calls(silence(OwnLoop(answer=ANSWERS)), QUICK, limit)
+        calls = CallPool(silence(OwnLoop(answer=ANSWERS)), QUICK, limit)
         assert [reply.fault for reply in calls.many([request("aaa"), request("bbb")])] == [None, None]
 
     @pytest.mark.parametrize("limit", [1, 2])
@@ -229,13 +228,13 @@ class TestLimit:
             return {" card": 1.0}
 
         mark.set("the caller's")
-        Calls(silence(ScriptedChat(answer=answer)), QUICK, limit).many([request("aaa")] * 3)
+        CallPool(silence(ScriptedChat(answer=answer)), QUICK, limit).many([request("aaa")] * 3)
         assert (seen, mark.get()) == (["none"] * 3, "the caller's")
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_ctrl_c_in_a_batch_ends_it_and_gives_the_place_back(self, limit: int) -> None:
         model = ScriptedChat(answer=ANSWERS, raises={"stop": KeyboardInterrupt})
-        calls = Calls(silence(model), QUICK, limit)
+        calls = CallPool(silence(model), QUICK, limit)
 
         def batch() -> None:
             for _ in range(limit + 1):
@@ -290,7 +289,7 @@ class TestAtMost:
             gauge = Gauge()
             session = LangChainBackend(slow(gauge), max_concurrency=4).open(prompts, [])
             gauge.expect(limit)
-            with at_most(asked):
+            with limit_concurrency(asked):
                 rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
             assert gauge.most == limit
             assert np.array_equal(rows, expected)
@@ -302,7 +301,7 @@ class TestAtMost:
         rows = LabelRows(engine, [[" card"], [" cash"]], calibrate=False)
         for limit, most in ((1, 1), (None, 3)):
             gauge.expect(most)
-            ask = AtMost(rows.ask((("aaa",),) * 6), limit)
+            ask = LimitConcurrency(rows.ask((("aaa",),) * 6), limit)
             boxed = asyncio.run(ask.arun()) if awaited else ask.run()
             assert gauge.most == most
             assert boxed.take().shape == (6, 2)
@@ -311,7 +310,7 @@ class TestAtMost:
 class TestGate:
     @pytest.mark.parametrize("limit", [1, 3])
     def test_never_lets_more_in_and_lets_everybody_in(self, limit: int) -> None:
-        gate, gauge, coins = Gate(limit), Gauge(limit), random.Random(limit)
+        gate, gauge, coins = FairSemaphore(limit), Gauge(limit), random.Random(limit)
         waits = [coins.random() * 0.002 for _ in range(60)]
 
         def blocking() -> None:
@@ -347,7 +346,7 @@ class TestGate:
         assert gauge.most == limit
 
     async def test_serves_who_waits_by_turn(self) -> None:
-        gate, order = Gate(1), []
+        gate, order = FairSemaphore(1), []
 
         async def one(number: int) -> None:
             async with gate:
@@ -358,7 +357,7 @@ class TestGate:
         assert order == list(range(8))
 
     def test_does_not_wait_for_a_loop_that_is_gone(self) -> None:
-        gate = Gate(1)
+        gate = FairSemaphore(1)
         gone = asyncio.new_event_loop()
 
         async def wait_for_ever() -> None:
@@ -373,7 +372,7 @@ class TestGate:
         del task
 
     def test_ctrl_c_while_waiting_takes_no_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        gate = Gate(1)
+        gate = FairSemaphore(1)
 
         def stopped(event: threading.Event, timeout: float | None = None) -> bool:
             raise KeyboardInterrupt
@@ -385,7 +384,7 @@ class TestGate:
         in_threads(gate.__enter__)
 
     def test_a_place_handed_over_to_a_cancelled_task_goes_to_the_next(self) -> None:
-        gate = Gate(1)
+        gate = FairSemaphore(1)
 
         async def run() -> None:
             gate.__enter__()

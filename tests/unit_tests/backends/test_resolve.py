@@ -14,18 +14,18 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import ConfigurableField
 from pydantic import ConfigDict, Field
 
-from langchain_dpicl.backends.decisions import DecisionsBackend
 from langchain_dpicl.backends.fake import FakeBackend, scripted
-from langchain_dpicl.backends.langchain import LangChainBackend
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import TEXT_ONLY, as_backend, as_choice_backend
-from langchain_dpicl.backends.texts import TextVoteBackend
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
-from langchain_dpicl.models import ChatEmbedded, EmbeddedLLM
-from langchain_dpicl.privacy.examples import PrivateExamples
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
+from langchain_dpicl.serving.models import ChatEmbedded, EmbeddedLLM
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, fixed, spread
-from tests.unit_tests.backends.test_texts import TextChat, TextLLM, saying
+from tests.unit_tests.backends.langchain.test_texts import TextChat, TextLLM, saying
 
 WORDS = [f" w{i}" for i in range(20)]
 TOPS = fixed(spread(WORDS))
@@ -43,7 +43,7 @@ class OnlyChoices:
 
 def decision_model() -> Any:
     pytest.importorskip("langchain_openai.decisions")
-    from tests.unit_tests.backends.test_decisions import ScriptedDecisions, hashed
+    from tests.unit_tests.backends.langchain.test_decisions import ScriptedDecisions, hashed
 
     return ScriptedDecisions(answer=hashed)
 

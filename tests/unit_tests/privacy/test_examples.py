@@ -20,7 +20,8 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
     RecordError,
 )
-from langchain_dpicl.privacy.examples import Pool, PrivateExamples
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.unit_pool import Pool
 
 CANARY = "zx-example-canary-58"
 QUEUES = ("billing", "login")

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from langchain_dpicl import Budget, ConfigurationError, DemonstrationSynthesizer, PrivateExamples, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import PrivacyBudgetMismatchError, PrivateAccessError, RecordError
-from langchain_dpicl.privacy import units
+from langchain_dpicl.privacy.data import units
 from langchain_dpicl.privacy.ledger import budget as ledger
-from langchain_dpicl.privacy.stores import InMemoryStore
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.stores import SQLiteStore
 
 CANARY = "canary-7f3a"
@@ -412,7 +412,7 @@ def test_a_label_of_units_that_were_split_anew_has_no_known_size(monkeypatch: py
     assert writer().plan.release.sampler.name == "poisson_units"
     assert verify_report(budget.report()).ok
     # Made elsewhere, or before it was refused.
-    monkeypatch.setattr("langchain_dpicl.declaring._check_sizes_known", lambda *_: None)
+    monkeypatch.setattr("langchain_dpicl.release.declare_share._check_sizes_known", lambda *_: None)
     budget = Budget(epsilon=1.0, delta=1e-6, adjacency="replace_one")
     private = found([record("card")] * 60 + [record("login")] * 40, public_size=100)
     made = split(private, labels=("card",), public_size=100)

@@ -234,7 +234,7 @@ def test_an_anchor_that_could_not_be_read_again_is_not_written(tmp_path: Path, m
     anchor = FileAnchor.new(tmp_path / "anchor")
     anchor.write("ab" * 16, 1, "cd" * 32)
     kept = (tmp_path / "anchor").read_bytes()
-    monkeypatch.setattr("langchain_dpicl.stores.anchors._MOST", len(kept) + 10)
+    monkeypatch.setattr("langchain_dpicl.stores.anchors._MAX_BYTES", len(kept) + 10)
     with pytest.raises(LedgerError, match="expected at most"):
         anchor.write("ef" * 16, 1, "cd" * 32)
     assert (tmp_path / "anchor").read_bytes() == kept

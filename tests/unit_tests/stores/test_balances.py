@@ -58,7 +58,7 @@ def test_a_reader_makes_nobody_pay_twice(tmp_path: Path) -> None:
         found = balances.take_up(TERMS, lambda: bought.append(1) or {"entry": 1})  # type: ignore[func-returns-value]
     assert found == ({"entry": 1}, True)
     assert bought == [1]
-    assert SQLiteBalances(path).paid_by(TERMS) == {"entry": 1}
+    assert SQLiteBalances(path).bind_filter(TERMS) == {"entry": 1}
 
 
 def test_a_reader_that_does_not_go_is_told_before_anything_is_paid_or_debited(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_reader_that_does_not_go_is_told_before_anything_is_paid_or_debited(tm
     balances = SQLiteBalances(path, timeout=0.1)
     with reader(path), pytest.raises(LedgerUnavailableError, match="Nothing is granted"):
         balances.take_up(TERMS, pytest.fail)
-    assert balances.paid_by(TERMS) is None
+    assert balances.bind_filter(TERMS) is None
     balances.take_up(TERMS, lambda: {"entry": 1})
     with reader(path), pytest.raises(LedgerUnavailableError):
         balances.debit(["anna"], 0)
@@ -86,7 +86,7 @@ def test_another_filters_file_in_its_place_is_not_written_to(tmp_path: Path) -> 
     other.take_up({"participations": 1_000, "of": "b"}, lambda: {"entry": 2})
     other.debit(["anna"], 0)
     mine.path.write_bytes(other.path.read_bytes())
-    for writes in (lambda: mine.debit(["anna"], 0), lambda: mine.confirm(0), lambda: mine.paid_by(TERMS)):
+    for writes in (lambda: mine.debit(["anna"], 0), lambda: mine.confirm(0), lambda: mine.bind_filter(TERMS)):
         with pytest.raises(PrivacyBudgetMismatchError, match="another's"):
             writes()
     assert counted(mine.path) == (1, [1])
@@ -106,10 +106,10 @@ def test_only_what_was_taken_up_is_debited(tmp_path: Path) -> None:
     again = SQLiteBalances(tmp_path / "balances.db")
     with pytest.raises(LedgerError, match="none that was paid for"):
         again.debit(["anna"], 0)
-    assert again.paid_by(TERMS) == {"entry": 1}
+    assert again.bind_filter(TERMS) == {"entry": 1}
     assert again.debit(["anna"], 0) == [True]
     with pytest.raises(PrivacyBudgetMismatchError):
-        again.paid_by({**TERMS, "of": "b"})
+        again.bind_filter({**TERMS, "of": "b"})
     assert again.timeout == 60.0
 
 
@@ -175,7 +175,7 @@ def test_a_row_that_holds_something_else_is_refused_as_a_broken_file(change: str
         connection.execute(f"UPDATE filter SET {change}")  # noqa: S608  ours
     with pytest.raises(LedgerError, match="broken or foreign"):
         balances.debit(["unit"], 0)
-        SQLiteBalances(path).paid_by(TERMS)
+        SQLiteBalances(path).bind_filter(TERMS)
 
 
 def test_a_file_without_the_row_of_its_filter_is_refused_as_a_broken_one(tmp_path: Path) -> None:
@@ -186,4 +186,4 @@ def test_a_file_without_the_row_of_its_filter_is_refused_as_a_broken_one(tmp_pat
     with pytest.raises(LedgerError, match="broken or foreign"):
         balances.debit(["unit"], 0)
     with pytest.raises(LedgerError, match="broken or foreign"):
-        SQLiteBalances(path).paid_by(TERMS)
+        SQLiteBalances(path).bind_filter(TERMS)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from langchain_dpicl._ledger_checks import read_receipts
-from langchain_dpicl._ledger_files import is_export, read_export
-from langchain_dpicl.callbacks import PrivacyBudgetCallbackHandler
-from langchain_dpicl.cli import main
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerUnavailableError
+from langchain_dpicl.reports.ledger_audit import is_export, read_export, read_receipts
 from langchain_dpicl.stores import FileAnchor, SQLiteStore, anchors, open_anchor
 from tests.sqlite_ledgers import made, numbers, write
 from tests.unit_tests.stores.test_sqlite_logs import another_process

@@ -16,7 +16,7 @@ import pytest
 from langchain_core.stores import InMemoryByteStore, InMemoryStore
 
 from langchain_dpicl.exceptions import ConfigurationError, MemoError
-from langchain_dpicl.stores import MemoKey, SQLiteMemo, SQLiteStore, StoreMemo, _sqlite_per_call, memo_at
+from langchain_dpicl.stores import MemoKey, SQLiteMemo, SQLiteStore, StoreMemo, memo_at, sqlite_per_call
 from langchain_dpicl.stores.memos import query_of
 from tests.contracts.memo import KEY, TOLD, MemoContract, SharedMemoContract, others
 from tests.faults.children import Child, together
@@ -142,7 +142,7 @@ def test_names_that_sqlite_takes_for_a_log_are_refused(tmp_path: Path, end: str)
 
 
 def test_a_file_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("langchain_dpicl.stores._sqlite_file._file_system", lambda device: "nfs4")
+    monkeypatch.setattr("langchain_dpicl.stores.sqlite_file._file_system", lambda device: "nfs4")
     with pytest.raises(MemoError, match="nfs4"):
         SQLiteMemo(tmp_path / "memo.db")
 
@@ -179,7 +179,7 @@ def test_a_memo_that_waits_for_others_holds_up_no_other_memo_and_no_fork(tmp_pat
         try:
             waiting = [pool.submit(locked.remember, KEY, TOLD) for _ in range(2)] + [pool.submit(locked.recall, KEY)]
             # From here on a memo that kept the lock of this process while it waits would keep it until the rollback.
-            while not held_by_another_thread(_sqlite_per_call._AT_WORK):
+            while not held_by_another_thread(sqlite_per_call._AT_WORK):
                 time.sleep(0.001)
             done, _ = wait([pool.submit(idle.remember, KEY, TOLD)], timeout=LONGEST)
             assert done

@@ -7,14 +7,14 @@ import pytest
 
 from langchain_dpicl import stores
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy.stores import next_record
-from langchain_dpicl.stores._rows import Head, header_of, header_text, records_of, row_of
+from langchain_dpicl.privacy.ledger.store import next_record
+from langchain_dpicl.stores.rows import LedgerHead, header_of, header_text, records_of, row_of
 from tests.contracts.store import header
 
 FIRST = next_record(0, header().digest, "note", {"x": 0.1, "text": "é\0\N{SNOWMAN}"})
 SECOND = next_record(1, FIRST.hash, "note", {})
 ROWS = [row_of(FIRST), row_of(SECOND)]
-HEAD = Head(2, SECOND.hash)
+HEAD = LedgerHead(2, SECOND.hash)
 
 
 def test_a_line_survives_its_row() -> None:
@@ -58,14 +58,14 @@ def test_a_body_without_a_hash_is_no_line(value: str) -> None:
         (ROWS[1:], 0, HEAD),
         (ROWS[::-1], 0, HEAD),
         ([*ROWS, ROWS[1]], 0, HEAD),
-        (ROWS, 0, Head(1, FIRST.hash)),
-        (ROWS, 0, Head(2, FIRST.hash)),
+        (ROWS, 0, LedgerHead(1, FIRST.hash)),
+        (ROWS, 0, LedgerHead(2, FIRST.hash)),
         ([], 1, HEAD),
         (ROWS, 1, HEAD),
     ],
     ids=range(8),
 )
-def test_lines_that_are_missing_or_too_many_are_found(rows: Any, after: int, head: Head) -> None:
+def test_lines_that_are_missing_or_too_many_are_found(rows: Any, after: int, head: LedgerHead) -> None:
     with pytest.raises(LedgerError, match="with no gap"):
         records_of(rows, after=after, head=head)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerUnavailableError
-from langchain_dpicl.privacy.stores import LedgerStore
-from langchain_dpicl.stores import SQLiteStore, _sqlite_file
+from langchain_dpicl.privacy.ledger.store import LedgerStore
+from langchain_dpicl.stores import SQLiteStore, sqlite_file
 from tests.contracts.store import DurableStoreContract, header
 from tests.sqlite_ledgers import edited, made, numbers, write
 
@@ -75,7 +75,7 @@ class TestOpening:
     def test_where_nothing_can_be_written_the_export_is_named(self, path: Path, code: int) -> None:
         fault = sqlite3.OperationalError("no")
         fault.sqlite_errorcode, fault.sqlite_errorname = code, "SQLITE"
-        with pytest.raises(LedgerUnavailableError) as caught, _sqlite_file.errors_of(path):
+        with pytest.raises(LedgerUnavailableError) as caught, sqlite_file.errors_of(path):
             raise fault
         assert ("dpicl ledger export" in str(caught.value)) is (code != sqlite3.SQLITE_FULL)
 
@@ -184,7 +184,7 @@ class TestOpening:
         mounts = path.with_name("mountinfo")
         device = path.stat().st_dev
         line = f"21 1 {os.major(device)}:{os.minor(device)} / / rw,relatime shared:1 - {{}} server:/export rw\n"
-        monkeypatch.setattr(_sqlite_file, "_MOUNTS", mounts)
+        monkeypatch.setattr(sqlite_file, "_MOUNTS", mounts)
         for kind, refused in (("nfs4", True), ("fuse.sshfs", True), ("ext4", False)):
             mounts.write_text("20 1 0:999 / /net rw - nfs x rw\n" + line.format(kind))
             if refused:
@@ -197,10 +197,10 @@ class TestOpening:
         assert not path.with_name("new.db").exists()
 
     def test_the_file_systems_of_this_system_are_told(self, path: Path) -> None:
-        if not _sqlite_file._MOUNTS.exists():
+        if not sqlite_file._MOUNTS.exists():
             pytest.skip("this system lists its mounts elsewhere")
-        known = _sqlite_file._MOUNTS.read_text()
-        kind = _sqlite_file._file_system(Path("/proc").stat().st_dev)
+        known = sqlite_file._MOUNTS.read_text()
+        kind = sqlite_file._file_system(Path("/proc").stat().st_dev)
         assert kind == "proc"
         assert " - proc " in known
 
@@ -264,7 +264,7 @@ class TestMigrations:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made(path, lines=2).close()
-        monkeypatch.setattr(_sqlite_file, "MIGRATIONS", (*_sqlite_file.MIGRATIONS, self.MORE))
+        monkeypatch.setattr(sqlite_file, "MIGRATIONS", (*sqlite_file.MIGRATIONS, self.MORE))
         start = threading.Barrier(8)
 
         def open_it(_: int) -> list[int]:
@@ -282,7 +282,7 @@ class TestMigrations:
     def test_a_migration_that_fails_changes_nothing(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made(path, lines=2).close()
         monkeypatch.setattr(
-            _sqlite_file, "MIGRATIONS", (*_sqlite_file.MIGRATIONS, self.MORE + "\nCREATE TABLE lines (x);")
+            sqlite_file, "MIGRATIONS", (*sqlite_file.MIGRATIONS, self.MORE + "\nCREATE TABLE lines (x);")
         )
         with pytest.raises(LedgerError):
             SQLiteStore(path)

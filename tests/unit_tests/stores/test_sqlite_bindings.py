@@ -9,7 +9,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
-from langchain_dpicl.stores import SQLiteStore, _sqlite_file
+from langchain_dpicl.stores import SQLiteStore, sqlite_file
 from tests.faults.rot import unguarded
 from tests.ledgers import private
 from tests.sqlite_ledgers import edited
@@ -34,7 +34,7 @@ class TestOlderFiles:
     @pytest.fixture
     def old(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with monkeypatch.context() as then:
-            then.setattr(_sqlite_file, "MIGRATIONS", _sqlite_file.MIGRATIONS[:1])
+            then.setattr(sqlite_file, "MIGRATIONS", sqlite_file.MIGRATIONS[:1])
             then.setattr(SQLiteStore, "_check_bindings", lambda self, connection: None)
             for name, dataset_ids in (("first", ["d", "e"]), ("second", ["d", "f"])):
                 made = SQLiteStore.new(path, name=name)

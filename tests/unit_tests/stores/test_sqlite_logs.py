@@ -18,7 +18,7 @@ import pytest
 import langchain_dpicl
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerRollbackError, LedgerUnavailableError
-from langchain_dpicl.stores import SQLiteStore, _sqlite_link, _sqlite_logs
+from langchain_dpicl.stores import SQLiteStore, sqlite_file, sqlite_ledger
 from tests.contracts.store import in_child
 from tests.ledgers import tickets, use_simple_prices
 from tests.sqlite_ledgers import edited, made, numbers, write
@@ -204,7 +204,7 @@ import os, subprocess, sys, types
 package = types.ModuleType("langchain_dpicl")  # without all that its face imports
 package.__path__ = [sys.argv[2]]
 sys.modules["langchain_dpicl"] = package
-from langchain_dpicl.privacy.stores import LedgerHeader
+from langchain_dpicl.privacy.ledger.store import LedgerHeader
 from langchain_dpicl.stores import SQLiteStore
 store = SQLiteStore.new(sys.argv[1])
 store.create(LedgerHeader("a", "test", 4.0, 1e-6, "add_remove"))
@@ -238,7 +238,7 @@ class Child:
         os.close(writer)
         os.close(reader)
 
-    def told(self) -> str:
+    def lazy_logits(self) -> str:
         os.write(self._tell, b".")
         return os.read(self._hear, 7).decode().strip()
 
@@ -310,7 +310,7 @@ class TestLogsDeletedByHand:
             raise fault(*(("utf-8", b"", 0, 1, "") if fault is UnicodeDecodeError else ("stop",)))
 
         with monkeypatch.context() as then, contextlib.suppress(KeyboardInterrupt):
-            then.setattr(_sqlite_logs, "_is_before", fail)
+            then.setattr(sqlite_file, "_is_before", fail)
             store.close()
         assert store._link.connection is None
         assert numbers(SQLiteStore(path)) == [100]
@@ -320,7 +320,7 @@ class TestLogsDeletedByHand:
     ) -> None:
         store = made(path, lines=1)
         delete_log(path)
-        leave = _sqlite_link.leave
+        leave = sqlite_ledger.close_connection
         left: list[object] = []
 
         def slowly(connection: sqlite3.Connection, held: Any) -> None:
@@ -330,7 +330,7 @@ class TestLogsDeletedByHand:
             left.append(held)
 
         with ThreadPoolExecutor(1) as pool, monkeypatch.context() as then:
-            then.setattr(_sqlite_link, "leave", slowly)
+            then.setattr(sqlite_ledger, "close_connection", slowly)
             is_refused(store)
         assert len(left) == 1
         assert numbers(SQLiteStore(path)) == [0]
@@ -338,12 +338,12 @@ class TestLogsDeletedByHand:
     def test_nothing_of_several_processes_is_lost_either(self, path: Path) -> None:
         store = made(path, lines=1)
         other = Child(*[lambda: write(store, 1)] * 3)
-        assert other.told() == "done"
+        assert other.lazy_logits() == "done"
         write(store, 1)
         delete_log(path)
         is_refused(store)
         write(store, 1)
-        assert [other.told(), other.told()] == ["refused", "done"]
+        assert [other.lazy_logits(), other.lazy_logits()] == ["refused", "done"]
         other.end()
         assert numbers(store) == numbers(SQLiteStore(path)) == [0] * 5
 
@@ -382,7 +382,7 @@ class TestLogsDeletedByHand:
         child = Child(others)  # forked now: a fork leaves the log behind
         assert granted(ours, 7) == 7
         delete_log(path)
-        assert child.told() == "done"
+        assert child.lazy_logits() == "done"
         child.end()
         assert [granted(ours, 30), granted(ours, 30), granted(ours, 1)] == [0, 0, 0]
         last = Budget.open(SQLiteStore(path)).declare("c", tickets=many, epsilon=1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, LedgerUnavailableError
-from langchain_dpicl.stores import SQLiteStore, _sqlite_link, new_store, open_store
+from langchain_dpicl.stores import SQLiteStore, new_store, open_store, sqlite_ledger
 from tests.contracts.store import header, in_child
 from tests.sqlite_ledgers import edited, made, numbers, write
 
@@ -177,20 +177,20 @@ class TestForks:
     def test_threads_that_fork_at_once_leave_no_lock_behind(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made(path).close()
         store = SQLiteStore(path, timeout=0.05)
-        monkeypatch.setattr(_sqlite_link, "_links", lambda: [store._link])
+        monkeypatch.setattr(sqlite_ledger, "_links", lambda: [store._link])
 
         def fork_meanwhile() -> None:
-            _sqlite_link._before_fork()  # waits for the lock, and does without it
-            _sqlite_link._in_parent()
+            sqlite_ledger._before_fork()  # waits for the lock, and does without it
+            sqlite_ledger._in_parent()
 
         def is_free() -> bool:
             return store._link.lock.acquire(blocking=False)
 
         with ThreadPoolExecutor(2) as pool:
-            _sqlite_link._before_fork()
+            sqlite_ledger._before_fork()
             pool.submit(fork_meanwhile).result(10)
             assert not pool.submit(is_free).result(10)
-            _sqlite_link._in_parent()
+            sqlite_ledger._in_parent()
             assert pool.submit(is_free).result(10)
 
     def test_a_fork_waits_for_the_transactions_of_other_threads(self, path: Path) -> None:

@@ -1,0 +1,190 @@
+"""Turns a wrong constructor call into an error that says how to build the component and quotes no argument."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+from typing_extensions import override
+
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+
+C = TypeVar("C", bound=type)
+
+_CONSTRUCTORS = ("from_private_examples", "from_private_documents", "from_path")
+_USUAL_ARGUMENTS = frozenset({"budget", "epsilon", "max_queries", "public_inputs"})
+"""Parameters with a default that nearly every call passes."""
+
+_FIXED = frozenset({"missing", "extra_forbidden", "is_instance_of", "literal_error"})
+"""Kinds of pydantic errors, besides type errors, whose message does not depend on the input."""
+
+
+class HidesInput(BaseModel):
+    """Base of components that are pydantic models: no error contains its input, also not in `errors()`.
+
+    Formal guarantees:
+      - A wrong constructor call, `model_validate` or `model_validate_json` is a ConfigurationError without a cause, a
+        context or an input.
+      - Where pydantic raises itself, as in a `TypeAdapter`, each of its errors has a field of the class, a kind, and no
+        input. It refuses invalid JSON before this class is called, and shows it in that error's `errors()`.
+    """
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Builds the model; see the class."""
+        fault = _constructor_fault(super().__init__, type(self), args, kwargs)
+        if fault:
+            del args, kwargs
+            raise ConfigurationError(fault)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _without_input(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        lines: list[InitErrorDetails] = []
+        if not isinstance(value, (dict, cls)):  # LangChain's validators assume a dict
+            kind = PydanticCustomError("model_type", "{dpicl}", {"dpicl": "Input should be a dictionary"})
+            lines.append({"type": kind, "loc": (), "input": None})
+            raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
+        try:
+            return handler(value)
+        except ValidationError as error:
+            lines = _lines_of(error, cls)
+        raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
+
+    @classmethod
+    @override
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """As in pydantic, but raises ConfigurationError as the constructor does."""
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            fault = _fault(error, cls)
+        del obj
+        raise ConfigurationError(fault)
+
+    @classmethod
+    @override
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        """As in pydantic, but raises ConfigurationError as the constructor does."""
+        try:
+            return super().model_validate_json(json_data, **options)
+        except ValidationError as error:
+            fault = _fault(error, cls)
+        del json_data
+        raise ConfigurationError(fault)
+
+    @classmethod
+    @override
+    def parse_raw(cls, b: str | bytes, **options: Any) -> Self:
+        """Deprecated name of `model_validate_json`."""
+        return cls.model_validate_json(b)
+
+
+def tells_how_to_build(call: str = "") -> Callable[[C], C]:
+    """Makes a class raise an error that says how to build it (with `call`) for arguments that its constructor lacks."""
+
+    def decorate(cls: C) -> C:
+        build: Callable[..., None] = vars(cls)["__init__"]
+        takes = inspect.signature(build)
+
+        @functools.wraps(build)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            if not _binds(takes, (self, *args), kwargs):
+                del args, kwargs
+                wanted = f"Build it with {call}." if call else how_to_build(type(self))
+                raise ConfigurationError(f"{type(self).__name__}: expected other arguments. {wanted}")
+            build(self, *args, **kwargs)
+
+        type.__setattr__(cls, "__init__", checked)
+        return cls
+
+    return decorate
+
+
+def how_to_build(cls: type[Any]) -> str:
+    """Returns a sentence with the call that builds a component."""
+    door = next((name for name in _CONSTRUCTORS if hasattr(cls, name)), None)
+    if door is None:
+        return f"Build it with {_call(cls.__name__, cls)}."
+    return f"Build it with {_call(f'{cls.__name__}.{door}', getattr(cls, door))}."
+
+
+def _call(name: str, function: Callable[..., Any]) -> str:
+    """Returns the text of a call with the required parameters and the usual ones."""
+    shown = []
+    for parameter in inspect.signature(function).parameters.values():
+        is_needed = parameter.default is parameter.empty and parameter.kind not in {
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        }
+        if is_needed or parameter.name in _USUAL_ARGUMENTS:
+            is_named = parameter.kind is parameter.KEYWORD_ONLY
+            shown.append(f"{parameter.name}=..." if is_named else parameter.name)
+    return f"{name}({', '.join([*shown, '...'])})"
+
+
+def _binds(takes: inspect.Signature, args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _constructor_fault(
+    build: Callable[..., None], cls: type[BaseModel], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    """Builds the model; returns the error message, or ""."""
+    if args:
+        return f"{cls.__name__}: expected named arguments only, found positional ones. {how_to_build(cls)}"
+    try:
+        build(**kwargs)
+    except ValidationError as error:
+        return _fault(error, cls)
+    return ""
+
+
+def _fault(error: ValidationError, cls: type[BaseModel]) -> str:
+    """Returns the errors by field and kind, or the message of this package's own check."""
+    own = [message for line in error.errors(include_input=False) if (message := _own(line))]
+    if own:
+        return own[0]
+    reasons = dict.fromkeys(f"{_field(line, cls)}: {_reason(line)}" for line in error.errors(include_input=False))
+    return f"{cls.__name__}: {'; '.join(reasons)}. {how_to_build(cls)}"
+
+
+def _lines_of(error: ValidationError, cls: type[BaseModel]) -> list[InitErrorDetails]:
+    lines: list[InitErrorDetails] = []
+    for line in error.errors(include_input=False):
+        own = _own(line)
+        kind = PydanticCustomError(line["type"], "{dpicl}", {"dpicl": own or _reason(line), "is_own": bool(own)})
+        lines.append({"type": kind, "loc": (_field(line, cls),), "input": None})
+    return lines
+
+
+def _reason(line: Any) -> str:
+    """Returns pydantic's message if it cannot quote the input, else the kind of the error."""
+    kind, context = str(line["type"]), line.get("ctx", {})
+    if "dpicl" in context:
+        return str(context["dpicl"])
+    is_fixed = kind in _FIXED or kind.endswith("_type")
+    return str(line["msg"]) if is_fixed else kind.replace("_", " ")
+
+
+def _own(line: Any) -> str:
+    """Returns the message of this package's own check, which never quotes private values; "" for other errors."""
+    context = line.get("ctx", {})
+    if isinstance(context.get("error"), DPICLError):
+        return str(context["error"])
+    return str(context["dpicl"]) if context.get("is_own") else ""
+
+
+def _field(line: Any, cls: type[BaseModel]) -> str:
+    """Returns the field of an error if the class has it: an unknown name may be a key of private records."""
+    name = str(line["loc"][0]) if line["loc"] else ""
+    return name if name in cls.model_fields else "another argument"

@@ -1,0 +1,315 @@
+"""Checks the parts of a plan one by one at the user's own sizes: sampler, slots, rows, noise."""
+
+# A whole run hides a wrong part: amplification hides a wrong noise, and noise a wrong rate. Every statistical test is
+# exact, and the tests of a check share one false alarm rate.
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from langchain_dpicl.audit.bounds import ALARM
+from langchain_dpicl.audit.game import HALF, AuditResult, result_of
+from langchain_dpicl.exceptions import DPICLError
+from langchain_dpicl.privacy._validate import check_int
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum, running_sum
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+
+_WIDTH = 4
+_INCLUSIONS = 80.0
+"""Inclusions to expect: twice the rate is then seen with a chance above .99, at an alarm of 1e-6."""
+_TOGETHER = 20.0
+"""Pairs to expect in one slot: that there is none has then a chance of 2e-9."""
+
+
+def check_sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditResult:
+    """Checks how often units are drawn, whether one draw tells of the next, and that nobody is drawn twice.
+
+    Tests: inclusions (binomial), pairs of units in one draw and a unit in two draws that follow each other (binomial,
+    disjoint pairs). So few units are drawn from that no slot is ever too full; how full slots are cut is not looked at.
+    """
+    sampler, blind = release.sampler, ("which of the units of a slot that is too full are left out",)
+    if isinstance(sampler, PartitionedSlots):
+        return skipped_result(name, "a partition: everybody takes part")
+    rate = sampler.sampling_rate
+    is_fixed = isinstance(sampler, BalancedSlots)
+    # Of a sample of fixed size, and of a slot of one record, the coins of several units are not free: one unit tells.
+    units = 500 if isinstance(sampler, PoissonUnits) else sampler.shots_per_slot // 2 * 2 or 1
+    looked_at = 1 if is_fixed else units
+    units = sampler.public_size if isinstance(sampler, BalancedSlots) else units
+    wanted = max(_INCLUSIONS / rate, 20.0 / -math.log(rate) if rate < 1.0 else 1.0, 20.0 * looked_at)
+    draws = 2 * math.ceil(wanted / looked_at / 2)
+    twice, drawn = False, np.zeros((draws, units), dtype=bool)
+    for row in drawn:
+        members = list(itertools.chain.from_iterable(sampler.draw(units, rng=SYSTEM_RANDOM)))
+        twice |= len(set(members)) < len(members)
+        row[members] = True
+    faults = ["a unit stands in one sample twice"] if twice else []
+    fits, coins = _Fits(3), drawn[:, :looked_at]
+    faults += fits.binomial("drawn", coins, rate)
+    faults += fits.binomial("drawn twice running", coins[::2] & coins[1::2], rate**2)
+    if looked_at > 1:
+        faults += fits.binomial("drawn together", coins[:, ::2] & coins[:, 1::2], rate**2)
+    power = _rate_power(rate, coins.size) if rate < 1.0 else None
+    seen = "twice the rate" if rate <= 0.5 else "everybody in every sample"
+    return result_of(name, faults, runs=draws, power=power, power_for=seen, blind=blind)
+
+
+def skipped_result(check: str, why: str) -> AuditResult:
+    """Returns the result of a check that does not apply, with the reason."""
+    return AuditResult(check=check, verdict="skipped", confidence=1.0, details=(why,))
+
+
+def _rate_power(rate: float, size: int) -> float:
+    """Returns the chance that twice the rate is seen; of a rate above one half, that everybody is."""
+    wrong = min(1.0, 2.0 * rate)
+    most = float(stats.binom.isf(ALARM / 6, size, rate)) + 1
+    return float(stats.binom.sf(most - 1, size, wrong))
+
+
+def check_unit_places(
+    release: ReleasePlan, *, draws: int = 600, name: str = "slots: one unit, one place"
+) -> AuditResult:
+    """Checks that a unit stands in one row at most, and that where it stands says nothing of where the others do.
+
+    Only slots are asked, at their own number, with everybody in the sample and no slot ever full. Units that are dealt
+    in turn would share slots more or less often than by chance: one that goes would then move the others. So many units
+    are dealt that 20 of their disjoint pairs, at least, are to be expected in the same slot.
+    """
+    blind: tuple[str, ...] = (
+        "what a model makes of its own prompt: a model that remembers other prompts couples the rows",
+    )
+    sampler: Any = release.sampler
+    if isinstance(sampler, PoissonUnits):
+        return skipped_result(name, "every unit is a row of its own")
+    if isinstance(sampler, PartitionedSlots | BalancedSlots):
+        units = sampler.public_size
+        draws = min(draws, max(20, 60_000 // units))
+    else:
+        units = 2 * max(1, math.ceil(_TOGETHER * sampler.num_rows / draws))
+        sampler = dataclasses.replace(sampler, sampling_rate=1.0, shots_per_slot=units)
+    slots, faults = len(sampler.draw(units, rng=SYSTEM_RANDOM)), list[str]()
+    alike, firsts = list[bool](), list[bool]()
+    for _ in range(draws):
+        rows = sampler.draw(units, rng=SYSTEM_RANDOM)
+        where = {unit: place for place, row in enumerate(rows) for unit in row}
+        if len(where) < sum(map(len, rows)):
+            faults.append("a unit stands in two places")
+        if len(rows) != slots:
+            faults.append("the number of slots changes")
+        alike += [where.get(unit) == where.get(unit + 1) for unit in range(0, units - 1, 2)]
+        firsts += [where.get(unit) == 0 for unit in range(units)]
+    if not isinstance(sampler, PartitionedSlots | BalancedSlots) and slots > 1:
+        fits = _Fits(2)
+        faults += fits.binomial("two units in the same slot", np.array(alike), 1.0 / slots)
+        faults += fits.binomial("a unit in the first slot", np.array(firsts), 1.0 / slots)
+    else:
+        blind = (*blind, "whether units that are dealt evenly are dealt at random")
+    if isinstance(sampler, AllocatedSlots):
+        blind = (*blind, "how the batches of a deal are cut")
+    return result_of(name, faults, runs=draws, blind=blind)
+
+
+_HOSTILE = (0.0, -0.0, 1e-300, 1e300, -1e300, math.inf, -math.inf, math.nan, -1.0, 2.0, 1e9)
+
+
+def check_row_contribution(
+    release: ReleasePlan, *, name: str = "rows: one row moves the sum no further than charged"
+) -> AuditResult:
+    """Checks that no row, whatever an engine says, moves the bounded sum by more than its sensitivity.
+
+    Rows of plain and of hostile numbers (infinite, NaN, huge, negative) come, go and replace each other beside others.
+    """
+    usual = [np.array([0.7, 0.1, 0.1, 0.1]), np.array([0.1, 0.2, 0.3, 0.4]), np.zeros(_WIDTH)]
+    rows = [*usual, *np.eye(_WIDTH)[:2], *(np.array([x, 0.0, 0.0, 0.0]) for x in _HOSTILE)]
+    rows += [np.full(_WIDTH, x) for x in _HOSTILE]
+    rows += [np.array([a, b, 0.0, 1.0]) for a in _HOSTILE for b in (math.inf, -math.inf, math.nan)]
+    beside = release.sampler.num_rows or 4
+    others = np.array([usual[place % 3] for place in range(beside - 1)]).reshape(-1, _WIDTH)
+    faults, count = list[str](), 0
+    appears = release.row_shape == "units" and release.adjacency == "add_remove"
+    try:
+        totals = [_total(release, np.vstack([others, row])) for row in rows]
+        without = _total(release, others) if appears else None
+    except DPICLError as error:
+        faults, totals, without = [f"a row stops the release: {type(error).__name__}"], [], None
+    pairs: Iterable[tuple[BoundedSum, BoundedSum]] = itertools.combinations(totals, 2)
+    if without is not None:
+        pairs = ((without, total) for total in totals)
+    for one, other in pairs:
+        faults += _too_far(other.value - one.value, release)
+        count += 1
+    return result_of(name, faults, runs=count, blind=("numbers that were not tried",), is_certain=True)
+
+
+def _total(release: ReleasePlan, rows: NDArray[np.float64]) -> BoundedSum:
+    if isinstance(release.aggregation, ClippedGradientSum):
+        running = running_sum(release, _WIDTH)
+        running.add(rows)
+        return release.bound(running, width=_WIDTH)
+    with np.errstate(all="ignore"):
+        return release.bound(rows, width=_WIDTH, public=np.array([0.3, 0.1, 0.2, 0.4]))
+
+
+def _too_far(move: NDArray[np.float64], release: ReleasePlan) -> list[str]:
+    most, slack = release.sensitivity, 1.0 + 1e-9
+    if not np.isfinite(move).all():
+        return ["a sum is not finite"]
+    lengths = {
+        "l2": float(math.hypot(*move)),
+        "range": max(float(move.max()), 0.0) - min(float(move.min()), 0.0),
+        "linf": float(np.abs(move).max()),
+    }
+    limits = dataclasses.asdict(most)
+    return [
+        f"a row moves the sum by {length:.4g} in {norm}, charged is {limits[norm]:.4g}"
+        for norm, length in lengths.items()
+        if limits.get(norm) is not None and length > limits[norm] * slack
+    ]
+
+
+def check_noise_scale(
+    release: ReleasePlan, *, draws: int = 4_000, name: str = "noise: scale, at your own size"
+) -> AuditResult:
+    """Checks the scale of the plan's own noise, and that no draw is used again, on releases of made-up sums.
+
+    Vectors: variance of all values (chi-square), correlation of neighbours, repeats. Indices: how often the worse of
+    two candidates one scale apart wins (binomial, against the closed form), and how often it does twice running. At
+    scales that no such gap fits, the power falls, and the check is undecided.
+    """
+    mechanism = release.mechanism
+    if isinstance(mechanism, ConfidentGNMaxMechanism):
+        return skipped_result(name, "a game looks at it, at the audit's noise")
+    if isinstance(mechanism, JointExponentialMechanism):
+        draws, missed = draws // 4, "40 %"
+        faults, power = _sequence_faults(release, mechanism, draws)
+    elif mechanism.norm == "l2":
+        missed, (faults, power) = "10 %", _vector_faults(release, draws // _VALUES)
+    else:
+        missed, (faults, power) = "25 %", _index_faults(release, draws)
+    blind = (f"noise of which less than about {missed} is missing",)
+    return result_of(name, faults, runs=draws, power=power, power_for=HALF, blind=blind)
+
+
+def _made_up_sum(release: ReleasePlan, value: Sequence[float]) -> BoundedSum:
+    return BoundedSum(np.array(value), release.sensitivity, release.row_shape, release.adjacency)
+
+
+_VALUES = 20
+
+
+def _vector_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float]:
+    """Returns what is wrong with noise vectors, and the chance to see half of the noise."""
+    total = _made_up_sum(release, [0.0] * _VALUES)
+    scale = release.mechanism.noise_multiplier * release.sensitivity.require("l2")
+    values = np.array([release.mechanism.release(total, rng=SYSTEM_RANDOM).values for _ in range(releases)]) / scale
+    faults = ["a noise vector came twice"] if len({row.tobytes() for row in values}) < len(values) else []
+    fits = _Fits(3)
+    faults += fits.variance("all values", values.ravel())
+    faults += fits.variance("the sums of the releases", values.sum(axis=1) / math.sqrt(values.shape[1]))
+    faults += fits.linked("a release and the next", values[:-1:2].ravel(), values[1::2].ravel())
+    power = stats.chi2.cdf(4.0 * stats.chi2.ppf(ALARM / 6, values.size), values.size)
+    return faults, float(power)
+
+
+def _index_faults(release: ReleasePlan, releases: int) -> tuple[list[str], float]:
+    """Returns what is wrong with the winners, and the chance to see half of the noise; gaps are of 2^19 at most."""
+    scale = release.mechanism.noise_multiplier * release.sensitivity.require("range")
+    total = _made_up_sum(release, [0.0, -min(scale, 2.0**19)])
+    gap = min(scale, 2.0**19) / scale
+    chance, halved = (
+        float(special.expit(-wide)) if release.mechanism.name == "gumbel" else math.exp(-wide) / 2.0
+        for wide in (gap, 2.0 * gap)
+    )
+    lost = [release.mechanism.release(total, rng=SYSTEM_RANDOM).index == 1 for _ in range(releases)]
+    coins, fits = np.array(lost), _Fits(2)
+    faults = fits.binomial("the worse of two candidates wins", coins, chance)
+    faults += fits.binomial("it wins twice running", coins[::2] & coins[1::2], chance**2)
+    return faults, _too_few(releases, chance, halved)
+
+
+def _too_few(size: int, chance: float, true: float) -> float:
+    """Returns the chance, exactly, that so few of `size` coins of `true` fall right that `chance` is refuted."""
+    low, high = -1, math.floor(size * chance)
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_refuted = stats.binomtest(middle, size, chance).pvalue <= ALARM / 2
+        low, high = (middle, high) if is_refuted else (low, middle)
+    return float(stats.binom.cdf(low, size, true)) if low >= 0 else 0.0
+
+
+def _sequence_faults(
+    release: ReleasePlan, mechanism: JointExponentialMechanism, releases: int
+) -> tuple[list[str], float]:
+    """Of k + 1 counts the last is smaller: k of k + 1 sequences hold it, each with the chance that its gap leaves."""
+    scale, length = 2.0 * mechanism.noise_multiplier * release.sensitivity.require("range"), mechanism.num_choices
+    gap = float(max(1, min(round(scale * (1.0 + math.log(length))), 10_000)))
+    total = _made_up_sum(release, [gap] * length + [0.0])
+    weight, halved = length * math.exp(-gap / scale), length * math.exp(-2.0 * gap / scale)
+    holds = [length in (mechanism.release(total, rng=SYSTEM_RANDOM).indices or ()) for _ in range(releases)]
+    coins, fits, chance = np.array(holds), _Fits(2), weight / (1.0 + weight)
+    faults = fits.binomial("a sequence holds the smaller count", coins, chance)
+    faults += fits.binomial("it does twice running", coins[::2] & coins[1::2], chance**2)
+    return faults, _too_few(releases, chance, halved / (1.0 + halved))
+
+
+class _Fits:
+    """Exact tests that share one alarm."""
+
+    def __init__(self, count: int) -> None:
+        self._alarm = ALARM / check_int("count", count, low=1)
+
+    def binomial(self, what: str, coins: NDArray[np.bool_], chance: float) -> list[str]:
+        """Tests how often something is true."""
+        if not coins.size:
+            return []
+        if chance >= 1.0:
+            return [] if coins.all() else [f"{what}: not always"]
+        hits = int(coins.sum())
+        if stats.binomtest(hits, coins.size, chance).pvalue > self._alarm:
+            return []
+        return [f"{what}: {hits} of {coins.size}, expected {chance * coins.size:.1f}"]
+
+    def variance(self, what: str, values: NDArray[np.float64]) -> list[str]:
+        """Tests standard normal values for their variance."""
+        total, size = float(np.square(values).sum()), values.size
+        chance = 2 * min(stats.chi2.cdf(total, size), stats.chi2.sf(total, size))
+        return [] if chance > self._alarm else [f"{what}: deviation {math.sqrt(total / size):.3f} of the claimed one"]
+
+    def linked(self, what: str, one: NDArray[np.float64], other: NDArray[np.float64]) -> list[str]:
+        """Tests normal values for a correlation."""
+        size = min(one.size, other.size)
+        if not (np.ptp(one) and np.ptp(other)):
+            return [f"{what}: constant"]
+        return [] if stats.pearsonr(one[:size], other[:size]).pvalue > self._alarm else [f"{what}: correlated"]
+
+
+def is_fair_and_fresh(coins: Sequence[bool]) -> bool:
+    """True if coins may be fair and independent: heads, and changes from one to the next, are binomial; `ALARM`."""
+    changes = sum(one != next_one for one, next_one in itertools.pairwise(coins))
+    tests = stats.binomtest(sum(coins), len(coins), 0.5), stats.binomtest(changes, len(coins) - 1, 0.5)
+    return bool(min(test.pvalue for test in tests) > ALARM / 2)
+
+
+def check_freshness(
+    ask: Callable[[], bool], *, runs: int = 200, name: str = "noise: fresh for every answer"
+) -> AuditResult:
+    """Checks that the answer to one question, at a tie, is a fair coin, tossed anew each time."""
+    coins = [ask() for _ in range(runs)]
+    faults = [] if is_fair_and_fresh(coins) else [f"{sum(coins)} of {runs} are the first of two equal candidates"]
+    blind = ("coins that repeat in another process, or after a fork",)
+    return result_of(name, faults, runs=runs, blind=blind)

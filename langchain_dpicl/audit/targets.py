@@ -1,0 +1,427 @@
+"""Rebuilds the audited plan from its JSON or from a component, with what is claimed of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from langchain_dpicl.audit.adversarial_backends import (
+    MARK,
+    TOKENS,
+    Opposite,
+    ReadAnswers,
+    ReadGradients,
+    ReadLogits,
+    ReadTokens,
+    ReadVotes,
+)
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.discovery import DiscoveryPlan, UnitCounter, ValueDiscovery
+from langchain_dpicl.documents.plan import DocumentsPlan
+from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
+from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.evolution.plan import EvolutionPlan, plan_evolution
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
+from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.generation.token_mechanisms import TokenRule
+from langchain_dpicl.pate.labeler import PromptPATELabeler
+from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
+from langchain_dpicl.privacy.accounting import epsilon_upper_bound
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.count_histograms import count_release
+from langchain_dpicl.privacy.extensions.individual_filter import participation_plan
+from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
+from langchain_dpicl.privacy.ledger.amounts import effective_delta
+from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.retrieval.plan import RetrievalPlan, plan_retrieval
+from langchain_dpicl.retrieval.voting import DPRetrievalVotingRunnable
+from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
+from langchain_dpicl.soft_prompts.plan import TrainingPlan, plan_training
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
+from langchain_dpicl.soft_prompts.training_run import TrainingRun
+from langchain_dpicl.voting import DPVotingRunnable
+
+QUERY = "which one?"
+NUM_UNPAID_INPUTS = 2
+"""Inputs of a labelling beyond those that its share pays for: they have to wait."""
+
+# What a game costs in all is of no interest: its events are compared one by one. No budget is in its way.
+_EPSILON, _DELTA = 1e12, 1e-6
+_LABELS = ("yes", "no")
+
+
+def share_of(component: Any) -> Share:
+    """Returns what a component may spend, with the tickets it has left."""
+    share: Share = component.share if hasattr(component, "share") else component._share  # noqa: SLF001  to be audited
+    return share
+
+
+def _budget(adjacency: Any) -> Budget:
+    return Budget(epsilon=_EPSILON, delta=_DELTA, adjacency=adjacency)
+
+
+def _split_options(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], int, str]:
+    """Returns the constructor's options, the declared size and the adjacency."""
+    arguments = {**defaults, "num_slots": options.get("public_size", 1), **options}
+    return arguments, arguments.pop("public_size", 1), arguments.pop("adjacency", "add_remove")
+
+
+def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPVotingRunnable:
+    """Builds a voter over units that vote as their texts say (`ReadVotes`); every query is charged."""
+    usual = {"labels": _LABELS, "rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
+    arguments, size, adjacency = _split_options(options, {**usual, "max_queries": 1_000})
+    return DPVotingRunnable.from_private_examples(
+        PrivateExamples(units, public_size=size),
+        llm=ReadVotes() if engine is None else engine,
+        budget=_budget(adjacency),
+        epsilon=_EPSILON / 2,
+        example_prompt=MARK + "{text}",
+        suffix="{input}",
+        calibrate=False,
+        **arguments,
+    )
+
+
+def helper_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPFreeFormRunnable:
+    """Builds a free-form component over units that answer what their texts say, "yes" or "no"; see `ReadAnswers`."""
+    usual: dict[str, Any] = {"rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
+    arguments, size, adjacency = _split_options(options, {**usual, "max_queries": 1_000, "aggregation": "embedding"})
+    space: dict[str, Any] = {"embeddings": Opposite(), "candidates": _LABELS}
+    if arguments["aggregation"] == "keywords":
+        space = {"keyword_domain": _LABELS, "num_keywords": 1, "with_receipt": True}
+    return DPFreeFormRunnable.from_private_examples(
+        PrivateExamples(units, public_size=size),
+        llm=ReadAnswers() if engine is None else engine,
+        budget=_budget(adjacency),
+        epsilon=_EPSILON / 2,
+        example_prompt=MARK + "{text}",
+        suffix="{input}",
+        **{**space, **arguments},
+    )
+
+
+def labeler_of(units: Sequence[str], paid: int, *, engine: Any = None, **options: Any) -> PromptPATELabeler:
+    """Builds a labeler over units that vote as their texts say, with more inputs than its share pays for."""
+    arguments, size, adjacency = _split_options(
+        options, {"noise_multiplier": 0.5, "abstain_below": None, "labels": _LABELS}
+    )
+    labels = arguments.pop("labels")
+    if arguments.get("teachers") != "fixed":
+        arguments = {"rows": "slots", "overfill": 1.0, **arguments}
+    if "confident" in arguments:
+        arguments |= {"mechanism": "confident_gnmax", "noise_multiplier": None}
+    records = [{"text": unit, "answer": labels[-1]} for unit in units]
+    return PromptPATELabeler.from_private_examples(
+        PrivateExamples(records, label_key="answer", labels=labels, public_size=size),
+        llm=ReadVotes() if engine is None else engine,
+        budget=_budget(adjacency),
+        epsilon=_EPSILON / 2,
+        public_inputs=[f"which one, {place}?" for place in range(paid + NUM_UNPAID_INPUTS)],
+        max_queries=paid,
+        example_prompt=MARK + "{text}\n\n{answer}",
+        suffix="{input}",
+        calibrate=False,
+        **arguments,
+    )
+
+
+def synthesizer_of(
+    units: Sequence[str],
+    tokens: int,
+    *,
+    public: Sequence[float] = (0.0,) * len(TOKENS),
+    engine: Any = None,
+    **options: Any,
+) -> DemonstrationSynthesizer:
+    """Builds a generation of one-token texts over units whose texts are logits (`ReadTokens`)."""
+    usual: dict[str, Any] = {"rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "mechanism": "gumbel"}
+    arguments, size, adjacency = _split_options(options, {**usual, "max_tokens": 1, "public_top_k": None})
+    reader = ReadLogits if arguments["mechanism"] in LOGIT_MECHANISMS else ReadTokens
+    return DemonstrationSynthesizer.from_private_examples(
+        PrivateExamples(units, public_size=size),
+        llm=reader(public) if engine is None else engine,
+        budget=_budget(adjacency),
+        epsilon=_EPSILON / 2,
+        generation_prompt=MARK + "{text}",
+        shots_per_label=tokens,
+        **arguments,
+    )
+
+
+def training_of(units: Sequence[str], steps: int, *, engine: ReadGradients, **options: Any) -> TrainingRun:
+    """Prepares a training on the gradients that units ask for, with plain steps of size 1: weights show averages."""
+    arguments, size, adjacency = _split_options(
+        options, {"noise_multiplier": 0.5, "l2_clip_norm": 0.1, "optimizer": "sgd"}
+    )
+    del arguments["num_slots"]
+    arguments = {"learning_rate": 1.0, "expected_batch_size": size, "epsilon": _EPSILON / 2, **arguments}
+    labels = engine.task.labels
+    records = [{"text": unit, "label": labels[0]} for unit in units]
+    private = PrivateExamples(records, label_key="label", labels=labels, public_size=size)
+    return PromptDPSGD(engine).prepare(private, budget=_budget(adjacency), steps=steps, **arguments)
+
+
+# The package's own planner rebuilds it at the stated noise, so that epsilon is computed again. Of a component only plan
+# and ledger are read, never its records.
+
+
+Method: TypeAlias = Literal[
+    "voting", "free_form", "pate", "generation", "evolution", "dpsgd", "counts", "retrieval", "documents"
+]
+Plan: TypeAlias = (
+    QueryPlan
+    | LabellingPlan
+    | GenerationPlan
+    | EvolutionPlan
+    | TrainingPlan
+    | DiscoveryPlan
+    | RetrievalPlan
+    | DocumentsPlan
+)
+
+_SUMS = {"vote_sum": VoteSum, "probability_sum": ProbabilitySum}
+_CLASSES: tuple[tuple[type, Method], ...] = (
+    (DPVotingRunnable, "voting"),
+    (DPFreeFormRunnable, "free_form"),
+    (PromptPATELabeler, "pate"),
+    (DemonstrationSynthesizer, "generation"),
+    (PrivateEvolution, "evolution"),
+    (TrainingRun, "dpsgd"),
+    (UnitCounter, "counts"),
+    (ValueDiscovery, "counts"),
+    (DocumentSynthesizer, "documents"),
+    (DPRetrievalVotingRunnable, "retrieval"),
+)
+COMPONENTS = tuple(kind.__name__ for kind, _ in _CLASSES)
+"""The components that can be audited as objects."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What is audited.
+
+    Attributes:
+      name: for the report.
+      method: which component runs it.
+      plan: what runs, with the epsilon that it costs by this package's accounting, computed now.
+      epsilon: what is claimed.
+      delta: at which it is claimed.
+      options: public options of the component that change what leaves: `with_scores`, `abstain_below`,
+        `aggregation`.
+      component: the object, if there is one; its ledger is read.
+    """
+
+    name: str
+    method: Method
+    plan: Plan
+    epsilon: float
+    delta: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+    component: Any = field(default=None, repr=False)
+
+    @property
+    def texts(self) -> Subject:
+        """The texts of synthetic documents, which are a generation like any other; of other subjects the same one."""
+        if not isinstance(self.plan, DocumentsPlan):
+            return self
+        plan = self.plan.generation
+        return dataclasses.replace(self, method="generation", plan=plan, epsilon=plan.epsilon, component=None)
+
+    @classmethod
+    def of(cls, given: Any, *, name: str | None = None) -> Subject:
+        """Returns the subject of a component, a plan, or the JSON of a plan.
+
+        Args:
+          given: a component, a plan, or the JSON of `dpicl plan --json` as a mapping.
+          name: for the report; None: what it calls itself.
+
+        Raises:
+          ConfigurationError: it is none of them, of a class derived of a component's, or a field is missing.
+        """
+        if isinstance(given, Subject):
+            return given
+        if isinstance(given, Mapping):
+            return _of_json(given, name=name)
+        for kind, method in _CLASSES:
+            if type(given) is kind:
+                return _of_component(given, method, name=name or kind.__name__)
+            if isinstance(given, kind):
+                advice = f"The checks play {kind.__name__} itself: what your class overrides would run unaudited."
+                raise fail("audit", f"a {kind.__name__}, no class derived of it", type(given).__name__, advice)
+        if isinstance(given, get_args(Plan)):
+            method = _method_of(given.to_dict())
+            shown = name or f"a plan of {method}"
+            return cls(name=shown, method=method, plan=given, epsilon=given.epsilon, delta=given.delta)
+        expected = f"a component ({', '.join(COMPONENTS)}), a plan, or the JSON of `dpicl plan --json`"
+        raise fail("audit", expected, type(given).__name__, "A prompt template or selector: audit what made it.")
+
+
+def _of_component(given: Any, method: Method, *, name: str) -> Subject:
+    """Reads what is public of a component: its plan, its share of the budget, and what leaves it."""
+    options: dict[str, Any] = {}
+    if method == "voting":
+        options = {"with_scores": given.with_scores, "abstain_below": given.abstain_below}
+    if method == "free_form":
+        options = {"aggregation": given.space.kind}
+    share = share_of(given)
+    epsilon = given.plan.epsilon if share.epsilon is None else share.epsilon
+    delta = given.plan.delta if share.delta is None else share.delta
+    return Subject(
+        name=name, method=method, plan=given.plan, epsilon=epsilon, delta=delta, options=options, component=given
+    )
+
+
+def _method_of(plan: Mapping[str, Any]) -> Method:
+    kinds = (("teachers", "pate"), ("rounds", "evolution"), ("shots_per_label", "generation"), ("steps", "dpsgd"))
+    for key, method in (*kinds, ("counts", "counts"), ("participation", "retrieval"), ("least_units", "documents")):
+        if key in plan:
+            return method  # type: ignore[return-value]
+    return "free_form" if plan.get("aggregation") in {"unit_vector_sum", "keyword_sum"} else "voting"
+
+
+def _of_json(given: Mapping[str, Any], *, name: str | None) -> Subject:
+    plan = given.get("plan", given)
+    if not isinstance(plan, Mapping):
+        raise fail("audit", "a plan: the JSON of `dpicl plan --json`", type(plan).__name__)
+    method, problem = _method_of(plan), ""
+    try:
+        epsilon, delta = check_epsilon(plan["epsilon"]), check_delta(plan["delta"])
+        made = _REBUILT[method](plan)
+    except KeyError as error:
+        problem = f"with the field {error.args[0]!r}, found none"
+    except (TypeError, AttributeError):
+        problem = "as `dpicl plan --json` writes it, found fields of another kind"
+    if problem:
+        raise ConfigurationError(f"audit: expected a plan of {method} {problem}.")
+    options: dict[str, Any] = {}
+    if method in {"voting", "pate"} and plan.get("constants"):
+        options["abstain_below"] = 0.5
+    return Subject(
+        name=name or f"a plan of {method}", method=method, plan=made, epsilon=epsilon, delta=delta, options=options
+    )
+
+
+def _design(plan: Mapping[str, Any]) -> RowDesign:
+    return RowDesign(**{one.name: plan[one.name] for one in dataclasses.fields(RowDesign)})
+
+
+def _terms(plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "epsilon": None,
+        "delta": plan["delta"],
+        "adjacency": plan["adjacency"],
+        "noise_multiplier": plan["noise_multiplier"],
+    }
+
+
+def _queries(plan: Mapping[str, Any]) -> dict[str, Any]:
+    if plan["aggregation"] not in _SUMS:
+        advice = "Give the component instead of its plan."
+        raise fail("aggregation", f"one of {sorted(_SUMS)}", plan["aggregation"], advice)
+    return {
+        **_terms(plan),
+        "max_queries": plan["max_queries"],
+        "width": plan["candidates"],
+        "aggregation": _SUMS[plan["aggregation"]](),
+        "mechanism": plan["mechanism"],
+        "design": _design(plan),
+        "constants": tuple(plan["constants"]),
+    }
+
+
+def _voting(plan: Mapping[str, Any]) -> QueryPlan:
+    return plan_queries(plan["public_size"], **_queries(plan))
+
+
+def _pate(plan: Mapping[str, Any]) -> LabellingPlan:
+    terms = {**_queries(plan), "teachers": plan["teachers"], "max_answers": plan["max_answers"]}
+    mechanism = plan["release"]["mechanism"]
+    if mechanism["name"] == ConfidentGNMaxMechanism.name:
+        numbers = {key: value for key, value in mechanism.items() if key != "name"}
+        terms |= {"mechanism": ConfidentGNMaxMechanism(**numbers), "noise_multiplier": None}
+    else:
+        terms["threshold"] = plan["threshold"]
+    return plan_labelling(plan["public_size"], **terms)
+
+
+def _generation(plan: Mapping[str, Any]) -> GenerationPlan:
+    names = ("clip", "blend_weight", "center", "free_tokens", "private_tokens")
+    arguments = {name: plan.get(name) for name in names}
+    if plan["mechanism"] != "clip_and_blend":
+        arguments |= {"blend_weight": None, "center": None}
+    return plan_generation(
+        {row["label"]: row["public_size"] for row in plan["labels"]},
+        **_terms(plan),
+        mechanism=TokenRule(plan["mechanism"], **arguments),
+        design=_design(plan),
+        redraw_every=plan["redraw_every"],
+        shots_per_label=plan["shots_per_label"],
+        segments=[Segment(name, tokens) for name, tokens in plan["max_tokens"].items()],
+        candidates=plan["candidates"],
+    )
+
+
+def _evolution(plan: Mapping[str, Any]) -> EvolutionPlan:
+    names = ("rounds", "shots_per_label", "num_candidates", "num_survivors", "num_variations")
+    sizes = {row["label"]: row["public_size"] for row in plan["labels"]}
+    return plan_evolution(sizes, **_terms(plan), **{name: plan[name] for name in names})
+
+
+def _dpsgd(plan: Mapping[str, Any]) -> TrainingPlan:
+    return plan_training(
+        plan["public_size"],
+        **_terms(plan),
+        expected_batch_size=plan["expected_batch_size"],
+        l2_clip_norm=plan["l2_clip_norm"],
+        width=plan["width"],
+        steps=plan["steps"],
+    )
+
+
+def _counts(plan: Mapping[str, Any]) -> DiscoveryPlan:
+    release = count_release(plan["counts"])
+    cost = epsilon_upper_bound(release.event, delta=plan["delta"], adjacency=release.adjacency)
+    return DiscoveryPlan(release, cost, plan["delta"], "a plan")
+
+
+def _retrieval(plan: Mapping[str, Any]) -> RetrievalPlan:
+    release = participation_plan(plan["participation"])
+    names = {name: plan[name] for name in ("max_queries", "width")}
+    return plan_retrieval(
+        plan["public_size"],
+        **_terms({**plan, "noise_multiplier": release.mechanism.noise_multiplier}),
+        **names,
+        participations=release.participations,
+        num_slots=release.num_slots,
+        aggregation=release.aggregation,
+    )
+
+
+def _documents(plan: Mapping[str, Any]) -> DocumentsPlan:
+    topics, texts = count_release(plan["topics"]), _generation(plan["generation"])
+    made = DocumentsPlan(topics, texts, plan["least_units"], "a plan", 0.0, plan["delta"])
+    remaining = effective_delta(made.delta, made.implementation_delta)
+    return dataclasses.replace(
+        made, epsilon=epsilon_upper_bound(made.event(), delta=remaining, adjacency=topics.adjacency)
+    )
+
+
+_REBUILT: dict[str, Any] = {
+    "documents": _documents,
+    "retrieval": _retrieval,
+    "counts": _counts,
+    "voting": _voting,
+    "free_form": _voting,
+    "pate": _pate,
+    "generation": _generation,
+    "evolution": _evolution,
+    "dpsgd": _dpsgd,
+}

@@ -1,0 +1,154 @@
+"""Refuses private work on a torch module whose hooks or replaced methods would see its inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+
+from langchain_dpicl.backends.private_calls.method_checks import (
+    NAMELESS,
+    AcceptedWrappers,
+    allowed_wrappers,
+    is_shown,
+    is_within,
+    static_attribute,
+    tops_of,
+)
+from langchain_dpicl.exceptions import UnsilencableModelError
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Attributes of a module that hold hooks on inputs, answers or gradients."""
+
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
+_CALLED = ("__call__", "_wrapped_call_impl", "_call_impl", "forward")
+_CALLED_INSTEAD = ("forward", "_compiled_call_impl")
+"""Instance attributes that replace a method of the module's class."""
+
+_TRUSTED_PACKAGES = frozenset({"torch", "transformers", "langchain_dpicl"})
+
+
+class Hooks:
+    """Checks the hooks on forward and backward of a model and its parts.
+
+    Hooks of torch, transformers, accelerate and peft are accepted, and those of modules that the operator names.
+
+    Args:
+      model: a torch module.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._named = allowed_wrappers()
+        self._judged: dict[tuple[type, str], tuple[Any, Any]] = {}
+        self.check()
+
+    def check(self) -> None:
+        """Inspects the model as it is now; raises UnsilencableModelError if foreign code would see private values."""
+        parts = list(self._model.modules())
+        kinds = {type(part) for part in parts}
+        hooked = [part for part in parts if _holds_any(vars(part))]
+        shared = [hooks for name in _GLOBAL_HOOKS if (hooks := getattr(modules, name, None))]
+        changed = [kind for kind in kinds if self._is_changed(kind)]
+        if not (hooked or shared or changed):
+            return
+        bench = AcceptedWrappers(_TRUSTED_PACKAGES | tops_of(kinds), is_strict=True, place="torch", named=self._named)
+        for place, value in _standing(hooked, shared, changed):
+            if culprit := self._culprit(bench, value):
+                raise UnsilencableModelError(_message(type(self._model).__name__, culprit, place))
+        for kind in changed:
+            self._judged |= {(kind, name): _state(kind, name) for name in _CALLED}
+
+    def _is_changed(self, kind: type) -> bool:
+        """Whether a class's methods differ from those that were inspected."""
+        for name in _CALLED:
+            seen, now = self._judged.get((kind, name), (None, None)), _state(kind, name)
+            if seen[0] is not now[0] or seen[1] is not now[1]:  # by identity, as proxies say that they are equal
+                return True
+        return False
+
+    def _culprit(self, bench: AcceptedWrappers, value: Any) -> str:
+        """Returns the package that may not hook there; accelerate's hook objects hold no code and count by class."""
+        if type(value) in {list, tuple}:
+            return next(filter(None, (self._culprit(bench, item) for item in value)), "")
+        if not callable(value):
+            module = str(type(value).__module__)
+            is_fine = is_shown(module, "torch") or is_within(module, self._named)
+            return "" if is_fine else module
+        return bench.culprit(value)
+
+
+def _holds_any(attributes: dict[str, Any]) -> bool:
+    return any(attributes.get(name) for name in (*_HOOKS, *_CALLED_INSTEAD, "_hf_hook"))
+
+
+def _state(kind: type, name: str) -> tuple[Any, Any]:
+    value = static_attribute(kind, name)
+    return value, getattr(value, "__code__", None)
+
+
+def _standing(hooked: list[Any], shared: list[Any], changed: list[type]) -> Iterator[tuple[str, Any]]:
+    """Yields (place, value) of everything that has to be judged."""
+    for hooks in shared:
+        yield from (("every module", hook) for hook in list(hooks.values()))
+    for part in hooked:
+        own, named = vars(part), type(part).__name__
+        for name in _HOOKS:
+            yield from ((f"{named}.{name.strip('_')}", hook) for hook in list((own.get(name) or {}).values()))
+        yield from ((f"{named}.{name}", own[name]) for name in _CALLED_INSTEAD if own.get(name) is not None)
+        if (hook := own.get("_hf_hook")) is not None:
+            yield f"{named}.forward", [hook, *getattr(hook, "hooks", ())]
+    for kind in changed:
+        yield from ((f"{kind.__name__}.{name}", static_attribute(kind, name)) for name in _CALLED)
+
+
+def _message(model: str, culprit: str, place: str) -> str:
+    named = "" if culprit == NAMELESS else f", or, if it keeps nothing, call allow_wrappers({culprit!r}) before"
+    return (
+        f"{model} cannot be used in silence: {culprit} is in the path of {place} and may see the prompts; remove its "
+        f"hooks (handle.remove()) and build the engine after that{named}"
+    )
+
+
+_FINGERPRINT_SIZE = 4096
+"""Numbers per weight in a fingerprint, evenly spread over it."""
+_FINGERPRINT_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def digest(model: Any) -> str:
+    """Returns a hash of all weights and buffers of a model, byte for byte."""
+    total = hashlib.sha256()
+    with torch.no_grad():
+        for name, tensor in sorted(model.state_dict().items()):
+            plain = tensor.detach().cpu().contiguous()
+            total.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+            total.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def fingerprint(model: Any) -> str:
+    """Returns a fingerprint of a model's weights; "" where there is none, as for quantised ones.
+
+    Numbers are rounded to bfloat16, so that a model loaded in float32 and in bfloat16 has one fingerprint. Names, order
+    and shared weights do not count, as wrappers and library versions change them.
+    """
+    weights = list(model.parameters())
+    if not weights or any(weight.dtype not in _FINGERPRINT_DTYPES or weight.is_meta for weight in weights):
+        return ""
+    with torch.no_grad():
+        each = sorted({_glance(weight) for weight in weights})
+    # Rounding float16 to bfloat16 changes numbers: float16 models are compared among themselves only.
+    seen_as = "float16" if any(weight.dtype == torch.float16 for weight in weights) else "bfloat16"
+    return f"{seen_as}:{hashlib.sha256(b''.join(each)).hexdigest()[:32]}"
+
+
+def _glance(weight: torch.Tensor) -> bytes:
+    """Returns a hash of some numbers of a weight, and of its shape."""
+    count = weight.numel()
+    some = min(count, _FINGERPRINT_SIZE)
+    places = torch.arange(some, device=weight.device) * count // max(some, 1)
+    seen = weight.detach().flatten()[places].float().bfloat16().cpu()
+    return hashlib.sha256(f"{tuple(weight.shape)}".encode() + seen.view(torch.uint8).numpy().tobytes()).digest()

@@ -1,0 +1,506 @@
+"""Wraps a LangChain chat or completion model that reports top-k log-probabilities as an engine."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from langchain_dpicl.backends.base import Rows, Token, TokenSession
+from langchain_dpicl.backends.langchain.logprobs import (
+    EOS,
+    EOS_TEXTS,
+    Continuation,
+    Prefill,
+    Probabilities,
+    ReplyFormat,
+    to_rows,
+)
+from langchain_dpicl.backends.langchain.probe import TOP_K, ProbeResult, probe, refuse_partial_vocabulary, top_k_of
+from langchain_dpicl.backends.langchain.texts import acomplete, complete
+from langchain_dpicl.backends.private_calls.call import (
+    OpaqueValue,
+    Reply,
+    Request,
+    RetryPolicy,
+    SilentModel,
+    read_silently,
+    silence,
+    unwrap,
+)
+from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
+from langchain_dpicl.backends.sync_async import CallPool, check_whole, limit_of
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+
+CONTROL = b""
+"""The bytes of a control token: none, so it ends a text."""
+
+_MAX_ID = 2**31 - 1
+_SPACE = "\u2581"  # how SentencePiece writes a space
+_ONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SAMPLE = "\u00e9"  # two bytes in UTF-8, and another letter in either way of writing tokens
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Turns text into token ids: a `tiktoken.Encoding`, a tokenizer of transformers, or anything with `encode`."""
+
+    def encode(self, text: str) -> Any:
+        """Returns the ids of a text."""
+
+
+class PublicTokenizer:
+    """A tokenizer as the engines use it: counting and spelling, without ever raising for an id.
+
+    Args:
+      tokenizer: one with `encode`, or the name of an encoding of tiktoken, which is loaded at its first use.
+
+    Raises:
+      ConfigurationError: it is neither, or tiktoken knows no encoding of that name.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | str) -> None:
+        if not isinstance(tokenizer, str) and not callable(getattr(tokenizer, "encode", None)):
+            raise ConfigurationError(
+                "expected tokenizer as an object with encode(text), such as a tiktoken.Encoding or a tokenizer of "
+                f"transformers, or the name of a tiktoken encoding, found {type(tokenizer).__name__}"
+            )
+        self._given = tokenizer
+        self._spell: Callable[[int], bytes | None] | None = None
+        self._known: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+        if isinstance(tokenizer, str):
+            _refuse_unknown(tokenizer)
+        else:
+            self.load()
+
+    def __repr__(self) -> str:
+        shown = repr(self._given) if isinstance(self._given, str) else type(self._given).__name__
+        return f"PublicTokenizer({shown})"
+
+    def count(self, text: str) -> int:
+        """Returns the number of tokens of a public text."""
+        return len(_encode(self._load(), text.encode("utf-8", "replace").decode()))
+
+    def load(self) -> None:
+        """Loads a named encoding now, so that `spelled` cannot fail later."""
+        if self._spell is None:
+            self._spell = speller(self._load())
+
+    def spelled(self, number: int) -> bytes | None:
+        """Returns the bytes of a token, `CONTROL` for a control token, None for an id that it does not know."""
+        if self._spell is None or isinstance(number, bool) or not 0 <= number <= _MAX_ID:
+            return None
+        if number in self._known:
+            return self._known[number]
+        try:
+            raw = self._spell(number)
+        except Exception:  # noqa: BLE001  foreign code, asked about whatever id a server sent
+            return None
+        if isinstance(raw, bytes):
+            self._known[number] = raw  # known ids only, so no more than the vocabulary
+            return raw
+        return None
+
+    def _load(self) -> Any:
+        with self._lock:
+            if isinstance(self._given, str):
+                self._given = _load_encoding(self._given)
+            return self._given
+
+
+def speller(tokenizer: Any) -> Callable[[int], bytes | None] | None:
+    """Returns a tokenizer's function from ids to bytes; None for an unknown kind of tokenizer."""
+    if callable(getattr(tokenizer, "decode_single_token_bytes", None)):
+        return _spells_like_tiktoken(tokenizer)
+    if not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
+        return None
+    sample = [str(tokenizer.convert_ids_to_tokens(number)) for number in _encode(tokenizer, _SAMPLE)]
+    for read in (_byte_level, _piece):
+        if b"".join(read(token) or b"?" for token in sample).strip() == _SAMPLE.encode():
+            return _spells_like_transformers(tokenizer, read)
+    return None
+
+
+def _refuse_unknown(name: str) -> None:
+    import tiktoken
+
+    if name not in tiktoken.list_encoding_names():
+        raise ConfigurationError(
+            f"expected tokenizer as one of tiktoken's encodings {tiktoken.list_encoding_names()}, found {name!r}"
+        )
+
+
+def _load_encoding(name: str) -> Any:
+    import tiktoken
+
+    try:
+        return tiktoken.get_encoding(name)
+    except (OSError, ValueError) as error:  # no network, no room for the file, or another file than it should be
+        raise ConfigurationError(
+            f"the encoding {name!r} of tiktoken cannot be loaded ({type(error).__name__}): it is downloaded at its "
+            "first use. Allow the network once, or set TIKTOKEN_CACHE_DIR to a folder that holds it; or pass a "
+            "tiktoken.Encoding of your own, or leave tokenizer out"
+        ) from error
+
+
+def _encode(tokenizer: Any, text: str) -> Any:
+    """Returns the ids of a text, in which control tokens are plain text."""
+    if callable(getattr(tokenizer, "encode_ordinary", None)):
+        return tokenizer.encode_ordinary(text)
+    if callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
+        return tokenizer.encode(text, add_special_tokens=False)
+    encoding = tokenizer.encode(text)
+    return getattr(encoding, "ids", encoding)  # the tokenizers package returns an object that has them
+
+
+def _spells_like_tiktoken(encoding: Any) -> Callable[[int], bytes | None]:
+    is_control = getattr(encoding, "is_special_token", None)
+
+    def spell(number: int) -> bytes | None:
+        if is_control is not None and is_control(number):
+            return CONTROL
+        raw: bytes = encoding.decode_single_token_bytes(number)  # KeyError for an unknown id
+        return raw
+
+    return spell
+
+
+def _spells_like_transformers(tokenizer: Any, read: Callable[[str], bytes | None]) -> Callable[[int], bytes | None]:
+    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    control = {*(getattr(tokenizer, "all_special_ids", None) or ())}
+    control |= {number for number, token in added.items() if getattr(token, "special", False)}
+    unknown = getattr(tokenizer, "unk_token_id", None)
+
+    def spell(number: int) -> bytes | None:
+        token = tokenizer.convert_ids_to_tokens(number)
+        # Older tokenizers answer an id that they do not know with the unknown token.
+        if not isinstance(token, str) or number == unknown or token == getattr(tokenizer, "unk_token", None):
+            return None
+        if number in control:
+            return CONTROL
+        return token.encode() if number in added else read(token)
+
+    return spell
+
+
+def _byte_level(token: str) -> bytes | None:
+    """Reads a token as GPT-2's descendants write it: one printable character per byte."""
+    try:
+        return bytes(map(byte_alphabet().__getitem__, token))
+    except KeyError:
+        return None
+
+
+def _piece(token: str) -> bytes | None:
+    """Reads a token as SentencePiece writes it: text with marked spaces, or one byte as <0xHH>."""
+    byte = _ONE_BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
+
+
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
+    """Returns the byte behind each printable character: most stand for themselves, the others are shifted."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(moved)}
+
+
+class LangChainBackend:
+    """Next-token probabilities of a LangChain model, called silently.
+
+    Formal guarantees:
+      - Row i of a session is computed from prompt i, the prefix and the domain alone; it is >= 0 and sums to <= 1.
+      - A failed, filtered, refused or unreadable answer is a zero row ("" as a completion); the content of a prompt
+        raises nothing.
+      - No prompt and no answer reaches a LangChain callback, tracer, cache, debug output or exception.
+
+    Args:
+      llm: a chat or completion model, bound or not; bound arguments are sent with every call, but for those that are
+        ours: temperature, max_tokens, logprobs and top_logprobs are set, stop, stream, n, best_of and echo left out.
+      continuation: how a prefix is continued; None: "completion" for completion models, "prefill" for chat models.
+      prefill: how the server is told to go on writing an assistant message: "plain" (it does so by itself, as
+        llama.cpp), "vllm" (by `continue_final_message`); taken at its word. None: the first of them that the probe
+        sees working.
+      max_top_k: top tokens that one call reports; asked for in every call, and the probe must bring them, or else a
+        whole vocabulary that is smaller. None: what the probe brings of 20, or of the largest of 10, 5 and 2 that the
+        server does not reject; at least 2.
+      max_concurrency: calls in flight at once, over all sessions, threads and event loops; None: 32.
+      full_vocabulary: how many tokens to ask for to get the whole vocabulary, where the server allows it (llama.cpp:
+        the vocabulary size; vLLM started with `--max-logprobs -1`: -1), in place of `max_top_k`. None: a top-k engine.
+      eos_texts: how the provider spells the end of a text.
+      tokenizer: the model's tokenizer (a `tiktoken.Encoding`, one of transformers, or anything with `encode`), or the
+        name of an encoding of tiktoken, loaded when it is needed. It turns token ids into bytes where the server
+        reports ids, and counts for `count_tokens`. None: ids stay unread, text is counted in UTF-8 bytes.
+      text_options: further arguments of `complete`; they go before temperature 0, and None leaves one out.
+      retry: how long each row's call is waited for.
+
+    Raises:
+      CapabilityError: a probe with public text shows no logprobs, fewer than `max_top_k`, or no continuation; or it is
+        a decision model.
+      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
+        seconds. The client's own retries and timeout come on top.
+      UnsilencableModelError: see `silent.silence`.
+      ConfigurationError: the continuation does not suit the kind of model, a number or option is not what is expected
+        here, or the tokenizer is none or cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        *,
+        continuation: Continuation | None = None,
+        prefill: Prefill | None = None,
+        max_top_k: int | None = None,
+        max_concurrency: int | None = None,
+        full_vocabulary: int | None = None,
+        eos_texts: Iterable[str] = EOS_TEXTS,
+        tokenizer: Tokenizer | str | None = None,
+        text_options: Mapping[str, Any] | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        ends, self._text_options = _ends(eos_texts), _options(text_options)
+        self._model = silence(llm)
+        self._tokenizer = None if tokenizer is None else PublicTokenizer(tokenizer)
+        self._calls = CallPool(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
+        numbers = _numbers_to_ask(max_top_k, full_vocabulary)
+        continuation = _continuation(self._model, continuation)
+        wire = ReplyFormat(
+            is_chat=self._model.is_chat,
+            continuation=continuation,
+            prefill=_prefill(continuation, prefill),
+            asked=numbers[0],
+            extra_body=_extra_body(llm),
+            eos_texts=ends,
+            spell=self._tokenizer.spelled if self._tokenizer else None,
+        )
+        seen = probe(
+            self._calls,
+            wire,
+            kind=type(unwrap(llm)[0]).__name__,
+            numbers=numbers,
+            load=self._tokenizer.load if self._tokenizer else lambda: None,
+            is_full=full_vocabulary is not None,
+        )
+        self._wire = seen.wire
+        self._vocabulary = tuple(sorted({*seen.found, EOS}))
+        self._max_top_k = self._reported(seen, is_given=max_top_k is not None, is_full=full_vocabulary is not None)
+
+    def __repr__(self) -> str:
+        goes_on = f"{self.continuation!r}" + (f", prefill={self.prefill!r}" if self.prefill else "")
+        return f"LangChainBackend({self.name!r}, continuation={goes_on}, max_top_k={self._max_top_k})"
+
+    @property
+    def name(self) -> str:
+        """Public name of the model, for reports."""
+        return self._model.name
+
+    @property
+    def continuation(self) -> Continuation:
+        """How a prefix is continued; "instruct" is approximate and belongs into reports."""
+        return self._wire.continuation
+
+    @property
+    def prefill(self) -> Prefill | None:
+        """How the server is told to go on writing an assistant message; None where none is continued."""
+        return self._wire.prefill
+
+    @property
+    def max_top_k(self) -> int | None:
+        """How many top tokens one call reports; None: the whole vocabulary."""
+        return self._max_top_k
+
+    @property
+    def eos(self) -> Token:
+        """The key of the end of the text."""
+        return EOS
+
+    def vocabulary(self) -> Sequence[Token]:
+        """Returns every token that is complete UTF-8, as the probe saw it, and the end of the text."""
+        if self._max_top_k is not None:
+            raise CapabilityError(
+                f"{self.name} reports its top {self._max_top_k} tokens only; "
+                "use a public top-k, or give full_vocabulary= where the server reports every token"
+            )
+        return self._vocabulary
+
+    def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
+        """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first.
+
+        Raises:
+          ModelCallError: the call failed, or its answer has no logprobs.
+          CapabilityError: `top_k` is above `max_top_k`.
+        """
+        text = self.decode(prefix)
+        return self._ranked(self._calls.one(self._public_request(prompt, text, top_k)), text, top_k)
+
+    async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
+        """Async twin of `top_tokens`."""
+        text = self.decode(prefix)
+        return self._ranked(await self._calls.aone(self._public_request(prompt, text, top_k)), text, top_k)
+
+    def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> TokenSession:
+        """Starts a session on private prompts, each continued by the same released prefix."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts  # from here on this frame holds boxes only
+        return _LangChainSession(boxes, prefix, score=self._score, ascore=self._ascore)
+
+    def decode(self, tokens: Sequence[Token]) -> str:
+        """Returns the text of tokens; the end decodes to nothing, invalid UTF-8 is replaced."""
+        return _bytes(tokens).decode("utf-8", "replace")
+
+    def count_tokens(self, text: str) -> int:
+        """Returns the number of tokens of a public text; its UTF-8 bytes where the tokenizer is unknown.
+
+        Plans, generation and accounting do not use it.
+        """
+        return self._tokenizer.count(text) if self._tokenizer else len(text.encode("utf-8", "replace"))
+
+    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        return complete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._text_options)
+
+    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Async twin of `complete`."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._text_options)
+
+    def _score(self, prompts: Sequence[OpaqueValue[str]], prefix: str, domain: Sequence[Token]) -> Rows:
+        replies = self._calls.many([self._wire.request(prompt, prefix) for prompt in prompts])
+        return to_rows([read_silently(partial(self._read, reply, prefix)) or {} for reply in replies], domain)
+
+    async def _ascore(self, prompts: Sequence[OpaqueValue[str]], prefix: str, domain: Sequence[Token]) -> Rows:
+        replies = await self._calls.amany([self._wire.request(prompt, prefix) for prompt in prompts])
+        return to_rows([read_silently(partial(self._read, reply, prefix)) or {} for reply in replies], domain)
+
+    def _read(self, reply: Reply, prefix: str) -> Probabilities:
+        """Reads a private answer; foreign objects in it may raise at any access, also later, and are refused."""
+        reported = self._wire.read(reply, prefix)
+        return reported if all(type(key) is bytes for key in reported) else {}
+
+    def _public_request(self, prompt: str, prefix: str, top_k: int) -> Request:
+        if self._max_top_k is not None and top_k > self._max_top_k:
+            raise CapabilityError(
+                f"expected top_k <= {self._max_top_k} (what {self.name} reports), found {top_k}; lower public_top_k"
+            )
+        return self._wire.request(OpaqueValue(prompt), prefix, explain="kind")
+
+    def _ranked(self, reply: Reply, prefix: str, top_k: int) -> list[tuple[Token, float]]:
+        answer_or_raise(self.name, reply)
+        reported = self._wire.read(reply, prefix)
+        if not reported:
+            raise ModelCallError(f"a public call to {self.name} brought no logprobs; check the model and call again")
+        ranked: list[tuple[Token, float]] = sorted(reported.items(), key=lambda item: (-item[1], item[0]))
+        return ranked[:top_k]
+
+    def _reported(self, seen: ProbeResult, *, is_given: bool, is_full: bool) -> int | None:
+        if not is_full:
+            return top_k_of(self.name, seen.entries, seen.wire.asked, is_given=is_given)
+        refuse_partial_vocabulary(self.name, seen.entries, seen.wire.asked)
+        return None
+
+
+class _LangChainSession:
+    """Private prompts, hidden, and the prefix they share."""
+
+    def __init__(
+        self,
+        prompts: Sequence[OpaqueValue[str]],
+        prefix: Sequence[Token],
+        *,
+        score: Callable[[Sequence[OpaqueValue[str]], str, Sequence[Token]], Rows],
+        ascore: Callable[[Sequence[OpaqueValue[str]], str, Sequence[Token]], Awaitable[Rows]],
+    ) -> None:
+        self._prompts: tuple[OpaqueValue[str], ...] | None = tuple(prompts)
+        self._prefix = _bytes(prefix)
+        self._score = score
+        self._ascore = ascore
+
+    def score(self, domain: Sequence[Token]) -> Rows:
+        """Returns float64[rows, len(domain)]: next-token probabilities on `domain`."""
+        return self._score(self._opened(), self._prefix.decode("utf-8", "replace"), domain)
+
+    async def ascore(self, domain: Sequence[Token]) -> Rows:
+        """Async twin of `score`; rows of one call run concurrently."""
+        return await self._ascore(self._opened(), self._prefix.decode("utf-8", "replace"), domain)
+
+    def push(self, token: Token) -> None:
+        """Appends one released token to every row's prefix."""
+        self._opened()
+        self._prefix += _bytes([token])
+
+    def close(self) -> None:
+        """Drops the prompts."""
+        self._prompts = None
+
+    def _opened(self) -> tuple[OpaqueValue[str], ...]:
+        if self._prompts is None:
+            raise ConfigurationError("this session is closed; open a new one")
+        return self._prompts
+
+
+def _continuation(model: SilentModel, asked: Continuation | None) -> Continuation:
+    if model.kind == "decisions":
+        raise CapabilityError(
+            f"{model.name} is a decision model: it has a probability for every label and writes no text token by "
+            "token. Hand it to DecisionsBackend; for text take a model that reports logprobs, or the embedded model"
+        )
+    suitable: tuple[Continuation, ...] = ("prefill", "instruct") if model.is_chat else ("completion",)
+    if asked is None:
+        return suitable[0]
+    if asked not in suitable:
+        raise ConfigurationError(f"expected continuation in {suitable} for a {model.kind} model, found {asked!r}")
+    return asked
+
+
+def _prefill(continuation: Continuation, asked: Prefill | None) -> Prefill | None:
+    if asked is not None and (continuation != "prefill" or asked not in {"plain", "vllm"}):
+        raise ConfigurationError(
+            f"expected prefill as 'plain' or 'vllm', with continuation='prefill', found {asked!r} with {continuation!r}"
+        )
+    return asked
+
+
+def _extra_body(llm: Any) -> dict[str, Any]:
+    """Returns what a model and its bindings add to a request; bindings override the model."""
+    inner, bound = unwrap(llm)
+    return {**(getattr(inner, "extra_body", None) or {}), **(bound.get("extra_body") or {})}
+
+
+def _numbers_to_ask(max_top_k: int | None, full_vocabulary: int | None) -> tuple[int, ...]:
+    if max_top_k is not None and full_vocabulary is not None:
+        raise ConfigurationError(
+            f"expected max_top_k or full_vocabulary, found both ({max_top_k!r} and {full_vocabulary!r}); "
+            "full_vocabulary alone asks for every token"
+        )
+    if full_vocabulary is not None:
+        return (-1 if full_vocabulary == -1 else check_whole("full_vocabulary", full_vocabulary),)
+    return TOP_K if max_top_k is None else (check_whole("max_top_k", max_top_k),)
+
+
+def _ends(eos_texts: Any) -> frozenset[str]:
+    is_list = isinstance(eos_texts, Iterable) and not isinstance(eos_texts, str)
+    texts: list[Any] = list(eos_texts) if is_list else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigurationError(f"expected eos_texts as a collection of texts, found {eos_texts!r}")
+    return frozenset(texts)
+
+
+def _options(text_options: object) -> dict[str, Any]:
+    if text_options is not None and not isinstance(text_options, Mapping):
+        raise ConfigurationError(
+            f"expected text_options as a mapping of arguments, found {type(text_options).__name__}"
+        )
+    return dict(text_options or {})
+
+
+def _bytes(tokens: Sequence[Token]) -> bytes:
+    if not all(isinstance(token, bytes) for token in tokens):
+        raise ConfigurationError("expected tokens as bytes, found another type; pass keys of this engine")
+    return b"".join(token for token in tokens if isinstance(token, bytes))

@@ -1,0 +1,523 @@
+"""Wraps a LangChain decision model as an engine that gives a probability to every choice."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import Rows, Token
+from langchain_dpicl.backends.private_calls.call import (
+    ModelOutput,
+    OpaqueValue,
+    Render,
+    Reply,
+    Request,
+    RetryPolicy,
+    read_silently,
+    silence,
+    unwrap,
+)
+from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
+from langchain_dpicl.backends.sync_async import CallPool, limit_of
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+
+INSTRUCTIONS = "The input is a text that stops where a label is missing. Which label comes next?"
+"""The default question about every prompt."""
+
+MOST_CHOICES = 255
+"""Choices of one question, by the documentation of the API."""
+
+_QUESTION = "label"
+_PROBE_PROMPT = "Snow is white. Coal is black.\nColour of snow:"
+_PROBE_CHOICES = ("black", "white")
+_ADVICE = (
+    "It takes an endpoint that answers POST /decisions with a probability for every choice: check base_url and the "
+    "name of the model. Otherwise take a chat or completion model that reports logprobs, or the embedded model"
+)
+
+
+class DecisionsBackend:
+    """Probabilities of whole choices, as a decision model gives them.
+
+    Formal guarantees:
+      - Row i is computed from prompt i, the choices and the instructions alone; its entries are logarithms of numbers
+        in [0, 1] that sum to <= 1 (up to rounding).
+      - A failed, refused or unreadable answer is -inf everywhere; the content of a prompt raises nothing.
+      - No prompt and no answer reaches a LangChain callback, tracer, cache, debug output or exception.
+      - The order in which choices are given moves no number: they are sent in alphabetical order.
+
+    Args:
+      llm: `OpenAIDecisions`, bound or not.
+      instructions: what is asked about every prompt; public.
+      max_concurrency: calls in flight at once; None: 32.
+      retry: how long each row's call is waited for.
+
+    Raises:
+      CapabilityError: it is no decision model, or a probe with public text brings no probability for every choice.
+      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
+        seconds (the client's own retries and timeout come on top).
+      UnsilencableModelError: see `silent.silence`.
+      ConfigurationError: the instructions are empty, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        *,
+        instructions: str = INSTRUCTIONS,
+        max_concurrency: int | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        if not isinstance(instructions, str) or not instructions.strip():
+            raise ConfigurationError(
+                f"expected instructions as a text that says what to decide, found {instructions!r}"
+            )
+        self._model = silence(llm)
+        if self._model.kind != "decisions":
+            raise CapabilityError(
+                f"expected a decision model such as OpenAIDecisions, found {type(unwrap(llm)[0]).__name__}; hand a "
+                "chat or completion model to LangChainBackend (logprobs) or TextVoteBackend (text)"
+            )
+        self._is_core = any(base.__name__ == "BaseDecisionModel" for base in type(unwrap(llm)[0]).__mro__)
+        self._instructions = instructions
+        self._calls = CallPool(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
+        self._probe()
+
+    def __repr__(self) -> str:
+        return f"DecisionsBackend({self.name!r}, instructions={self._instructions!r})"
+
+    @property
+    def name(self) -> str:
+        """Public name of the model, for reports."""
+        return self._model.name
+
+    @property
+    def kind(self) -> Literal["decisions"]:
+        """How choices are scored, for reports."""
+        return "decisions"
+
+    @property
+    def instructions(self) -> str:
+        """What is asked about every prompt."""
+        return self._instructions
+
+    def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Returns float64[prompts, choices]: log of each choice's probability; a failed row is -inf everywhere.
+
+        Args:
+          prompts: private or public; each is the input of one request.
+          choices: public texts, 2 to 255; white space around them is not sent.
+
+        Raises:
+          ConfigurationError: the choices are too few, too many, empty or not distinct.
+        """
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts  # from here on this frame holds boxes only
+        names = check_distinct_choices(choices)
+        requests = [self._request(box, names) for box in boxes]
+        return _stack_rows([_row(reply, names) for reply in self._calls.many(requests)], len(names))
+
+    async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Async twin of `score_choices`; rows of one call run concurrently."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        names = check_distinct_choices(choices)
+        requests = [self._request(box, names) for box in boxes]
+        return _stack_rows([_row(reply, names) for reply in await self._calls.amany(requests)], len(names))
+
+    def score_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
+        """Returns float64[choices] for one PUBLIC prompt; -inf everywhere: the model answered, but gave no label.
+
+        Raises:
+          ModelCallError: the call failed.
+          ConfigurationError: as in `score_choices`.
+        """
+        names = check_distinct_choices(choices)
+        reply = self._calls.one(self._request(OpaqueValue(prompt), names, explain="kind"))
+        return choice_row(answer_or_raise(self.name, reply).reveal().decision, names)
+
+    async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
+        """Async twin of `score_public`."""
+        names = check_distinct_choices(choices)
+        reply = await self._calls.aone(self._request(OpaqueValue(prompt), names, explain="kind"))
+        return choice_row(answer_or_raise(self.name, reply).reveal().decision, names)
+
+    def _request(
+        self, prompt: OpaqueValue[str], names: Sequence[str], *, explain: Literal["", "kind", "text"] = ""
+    ) -> Request:
+        return Request(prompt, _render(self._question(names)), {}, explain=explain)
+
+    def _question(self, names: Sequence[str]) -> Any:
+        listed: dict[str, None] = dict.fromkeys(sorted(names))
+        if self._is_core:
+            return importlib.import_module("langchain_core.decisions").Choice(
+                instructions=self._instructions, criteria=listed
+            )
+        return importlib.import_module("langchain_openai.decisions").Choice(
+            instructions=self._instructions, choices=listed
+        )
+
+    def _probe(self) -> None:
+        """Learns with public text whether every choice gets a probability."""
+        reply = self._calls.probe(self._request(OpaqueValue(_PROBE_PROMPT), _PROBE_CHOICES, explain="text"))
+        answer = probe_answer_or_raise(self.name, reply, asked="the probabilities of choices", advice=_ADVICE)
+        row = choice_row(answer.reveal().decision, _PROBE_CHOICES)
+        if not np.isfinite(row).all():
+            raise CapabilityError(
+                f"{self.name} answered a public probe without a probability for every choice. {_ADVICE}"
+            )
+
+
+def choice_row(response: object, names: Sequence[str]) -> NDArray[np.float64]:
+    """Reads any response as float64[names]: logarithms of probabilities that sum to at most 1.
+
+    Numbers beyond [0, 1] count as 0 or 1, and a sum above 1 is scaled down. Missing choices, refusals and anything but
+    an answer to a choice question are -inf; further labels are ignored.
+    """
+    answers = getattr(response, "answers", None)
+    answer = answers.get(_QUESTION) if isinstance(answers, Mapping) else None
+    reported = getattr(answer, "probabilities", None)
+    values = [_probability(reported.get(name)) if isinstance(reported, Mapping) else 0.0 for name in names]
+    total = math.fsum(values)
+    row = np.array(values) / max(1.0, total)
+    return np.log(row, out=np.full(len(names), -np.inf), where=row > 0.0)
+
+
+def check_distinct_choices(choices: Sequence[str]) -> tuple[str, ...]:
+    """Returns the choices without white space around them, or raises ConfigurationError."""
+    is_list = not isinstance(choices, str) and all(isinstance(choice, str) for choice in choices)
+    names = tuple(choice.strip() for choice in choices) if is_list else ()
+    if not all(names) or len(set(names)) < len(names) or not 2 <= len(names) <= MOST_CHOICES:
+        raise ConfigurationError(
+            f"expected 2 to {MOST_CHOICES} choices that are distinct texts (white space around them does not count), "
+            f"found {choices!r}"
+        )
+    return names
+
+
+def _render(question: Any) -> Render:
+    return lambda text: {"input": text, "questions": {_QUESTION: question}}
+
+
+def _row(reply: Reply, names: Sequence[str]) -> NDArray[np.float64]:
+    """Reads a private reply; an answer that raises when it is read abstains."""
+    row = read_silently(lambda: choice_row(None if reply.answer is None else reply.answer.reveal().decision, names))
+    return np.full(len(names), -np.inf) if row is None else row
+
+
+def _probability(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(min(1.0, max(0.0, value)))  # NaN is no number above 0
+
+
+def _stack_rows(rows: Sequence[NDArray[np.float64]], width: int) -> Rows:
+    return np.array(rows, dtype=np.float64).reshape(len(rows), width)
+
+
+# No payload may raise: else a payload could make its row end differently from others.
+Probabilities: TypeAlias = dict[bytes, float]
+"""Next-token probabilities by token bytes: values in [0, 1], sum <= 1."""
+
+Entry: TypeAlias = tuple[object, object]
+"""A reported token, as a provider writes it, and its logprob."""
+
+Spell: TypeAlias = Callable[[int], bytes | None]
+"""Turns a token id into bytes; None for an unknown id. Must not raise."""
+
+EOS = b""
+"""The end of the text. A token without bytes ends it too."""
+
+EOS_TEXTS = frozenset(
+    {
+        "</s>",
+        "<eos>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<end_of_turn>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    }
+)
+"""How providers spell the end of a text; all of them become `EOS`."""
+
+FINISHED = frozenset({"stop", "eos", "eos_token", "end_turn"})
+"""How providers say that the model ended the text by itself."""
+
+MAX_ENTRIES = 300_000
+"""Entries read of one position; above the largest vocabulary in use."""
+
+_MAX_TOKEN_BYTES = 4096
+_ROUNDING = 1e-3  # providers round logprobs of sure tokens to slightly above 0
+_LOST = "\ufffd".encode()  # bytes of a token whose own bytes the provider lost
+_UNREADABLE = re.compile(r"\ufffd|^bytes:\\x")  # placeholders for bytes outside the text
+_BY_ID = re.compile(r"token_id:([0-9]{1,10})")  # vLLM's way, with `return_tokens_as_token_ids`
+
+
+def next_token(
+    payload: object,
+    *,
+    text: object = None,
+    finish_reason: object = None,
+    eos_texts: Iterable[str] = EOS_TEXTS,
+    spell: Spell | None = None,
+) -> Probabilities:
+    """Returns the probabilities of an answer's first token, or certainty of the end if it ended at once."""
+    try:
+        if finish_reason == "content_filter":
+            return {}
+        entries = first_position(payload)
+        ended = not entries and isinstance(finish_reason, str) and finish_reason in FINISHED and text == ""
+        return {EOS: 1.0} if ended else probabilities(entries, eos_texts=eos_texts, spell=spell)
+    except Exception:  # noqa: BLE001  objects of foreign classes may raise at any touch; such an answer is unreadable
+        return {}
+
+
+def first_position(payload: object, *, most: int = MAX_ENTRIES) -> list[Entry]:
+    """Returns at most `most` entries reported for the first generated token; empty if unreadable."""
+    return next((entries for _, entries in positions(payload, limit=1, most=most)), [])
+
+
+def positions(payload: object, *, limit: int, most: int = MAX_ENTRIES) -> list[tuple[object, list[Entry]]]:
+    """Returns the generated token and the entries reported for its place, for the first `limit` tokens.
+
+    Four shapes are in use: `{"content": [{"top_logprobs": [entry, ...]}, ...]}` (chat, and completions of llama.cpp),
+    the list in it alone (Ollama), and `{"top_logprobs": [{text: logprob, ...}, ...]}` with entries or with
+    (text, logprob) pairs (completions of OpenAI, vLLM and llama-cpp-python).
+    """
+    if isinstance(payload, list | tuple):
+        payload = {"content": payload}
+    if not isinstance(payload, dict):
+        return []
+    content, tops = _first_entries(payload.get("content"), limit), _first_entries(payload.get("top_logprobs"), limit)
+    if content and isinstance(content[0], dict):
+        return [(place, _entries(place.get("top_logprobs"), most)) for place in content if isinstance(place, dict)]
+    tokens = _first_entries(payload.get("tokens"), limit)
+    return [(tokens[i] if i < len(tokens) else None, _entries(top, most)) for i, top in enumerate(tops)]
+
+
+def probabilities(
+    entries: Iterable[Entry], *, eos_texts: Iterable[str] = EOS_TEXTS, spell: Spell | None = None
+) -> Probabilities:
+    """Turns entries into probabilities; unreadable ones are left out.
+
+    Several tokens with the same bytes (control tokens, byte fallbacks) add up; a sum above 1 is scaled back to 1.
+    """
+    ends = frozenset(eos_texts)
+    by_token: Probabilities = {}
+    for entry, logprob in entries:
+        value, key = probability(logprob), token_key(entry, eos_texts=ends, spell=spell)
+        if key is not None and value > 0.0:
+            by_token[key] = min(1.0, by_token.get(key, 0.0) + value)
+    total = math.fsum(by_token.values())
+    margin = 1.0 - 2.0**-40  # so that the sum stays at or below 1 in whatever order it is taken
+    if total <= margin or len(by_token) == 1:
+        return by_token
+    return {key: value * (margin / total) for key, value in by_token.items()}
+
+
+def probability(logprob: object) -> float:
+    """Returns exp(logprob), or 0 for anything but a logprob (NaN, above 0, text, a boolean)."""
+    if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not logprob <= _ROUNDING:
+        return 0.0
+    return math.exp(min(0.0, max(logprob, -1e4)))
+
+
+def token_key(entry: object, *, eos_texts: frozenset[str] = EOS_TEXTS, spell: Spell | None = None) -> bytes | None:
+    """Returns the key of a reported token: its bytes, `EOS`, or None if they are not complete UTF-8."""
+    fields = entry if isinstance(entry, dict) else {}
+    text = fields.get("token") if isinstance(entry, dict) else entry
+    if isinstance(text, str) and text in eos_texts:
+        return EOS
+    number = id_of_placeholder(text)
+    if number is not None:  # what it reports as bytes then are those of the placeholder
+        return _complete(spell(number) if spell else None, eos_texts)
+    raw = _reported_bytes(fields.get("bytes"))
+    if raw is None or _LOST in raw:
+        known = _by_id_field(fields, spell)
+        raw = known if known is not None else None if raw else _encode(text)
+    return _complete(raw, eos_texts)
+
+
+def id_of_placeholder(entry: object) -> int | None:
+    """Returns the id of a token that is spelled as a placeholder with its id, None for any other."""
+    text = entry.get("token") if isinstance(entry, dict) else entry
+    match = _BY_ID.fullmatch(text) if isinstance(text, str) else None
+    return int(match[1]) if match else None
+
+
+def to_rows(reported: Sequence[Mapping[Any, float]], domain: Sequence[Token]) -> Rows:
+    """Arranges probabilities as float64[rows, len(domain)]; an unreported token is 0."""
+    rows = np.zeros((len(reported), len(domain)), dtype=np.float64)
+    column = {token: j for j, token in enumerate(domain)}
+    for i, row in enumerate(reported):
+        smaller = row if len(row) < len(column) else column
+        for token in smaller:
+            if token in row and token in column:
+                rows[i, column[token]] = row[token]
+    return rows
+
+
+def _first_entries(values: object, limit: int) -> Sequence[Any]:
+    return values[:limit] if isinstance(values, list | tuple) else ()
+
+
+def _entries(top: object, most: int) -> list[Entry]:
+    if isinstance(top, dict):
+        return list(islice(top.items(), most))
+    if isinstance(top, list | tuple):
+        return [(entry, entry.get("logprob")) for entry in top[:most] if isinstance(entry, dict)]
+    return []
+
+
+def _complete(raw: bytes | None, eos_texts: frozenset[str]) -> bytes | None:
+    try:
+        return None if raw is None else EOS if raw.decode("utf-8") in eos_texts else raw
+    except UnicodeError:
+        return None
+
+
+def _encode(text: object) -> bytes | None:
+    if not isinstance(text, str) or len(text) > _MAX_TOKEN_BYTES or _UNREADABLE.search(text):
+        return None
+    try:
+        return text.encode("utf-8")
+    except UnicodeError:
+        return None
+
+
+def _by_id_field(fields: Mapping[str, object], spell: Spell | None) -> bytes | None:
+    number = fields.get("id", fields.get("token_id"))
+    return spell(number) if spell and isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _reported_bytes(values: object) -> bytes | None:
+    """Returns the reported bytes, or None if the provider gave none (the text is used then)."""
+    if isinstance(values, bytes):
+        return values[:_MAX_TOKEN_BYTES]
+    if not isinstance(values, list | tuple) or len(values) > _MAX_TOKEN_BYTES:
+        return None
+    whole = all(isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 256 for value in values)
+    return bytes(values) if whole else None
+
+
+Continuation: TypeAlias = Literal["completion", "prefill", "instruct"]
+Prefill: TypeAlias = Literal["plain", "vllm"]
+
+CONTINUE = "Continue your last message exactly where it stops. Write the continuation only and repeat nothing."
+"""The last message of an "instruct" continuation."""
+
+VLLM_SWITCHES: Mapping[str, bool] = {"continue_final_message": True, "add_generation_prompt": False}
+"""Options that make vLLM continue the last message; without an assistant message it would continue the user's."""
+
+
+@dataclass(frozen=True)
+class ReplyFormat:
+    """The request and reply format of one model; all of it is public.
+
+    A released prefix is continued in one of three ways (`docs/providers.md`). "completion": prompt and prefix are one
+    text; exact. "prefill": the prefix is an assistant message that the server continues, by itself or, as vLLM, when
+    told to; exact where supported. "instruct": the prefix is an assistant message, followed by an instruction to
+    continue; approximate.
+
+    Args:
+      is_chat: whether the model takes messages.
+      continuation: how a prefix is continued.
+      prefill: how a server is told to continue: "plain" (it does so by itself), "vllm" (by `VLLM_SWITCHES`); None
+        where no message is continued, or while it is unknown.
+      asked: top tokens to ask for.
+      extra_body: what the model and its bindings add to each request; the switches go on top.
+      eos_texts: how the provider spells the end of a text.
+      spell: turns token ids into bytes.
+    """
+
+    is_chat: bool
+    continuation: Continuation
+    prefill: Prefill | None
+    asked: int
+    extra_body: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    eos_texts: frozenset[str] = EOS_TEXTS
+    spell: Spell | None = field(default=None, repr=False)
+
+    def request(
+        self, prompt: OpaqueValue[str], prefix: str, *, explain: Literal["", "kind", "text"] = "", max_tokens: int = 1
+    ) -> Request:
+        """Returns the call that asks for the tokens after the prompt and the released prefix."""
+        top = {"logprobs": True, "top_logprobs": self.asked} if self.is_chat else {"logprobs": self.asked}
+        # Temperature 1: some servers report the distribution they sample from. One token: see `_is_readable`.
+        options = {**top, "max_tokens": max_tokens, "temperature": 1.0, **self._body(prefix)}
+        return Request(
+            prompt,
+            lambda text: self._render(text, prefix),
+            options,
+            lambda answer: _is_readable(answer, prefix),
+            explain,
+        )
+
+    def read(self, reply: Reply, prefix: str = "") -> Probabilities:
+        """Returns the probabilities of the first token after the prefix; empty if none can be read."""
+        return {} if reply.answer is None else self._read(reply.answer.reveal(), prefix)
+
+    def entries(self, reply: Reply) -> list[Entry]:
+        """Returns what a public answer reports for its first token, as received."""
+        return [] if reply.answer is None else first_position(reply.answer.reveal().logprobs)
+
+    def places(self, reply: Reply, limit: int) -> list[tuple[object, Probabilities]]:
+        """Returns the first tokens of a public answer and the probabilities reported for each one's place."""
+        reported = [] if reply.answer is None else positions(reply.answer.reveal().logprobs, limit=limit)
+        return [
+            (token, probabilities(entries, eos_texts=self.eos_texts, spell=self.spell)) for token, entries in reported
+        ]
+
+    def key(self, token: object) -> bytes | None:
+        """Returns the bytes of a reported token; None if they are not complete text."""
+        return token_key(token, eos_texts=self.eos_texts, spell=self.spell)
+
+    def _read(self, answer: ModelOutput, prefix: str) -> Probabilities:
+        if answer.refused:
+            return {}
+        return next_token(
+            answer.logprobs,
+            text="" if answer.text == prefix else answer.text,  # some servers repeat what they were given
+            finish_reason=answer.finish_reason,
+            eos_texts=self.eos_texts,
+            spell=self.spell,
+        )
+
+    def _body(self, prefix: str) -> dict[str, Any]:
+        """Returns the `extra_body` of a call, which replaces that of the model and its bindings."""
+        own = {name: value for name, value in self.extra_body.items() if name not in VLLM_SWITCHES}
+        if self.prefill == "vllm" and prefix:
+            return {"extra_body": {**own, **VLLM_SWITCHES}}
+        return {"extra_body": own} if self.extra_body else {}
+
+    def _render(self, prompt: str, prefix: str) -> str | list[BaseMessage]:
+        if self.continuation == "completion":
+            return prompt + prefix
+        if not prefix:
+            return [HumanMessage(prompt)]
+        last = [HumanMessage(CONTINUE)] if self.continuation == "instruct" else []
+        return [HumanMessage(prompt), AIMessage(prefix), *last]
+
+
+def _is_readable(answer: ModelOutput, prefix: str) -> bool:
+    """Whether an answer is final, with or without logprobs.
+
+    llama.cpp reports nothing when it happens to sample the first bytes of an unfinished character, and of a longer
+    answer it would report a later position as the first. So one token is asked for, and sampled again if need be.
+    """
+    ended = answer.text in {"", prefix} and answer.finish_reason in FINISHED
+    is_final = ended or answer.refused or answer.finish_reason == "content_filter"
+    return is_final or bool(first_position(answer.logprobs, most=8))

@@ -1,0 +1,461 @@
+"""Wraps a LangChain model that only writes text as an engine: completions, and one-hot votes for choices."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from langchain_core.messages import HumanMessage
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.private_calls.call import (
+    OpaqueValue,
+    Render,
+    Reply,
+    Request,
+    RetryPolicy,
+    read_silently,
+    silence,
+    unwrap,
+)
+from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
+from langchain_dpicl.backends.sync_async import CallPool, check_whole, limit_of
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+
+_MOST_CHARACTERS = 4096
+_MOST_WORDS_BEFORE_A_COLON = 5
+_WRAPPING = " \t\"'`\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a*_"
+_OPENING = _WRAPPING + "<([{"
+_CLOSING = _WRAPPING + ">)]}.,;:!?\u3002\u3001"
+_BULLETS = re.compile("[-+#>\u2022\u2013\u2014]+ ")
+_JOINERS = "-.'\u2019/&@:,"
+_FENCE = "```"
+
+
+# An answer is private where its prompt is, so the rule may not raise: an answer that it cannot read names nothing, and
+# its row abstains. The rule, in this order:
+# 1. Case, width and white space do not count (NFKC and case folding). Look-alikes of another script are other letters.
+# 2. The whole answer is a choice: that one.
+# 3. Otherwise the first line with a letter or digit counts, without quotes, brackets and Markdown around it, without a
+# mark at its end, and without up to five words and a colon in front ("The label is: **card**").
+# 4. If the rest is a choice: that one.
+# 5. If it begins with a choice as a whole word ("card, as it was declined") and the line names no other: that one.
+# Where one choice begins another ("card", "card payment") the longer one is meant.
+# 6. If it is the beginning of exactly one choice, by whole words ("cash" for "cash machine"): that one.
+# 7. Otherwise it names none.
+class ChoiceNames:
+    """The choices as an answer may name them.
+
+    Formal guarantees:
+      - `named` returns a place among the choices or None, for every object; it raises nothing.
+
+    Args:
+      choices: public texts; white space around them does not count.
+
+    Raises:
+      ConfigurationError: there is no choice, one is empty, or two differ in case, width or white space only.
+
+    >>> names = ChoiceNames(["card", "card payment", "cash"])
+    >>> [names.named(text) for text in ("Card.", "**Queue:** card payment", "card or cash", "I cannot tell")]
+    [0, 1, None, None]
+    """
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        is_list = not isinstance(choices, str) and all(isinstance(choice, str) for choice in choices)
+        self._choices = tuple(_plain(choice) for choice in choices) if is_list else ()
+        if not self._choices or not all(self._choices) or len(set(self._choices)) < len(self._choices):
+            raise ConfigurationError(
+                f"expected choices that differ in more than case, width and white space, found {choices!r}; give "
+                "other verbalizers"
+            )
+        self._place = {choice: place for place, choice in enumerate(self._choices)}
+        longest_first = sorted(self._choices, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+
+    def named(self, answer: object) -> int | None:
+        """Returns the place of the choice that the answer names, or None."""
+        if not isinstance(answer, str):
+            return None
+        lines = [line for line in answer[:_MOST_CHARACTERS].splitlines() if line.strip()]
+        if (place := self._place.get(_plain(" ".join(lines)))) is not None:
+            return place
+        return self._in_line(_first_line(lines))
+
+    def _in_line(self, line: str) -> int | None:
+        forms = tuple(self._forms(line))
+        for form in forms:
+            if form in self._place:
+                return self._place[form]
+        named = {place for _, place in self._found(line)}
+        for form in forms:
+            first = next(self._found(form), None)
+            if first is not None and first[0] == 0 and named <= {first[1]}:
+                return first[1]
+        return self._starting_with(forms[-1]) if not named else None
+
+    def _forms(self, line: str) -> Iterator[str]:
+        """Yields the line, the line without its wrapping, and the text behind a short beginning with a colon."""
+        yield line
+        peeled = _peel(line)
+        yield peeled
+        before, colon, after = peeled.partition(":")
+        is_short = len(before.split()) <= _MOST_WORDS_BEFORE_A_COLON
+        if colon and is_short and _peel(before) not in self._place and not any(self._found(before)):
+            yield _peel(after)
+
+    def _found(self, line: str) -> Iterator[tuple[int, int]]:
+        """Yields (start, place) of the choices in a line, as whole words, the longer one where one begins another."""
+        at = 0
+        while (match := self._pattern.search(line, at)) is not None:
+            start, end = match.span()
+            is_whole = _is_edge(line[max(0, start - 2) : start][::-1]) and _is_edge(line[end : end + 2])
+            if is_whole:
+                yield start, self._place[match[0]]
+            at = end if is_whole else start + 1
+
+    def _starting_with(self, text: str) -> int | None:
+        begun = [
+            place
+            for place, choice in enumerate(self._choices)
+            if choice.startswith(text) and _is_edge(choice[len(text) : len(text) + 2])
+        ]
+        return begun[0] if text and len(begun) == 1 else None
+
+
+def _plain(text: str) -> str:
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(folded.split())
+
+
+def _first_line(lines: Sequence[str]) -> str:
+    """Returns the first line with a letter or digit, joined with the next one where it ends in a colon."""
+    plain = [_plain(line) for line in lines if not line.lstrip().startswith(_FENCE)]
+    speaking = [line for line in plain if any(map(str.isalnum, line))]
+    if len(speaking) > 1 and speaking[0].rstrip(_WRAPPING).endswith(":"):
+        return f"{speaking[0]} {speaking[1]}"
+    return speaking[0] if speaking else ""
+
+
+def _peel(line: str) -> str:
+    """Returns a line without quotes, brackets and bullets around it; a sign before a number stays."""
+    text = line.lstrip(_OPENING)
+    while (bullet := _BULLETS.match(text)) is not None:
+        text = text[bullet.end() :].lstrip(_OPENING)
+    return text.rstrip(_CLOSING)
+
+
+def _is_edge(following: str) -> bool:
+    """Whether a word ends at these (up to two) next characters; "4.5", "card-holder" and "C++" go on."""
+    if not following or _is_word(following[0]):
+        return not following
+    return not (following[0] in _JOINERS and len(following) > 1 and _is_word(following[1]))
+
+
+def _is_word(character: str) -> bool:
+    """Whether a character belongs to a word; invisible and unassigned ones too, as they may hide anything."""
+    category = unicodedata.category(character)
+    return character in "_+#%" or category[0] in "LNM" or category in {"Cf", "Cn", "Co", "Cs"}
+
+
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
+"""Default options of a completion: the likeliest text."""
+
+_MOST_STOPS_SENT = 4  # OpenAI's endpoint rejects more
+
+
+def complete(
+    calls: CallPool,
+    prompts: Sequence[OpaqueValue[str]],
+    *,
+    max_tokens: int,
+    stop: Sequence[str],
+    options: Mapping[str, Any],
+) -> list[str]:
+    """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
+    is_chat, stops = calls.model.is_chat, stops_of(stop)
+    requests = requests_for(prompts, is_chat=is_chat, max_tokens=max_tokens, stop=stops, options=options)
+    return [read_silently(partial(text_of, reply, stops)) or "" for reply in calls.many(requests)]
+
+
+async def acomplete(
+    calls: CallPool,
+    prompts: Sequence[OpaqueValue[str]],
+    *,
+    max_tokens: int,
+    stop: Sequence[str],
+    options: Mapping[str, Any],
+) -> list[str]:
+    """Async twin of `complete`."""
+    is_chat, stops = calls.model.is_chat, stops_of(stop)
+    requests = requests_for(prompts, is_chat=is_chat, max_tokens=max_tokens, stop=stops, options=options)
+    return [read_silently(partial(text_of, reply, stops)) or "" for reply in await calls.amany(requests)]
+
+
+def requests_for(
+    prompts: Sequence[OpaqueValue[str]],
+    *,
+    is_chat: bool,
+    max_tokens: int,
+    stop: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    explain: Literal["", "kind", "text"] = "",
+) -> list[Request]:
+    """Returns one request per prompt; `options` override the defaults, and None removes one.
+
+    Stop strings are sent to completion models only, four at most: some chat servers reject them. `text_of` cuts at
+    them in any case.
+    """
+    sent = {"stop": list(stop)[:_MOST_STOPS_SENT]} if stop and not is_chat else {}
+    asked = {**GREEDY, "max_tokens": check_whole("max_tokens", max_tokens), **sent, **(options or {})}
+    arguments = {name: value for name, value in asked.items() if value is not None}
+    render: Render = (lambda text: [HumanMessage(text)]) if is_chat else (lambda text: text)
+    return [Request(prompt, render, arguments, explain=explain) for prompt in prompts]
+
+
+def text_of(reply: Reply, stop: Sequence[str] = ()) -> str:
+    """Returns the answer's text before the first stop string; "" if it failed, was refused or was filtered."""
+    if reply.answer is None or reply.answer.reveal().refused:
+        return ""
+    if reply.answer.reveal().finish_reason == "content_filter" or not isinstance(reply.answer.reveal().text, str):
+        return ""
+    return reply.answer.reveal().text[: _end(reply.answer, stop)]
+
+
+def stops_of(stop: Sequence[str]) -> tuple[str, ...]:
+    """Returns the stop strings; raises ConfigurationError unless each is a non-empty text."""
+    if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
+        raise ConfigurationError(f"expected stop as a list of strings that are not empty, found {stop!r}")
+    return tuple(stop)
+
+
+def _end(answer: OpaqueValue[Any], stop: Sequence[str]) -> int:
+    places = [answer.reveal().text.find(text) for text in stop]
+    return min([place for place in places if place >= 0], default=len(answer.reveal().text))
+
+
+INSTRUCTIONS = "Complete the text below with exactly one of these labels, and write nothing else:"
+"""Default text before the list of choices."""
+
+_MORE_THAN_A_LABEL = 16  # quotes, a full stop, "The answer is: "
+_PROBE_PROMPT = "Snow is white. Coal is black.\nColour of snow:"
+_PROBE_CHOICES = ("black", "white")
+_REJECTED = (
+    "Its own options go into TextVoteBackend(llm, options={...}), where None leaves out one of ours (such as "
+    "max_tokens); or take another model"
+)
+_SILENT = (
+    "If it thinks before it answers, give it room with TextVoteBackend(llm, max_tokens=...), or switch the thinking "
+    "off; otherwise take another model"
+)
+_NO_ANSWER = frozenset({"content_filter", "refusal", "safety", "tool_calls", "tool_use", "function_call"})
+
+
+class TextVoteBackend:
+    """Votes of a model that only writes text: log-likelihood 0 for the choice it names, -inf for all others.
+
+    Formal guarantees:
+      - Row i is computed from prompt i, the choices and public settings alone; at most one entry is 0, others -inf.
+      - A failed, refused, filtered or unclear answer is -inf everywhere ("" as a completion); the content of a prompt
+        raises nothing.
+      - No prompt and no answer reaches a LangChain callback, tracer, cache, debug output or exception.
+      - The order in which choices are given moves no vote: they are sent in alphabetical order.
+
+    Args:
+      llm: a chat or completion model, bound or not; bound arguments are sent with every call, but for the temperature
+        and the most tokens, which are ours.
+      instructions: stands above the list of choices and the prompt; public. "": the prompt is sent alone.
+      max_tokens: most tokens of an answer; None: enough for the longest choice, counted in UTF-8 bytes.
+      options: further arguments of every call; they go before temperature 0 and `max_tokens`, and None leaves one out.
+      max_concurrency: calls in flight at once; None: 32.
+      retry: how long each row's call is waited for.
+
+    Raises:
+      CapabilityError: a probe with public text is rejected (with and without temperature) or brings no text.
+      ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
+        seconds (the client's own retries and timeout come on top).
+      UnsilencableModelError: see `silent.silence`.
+      ConfigurationError: a number is out of range.
+
+    >>> from langchain_core.language_models import FakeListChatModel
+    >>> TextVoteBackend(FakeListChatModel(responses=["Red."])).score_choices(["A rose is"], ["red", "blue"]).tolist()
+    [[0.0, -inf]]
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        *,
+        instructions: str = INSTRUCTIONS,
+        max_tokens: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        max_concurrency: int | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        if not isinstance(instructions, str):
+            raise ConfigurationError(f"expected instructions as a text, found {type(instructions).__name__}")
+        self._model = silence(llm)
+        if self._model.kind == "decisions":
+            raise CapabilityError(
+                f"expected a chat or completion model, found {type(unwrap(llm)[0]).__name__}; hand it to "
+                "DecisionsBackend, which has a probability for every choice"
+            )
+        self._instructions = instructions
+        self._max_tokens = None if max_tokens is None else check_whole("max_tokens", max_tokens)
+        self._options = {**GREEDY, **(options or {})}
+        self._calls = CallPool(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
+        self._probe(may_drop="temperature" not in (options or {}))
+
+    def __repr__(self) -> str:
+        sent = sorted(name for name, value in self._options.items() if value is not None)  # values may be credentials
+        return f"TextVoteBackend({self.name!r}, instructions={self._instructions!r}, options={sent})"
+
+    @property
+    def name(self) -> str:
+        """Public name of the model, for reports."""
+        return self._model.name
+
+    @property
+    def kind(self) -> Literal["text votes"]:
+        """How choices are scored, for reports."""
+        return "text votes"
+
+    @property
+    def instructions(self) -> str:
+        """What stands above the list of choices and the prompt."""
+        return self._instructions
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What every call asks for; without the temperature where the model rejects it."""
+        return dict(self._options)
+
+    def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Returns float64[prompts, choices]: 0 where the answer names the choice, -inf elsewhere.
+
+        Args:
+          prompts: private or public; each is one call.
+          choices: public texts; white space around them is not sent.
+
+        Raises:
+          ConfigurationError: two choices differ in case, width or white space only, or one is empty.
+        """
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts  # from here on this frame holds boxes only
+        return self._rows(boxes, choices)[:, :-1]
+
+    async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Async twin of `score_choices`; rows of one call run concurrently."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        return (await self._arows(boxes, choices))[:, :-1]
+
+    def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Returns float64[prompts, choices + 1]: `score_choices`, and last 0 where an answer names no choice.
+
+        Only a row that failed is -inf everywhere; arguments and errors as in `score_choices`.
+        """
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        return self._rows(boxes, choices)
+
+    async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Async twin of `score_with_other`."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        return await self._arows(boxes, choices)
+
+    def score_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
+        """Returns float64[choices] for one PUBLIC prompt; -inf everywhere: the answer names no choice.
+
+        Raises:
+          ModelCallError: the call failed.
+          ConfigurationError: as in `score_choices`.
+        """
+        names = ChoiceNames(choices)
+        reply = self._calls.one(self._requests([OpaqueValue(prompt)], choices, explain="kind")[0])
+        answer_or_raise(self.name, reply)
+        return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
+
+    async def ascore_public(self, prompt: str, choices: Sequence[str]) -> NDArray[np.float64]:
+        """Async twin of `score_public`."""
+        names = ChoiceNames(choices)
+        reply = await self._calls.aone(self._requests([OpaqueValue(prompt)], choices, explain="kind")[0])
+        answer_or_raise(self.name, reply)
+        return _vote(_place(reply, names, other=len(choices)), len(choices) + 1)[:-1]
+
+    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Returns one completion per prompt, cut before the first stop string; "" where the call failed."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        return complete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
+
+    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        """Async twin of `complete`."""
+        boxes = [OpaqueValue(prompt) for prompt in prompts]
+        del prompts
+        return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._options)
+
+    def _rows(self, boxes: Sequence[OpaqueValue[str]], choices: Sequence[str]) -> Rows:
+        names = ChoiceNames(choices)
+        return _votes(self._calls.many(self._requests(boxes, choices)), names, len(choices))
+
+    async def _arows(self, boxes: Sequence[OpaqueValue[str]], choices: Sequence[str]) -> Rows:
+        names = ChoiceNames(choices)
+        return _votes(await self._calls.amany(self._requests(boxes, choices)), names, len(choices))
+
+    def _requests(
+        self, prompts: Sequence[OpaqueValue[str]], choices: Sequence[str], *, explain: Literal["", "kind", "text"] = ""
+    ) -> list[Request]:
+        names = sorted(choice.strip() for choice in choices)
+        head = "\n".join([self._instructions, *(f"- {name}" for name in names), "", ""]) if self._instructions else ""
+        longest = max(len(name.encode("utf-8", "replace")) for name in names)
+        return requests_for(
+            [OpaqueValue(head + prompt.reveal()) for prompt in prompts],
+            is_chat=self._model.is_chat,
+            max_tokens=self._max_tokens or longest + _MORE_THAN_A_LABEL,
+            options=self._options,
+            explain=explain,
+        )
+
+    def _probe(self, *, may_drop: bool) -> None:
+        """Learns with public text whether the model answers with text, and whether it takes a temperature."""
+        reply = self._ask_probe()
+        if reply.fault == "content" and may_drop:
+            self._options["temperature"] = None
+            reply = self._ask_probe()
+        answer = probe_answer_or_raise(self.name, reply, asked="a short text", advice=_REJECTED)
+        if not text_of(reply).strip() or _is_no_answer(answer.reveal().finish_reason):
+            raise CapabilityError(f"{self.name} answered a public probe without text. {_SILENT}")
+
+    def _ask_probe(self) -> Reply:
+        return self._calls.probe(self._requests([OpaqueValue(_PROBE_PROMPT)], _PROBE_CHOICES, explain="text")[0])
+
+
+def _place(reply: Reply, names: ChoiceNames, *, other: int) -> int | None:
+    """Returns the place of the named choice, `other` if no choice is named, None without an answer."""
+    if reply.answer is None:
+        return None
+    place = None if _is_no_answer(reply.answer.reveal().finish_reason) else names.named(text_of(reply))
+    return other if place is None else place
+
+
+def _is_no_answer(finish_reason: object) -> bool:
+    return isinstance(finish_reason, str) and finish_reason.lower() in _NO_ANSWER
+
+
+def _votes(replies: Sequence[Reply], names: ChoiceNames, other: int) -> Rows:
+    """Reads private replies as float64[replies, other + 1]; an answer that raises when it is read abstains."""
+    places = [read_silently(partial(_place, reply, names, other=other)) for reply in replies]
+    return np.array([_vote(place, other + 1) for place in places], dtype=np.float64).reshape(len(places), other + 1)
+
+
+def _vote(place: int | None, width: int) -> NDArray[np.float64]:
+    row: NDArray[np.float64] = np.full(width, -np.inf)
+    if place is not None:
+        row[place] = 0.0
+    return row

@@ -1,0 +1,622 @@
+"""The only module that makes private calls of LangChain models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
+
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatResult, LLMResult
+from langchain_core.runnables.base import RunnableBindingBase
+from langsmith.run_helpers import tracing_context
+
+from langchain_dpicl.backends.private_calls.http_client import look_after_door, refuse_other_transports
+from langchain_dpicl.backends.private_calls.log_guard import RUNS_INSIDE, CallMark, begin, watch_runs
+from langchain_dpicl.backends.private_calls.model_checks import (
+    CLASSIFYING,
+    Kind,
+    PromptPath,
+    hush_clients,
+    kind_and_doors,
+    refuse_open_models,
+)
+from langchain_dpicl.backends.private_calls.replies import CallLimits
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, UnsilencableModelError
+
+T = TypeVar("T")
+
+DEADLINE = 900.0
+"""Seconds of one attempt, unless given: longer than the 600 seconds that the clients of OpenAI and Anthropic wait."""
+
+MAX_REPLY_BYTES = 32 * 2**20
+"""Bytes of one reply's body, unless given: enough for the log-probabilities of a vocabulary of 256,000 tokens."""
+
+Fault: TypeAlias = Literal["busy", "unreadable", "loop", "content", "unsilent", "refused"]
+Render = Callable[[str], "str | list[BaseMessage] | dict[str, Any]"]
+"""Turns the private prompt into what the model takes: text for a completion model, messages for a chat model, a request
+(input and questions) for a decision model."""
+
+
+class OpaqueValue(Generic[T]):
+    """Private data without repr and pickle, so that frames and logs that hold it show nothing."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def reveal(self) -> T:
+        """Returns the content; do not bind it to a name, as frames show their locals."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "OpaqueValue(<private>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError("private prompts and answers cannot be pickled or copied")
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """The first generation of a result, without its usage, ids and headers; or all of a decision model's response."""
+
+    text: str = field(repr=False)
+    logprobs: Any = field(repr=False)
+    finish_reason: Any = field(repr=False)
+    refused: bool = field(repr=False)
+    decision: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a silent call returns: a hidden answer, or a fault.
+
+    Attributes:
+      answer: the answer, or None.
+      fault: "busy" (rate limit, server error, timeout: worth waiting for), "unreadable" (an answer that another try
+        may better), "loop" (the async client belongs to another event loop) or "content" (the same call fails again).
+        Of a public call also "refused": the reply went beyond the limits on time, size and redirects. Inside `silent`
+        also "unsilent": others would have seen the call, so it was not made or not finished.
+      retry_after: seconds the provider asked to wait, if it did.
+      detail: why a call with PUBLIC text failed (see `Request.explain`); empty for private calls.
+    """
+
+    answer: OpaqueValue[ModelOutput] | None = field(default=None, repr=False)
+    fault: Fault | None = field(default=None, repr=False)
+    retry_after: float | None = field(default=None, repr=False)
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often and how long one row's call is tried; counted per row, so that no row depends on another's retries.
+
+    There is no wall-clock limit over attempts, as other rows' retries would move it. Each attempt has one. A row whose
+    reply goes beyond `deadline` or `max_reply_bytes` abstains at once; the client's own timeout is waited out as a busy
+    server is, so it should be the shorter one.
+
+    Args:
+      max_attempts: calls in all, the first included.
+      first_wait: seconds before the second attempt at a busy server; doubled for each further one.
+      max_wait: seconds a single wait may last, whatever the provider asks for.
+      deadline: seconds one attempt may take over HTTP, from its first request until its reply is read, with the
+        retries that the client makes by itself; local models have none.
+      max_reply_bytes: bytes that the body of one reply may have, also after decompression.
+    """
+
+    max_attempts: int = 8
+    first_wait: float = 0.5
+    max_wait: float = 30.0
+    deadline: float = DEADLINE
+    max_reply_bytes: int = MAX_REPLY_BYTES
+
+    def __post_init__(self) -> None:
+        waits = (self.first_wait, self.max_wait, self.deadline)
+        counts = (self.max_attempts, self.max_reply_bytes)
+        counted = all(isinstance(count, int) and not isinstance(count, bool) and count >= 1 for count in counts)
+        timed = all(isinstance(wait, int | float) and wait >= 0.0 for wait in waits)
+        if not counted or not timed or not 0.0 < self.deadline < math.inf:
+            raise ConfigurationError(
+                "expected max_attempts and max_reply_bytes >= 1, waits >= 0 seconds and a finite deadline above 0, "
+                f"found {self}"
+            )
+
+    def wait(self, reply: Reply, *, attempt: int) -> float | None:
+        """Returns the seconds to wait before the next attempt; None: this reply is final."""
+        if reply.fault in {None, "content", "unsilent", "refused"} or attempt >= self.max_attempts:
+            return None
+        if reply.fault != "busy":
+            return 0.0
+        return min(self.max_wait, max(self.first_wait * 2.0 ** (attempt - 1), reply.retry_after or 0.0))
+
+
+@dataclass(frozen=True)
+class ProbePolicy(RetryPolicy):
+    """Retries of a public probe: a busy or unreachable server is asked once more, soon."""
+
+    @classmethod
+    def of(cls, retry: RetryPolicy) -> ProbePolicy:
+        """Returns the probe's policy where rows have the policy `retry`."""
+        limits = (retry.deadline, retry.max_reply_bytes)
+        return cls(retry.max_attempts, retry.first_wait, min(retry.max_wait, 2.0), *limits)
+
+    def wait(self, reply: Reply, *, attempt: int) -> float | None:
+        """Returns what `RetryPolicy.wait` does, except that a second busy reply is final."""
+        return None if reply.fault == "busy" and attempt >= 2 else super().wait(reply, attempt=attempt)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call: the hidden prompt and the public rest.
+
+    Attributes:
+      prompt: the prompt.
+      render: how the prompt becomes the model's input.
+      options: keyword arguments of the call, such as `max_tokens`; a decision model takes none.
+      is_readable: whether an answer has what was asked for; if not, the call is made again.
+      explain: what a failure may report: "" for a private call; "kind" (type and status) for a public one; "text" for
+        the probe, which precedes all private calls: later messages may quote the usage of private calls.
+    """
+
+    prompt: OpaqueValue[str]
+    render: Render
+    options: Mapping[str, Any]
+    is_readable: Callable[[ModelOutput], bool] = field(default=lambda answer: True, repr=False)  # noqa: ARG005
+    explain: Literal["", "kind", "text"] = ""
+
+
+_BUSY_STATUS = frozenset({408, 409, 425, 429})
+_OTHER_LOOP = re.compile(r"event loop|different loop", re.IGNORECASE)
+_BUSY_NAMES = ("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Overloaded", "InternalServer")
+
+
+class ClassifiedError(NamedTuple):
+    """A classified failure; the fields are those of `silent.Reply`."""
+
+    fault: Literal["busy", "loop", "content"]
+    retry_after: float | None = None
+    detail: str = ""
+
+
+def classify_error(error: BaseException, *, explain: Literal["", "kind", "text"]) -> ClassifiedError:
+    """Classifies a failure, and never raises, although attributes of the exception may; `explain`: see `Request`."""
+    try:
+        status = _status(error)
+        names = [base.__name__ for base in type(error).__mro__]
+        busy = status in _BUSY_STATUS or status >= 500 or isinstance(error, TimeoutError | ConnectionError)
+        busy = busy or (status == 0 and any(mark in name for name in names for mark in _BUSY_NAMES))
+        # SDKs raise their own connection error from the event loop's complaint.
+        lost = any(isinstance(one, RuntimeError) and _OTHER_LOOP.search(str(one)) for one in _error_chain(error))
+        detail = names[0] + (f" (HTTP {status})" if status else "") if explain else ""
+        detail += f": {str(error)[:300]}" if explain == "text" else ""
+        return ClassifiedError("loop" if lost else "busy" if busy else "content", _retry_after(error), detail)
+    except Exception:  # noqa: BLE001  see the docstring
+        return ClassifiedError("content")
+
+
+def _error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(10):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: BaseException) -> int:
+    """Returns the HTTP status of an exception, 0 where it has none."""
+    status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else 0
+
+
+def _retry_after(error: BaseException) -> float | None:
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    asked = str(headers.get("retry-after", ""))
+    return float(asked) if asked.isdecimal() and asked.isascii() else None
+
+
+DROPPED = frozenset(
+    {
+        "cache_control",
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "user",
+        "user_profile_id",
+    }
+)
+"""Arguments of providers that tag a call or store its prompt; never sent with private calls."""
+
+_MAPPINGS = ("model_kwargs", "extra_body")
+_STORING = "store"
+_OWN_HOSTS = ("openai.com", "openai.azure.com")
+"""Where `store` is known; other servers may reject it."""
+
+
+def private_settings(model: Any) -> dict[str, Any]:
+    """Returns the model's fields that have other values in private calls; the model is unchanged."""
+    fields = type(model).model_fields
+    changed: dict[str, Any] = {}
+    for name in DROPPED & fields.keys():
+        if fields[name].default is None:
+            changed[name] = None
+        elif isinstance(getattr(model, name, None), Mapping):  # `Field(default_factory=dict)`
+            changed[name] = {}
+    for name in _MAPPINGS:
+        value = getattr(model, name, None)
+        if name in fields and isinstance(value, Mapping):
+            changed[name] = private_arguments(value)
+    if _STORING in fields and (getattr(model, _STORING, None) is not None or _is_own_host(model)):
+        changed[_STORING] = False
+    return changed
+
+
+def private_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keyword arguments of a call, or a part of its body, as private calls send them.
+
+    >>> private_arguments({"seed": 7, "user": "me", "store": True, "extra_body": {"metadata": {"team": "x"}}})
+    {'seed': 7, 'store': False, 'extra_body': {}}
+    """
+    sent = {name: value for name, value in arguments.items() if name not in DROPPED}
+    for name in _MAPPINGS:
+        if isinstance(sent.get(name), Mapping):
+            sent[name] = private_arguments(sent[name])
+    return {**sent, _STORING: False} if sent.get(_STORING) is not None else sent
+
+
+def _is_own_host(model: Any) -> bool:
+    host = getattr(getattr(getattr(model, "root_client", None), "base_url", None), "host", None)
+    return isinstance(host, str) and any(host == own or host.endswith(f".{own}") for own in _OWN_HOSTS)
+
+
+# A call goes straight to the model's `_generate` or `_agenerate` (a decision model's `_decide` or `_adecide`), on a
+# copy without callbacks, cache and verbosity, in an empty context with tracing off; `.invoke` would run them all,
+# whatever its config. `_preflight` refuses models with wrappers in the path, `_quiet` withholds logs and warnings and
+# detects inner runs, `_door` limits HTTP. The result is a `Reply`, never an exception: its text, context chain and
+# frames would hold the prompt.
+
+
+class SilentModel:
+    """A LangChain model whose calls only the provider sees; made by `silence`.
+
+    Formal guarantees:
+      - A call runs on a model copy without callbacks, cache and verbosity, in an empty context with tracing off.
+      - A reply depends on the model and the one request; no exception carries any of the request or the response.
+      - The model's own `rate_limiter` is asked before every attempt.
+      - No redirect is followed, and time and size of a reply are limited (`RetryPolicy`); a call that goes beyond is
+        not made again: it abstains (fault "content"), and a public one has the fault "refused".
+      - Nothing is logged, warned of or traced by a private call, and one that would be overheard is not made: it
+        abstains (fault "content"), and a public one raises UnsilencableModelError.
+    """
+
+    def __init__(
+        self, model: Any, bound: Mapping[str, Any], *, takes: tuple[Kind, tuple[str, str]] | None = None
+    ) -> None:
+        refuse_other_transports(model)
+        self._model = model
+        self._kind, self._doors = takes or kind_and_doors(model)
+        self._way = PromptPath(model)
+        self._bound = dict(bound)
+        self._limiter = getattr(model, "rate_limiter", None)
+        self._hosts: dict[str, None] = {}
+
+    @property
+    def kind(self) -> Kind:
+        """What the model takes: messages, text, or questions about a text."""
+        return self._kind
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model takes messages."""
+        return self._kind == "chat"
+
+    @property
+    def name(self) -> str:
+        """Public name: the provider's model name where there is one, as a binding may set it."""
+        named = self._bound.get("model") or getattr(self._model, "model_name", None)
+        named = named or getattr(self._model, "model", None)
+        return named if isinstance(named, str) else type(self._model).__name__
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts and ports of the public calls so far, proxies included; () for a model without HTTP."""
+        return tuple(self._hosts)
+
+    def trouble(self) -> str:
+        """Returns who would see a call made now, with advice; "" if nobody would."""
+        return self._way.trouble()
+
+    def ask(self, request: Request, *, retry: RetryPolicy) -> Reply:
+        """Makes one call, with retries."""
+        self._refuse_options(request)
+        attempt = 1
+        while True:
+            reply = contextvars.Context().run(self._attempt, request, retry)
+            wait = retry.wait(reply, attempt=attempt)
+            if wait is None:
+                return self._final(reply, request)
+            time.sleep(wait)
+            attempt += 1
+
+    async def aask(self, request: Request, *, retry: RetryPolicy) -> Reply:
+        """Async twin of `ask`; a client that belongs to another event loop is replaced by the blocking one."""
+        self._refuse_options(request)
+        loop, attempt, is_lost = asyncio.get_running_loop(), 1, False
+        while True:
+            if is_lost:
+                reply = await loop.run_in_executor(None, contextvars.Context().run, self._attempt, request, retry)
+            else:
+                reply = await self._run_attempt(request, retry)
+                is_lost = reply.fault == "loop"
+            wait = retry.wait(reply, attempt=attempt)
+            if wait is None:
+                return self._final(reply, request)
+            await asyncio.sleep(wait)
+            attempt += 1
+
+    async def _run_attempt(self, request: Request, retry: RetryPolicy) -> Reply:
+        """Runs one attempt as a task in its own context; a call that cancels itself is a fault of its row."""
+        attempt = asyncio.get_running_loop().create_task(self._aattempt(request, retry), context=contextvars.Context())
+        caller = asyncio.current_task()
+        try:
+            return await attempt
+        except asyncio.CancelledError:
+            if caller is None or caller.cancelling():
+                raise
+        return Reply(fault="content")
+
+    def _attempt(self, request: Request, retry: RetryPolicy) -> Reply:
+        """Makes one attempt; private values here get no name, and errors do not leave this frame."""
+        call, passage = _enter_call(request, retry)
+        if trouble := self.trouble():
+            return Reply(fault="unsilent", detail=trouble)
+        outcome: Reply | None = None
+        try:
+            try:
+                _trace_nothing()
+                with watch_runs(call, _probe_text(request)):
+                    if self._limiter is not None:
+                        self._limiter.acquire(blocking=True)
+                    with passage.calling():
+                        outcome = _reply(request, self._door(0)(*self._input(request), **self._options(request)))
+            except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
+                outcome = _outcome(error, explain=request.explain)
+        except KeyboardInterrupt:  # while a failure was looked at
+            outcome = None
+        if outcome is None:  # outside the handlers: the provider's exception is not its context
+            raise KeyboardInterrupt
+        if _came_late(passage):
+            return self._attempt(request, retry)
+        return self._reply_unless_tripped(outcome, call, passage, request)
+
+    async def _aattempt(self, request: Request, retry: RetryPolicy) -> Reply:
+        """Async twin of `_attempt`."""
+        call, passage = _enter_call(request, retry)
+        if trouble := self.trouble():
+            return Reply(fault="unsilent", detail=trouble)
+        outcome: Reply | None = None
+        stop: type[BaseException] = KeyboardInterrupt
+        try:
+            try:
+                _trace_nothing()
+                with watch_runs(call, _probe_text(request)):
+                    if self._limiter is not None:
+                        await self._limiter.aacquire(blocking=True)
+                    with passage.calling():
+                        door, options = self._door(1), self._options(request)
+                        outcome = _reply(request, await door(*self._input(request), **options))
+            except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
+                outcome = _outcome(error, explain=request.explain)
+        except KeyboardInterrupt:  # while a failure was looked at
+            outcome = None
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # whatever the call makes of a cancellation
+            outcome, stop = None, asyncio.CancelledError
+        if outcome is None:  # outside the handlers: the provider's exception is not its context
+            raise stop
+        if _came_late(passage):
+            return await self._aattempt(request, retry)
+        return self._reply_unless_tripped(outcome, call, passage, request)
+
+    def _reply_unless_tripped(self, reply: Reply, call: CallMark, passage: CallLimits, request: Request) -> Reply:
+        """Returns the reply, or a fault in its place if the call broke a rule."""
+        if request.explain:  # where a private call goes may depend on its prompt
+            self._hosts |= passage.hosts
+        if call.tripped:
+            return Reply(fault="unsilent", detail=f"{type(self._model).__name__} {RUNS_INSIDE}")
+        if passage.stray:
+            return Reply(fault="unsilent", detail=f"{type(self._model).__name__} {passage.stray}")
+        if passage.is_refused:
+            return Reply(fault="refused", detail=passage.reason(request.explain))
+        return reply
+
+    def _final(self, reply: Reply, request: Request) -> Reply:
+        """Hides the reason of a refused private call; raises that of a public one."""
+        if reply.fault not in {"unsilent", "refused"}:
+            return reply
+        if not request.explain:
+            return Reply(fault="content")
+        if reply.fault == "unsilent":
+            raise UnsilencableModelError(reply.detail)
+        return reply
+
+    def _refuse_options(self, request: Request) -> None:
+        if self._kind == "decisions" and request.options:
+            raise ConfigurationError(f"expected no options for a decision model, found {sorted(request.options)}")
+
+    def _door(self, number: int) -> Callable[..., Any]:
+        door: Callable[..., Any] = getattr(self._model, self._doors[number])
+        return door
+
+    def _input(self, request: Request) -> tuple[Any, ...]:
+        """Returns the model's arguments: a list of messages, a list of texts, or a request."""
+        if self._kind == "completion":
+            return ([request.render(request.prompt.reveal())],)
+        if self._doors == CLASSIFYING:
+            return _state_and_questions(request.render(request.prompt.reveal()))
+        return (request.render(request.prompt.reveal()),)
+
+    def _options(self, request: Request) -> dict[str, Any]:
+        if self._kind == "decisions":
+            return {}
+        return private_arguments({**self._bound, **request.options})
+
+
+def _enter_call(request: Request, retry: RetryPolicy) -> tuple[CallMark, CallLimits]:
+    """Marks the current context as that of a call, and limits its HTTP exchanges."""
+    passage = CallLimits(retry.deadline, retry.max_reply_bytes)
+    call = begin(withholds=not request.explain, passage=passage)
+    look_after_door()
+    return call, passage
+
+
+def _came_late(passage: CallLimits) -> bool:
+    """Whether the call imported the HTTP client that it used, so that it can be repeated under limits."""
+    return bool(passage.stray) and look_after_door()
+
+
+def read_silently(action: Callable[[], T]) -> T | None:
+    """Returns the result of reading a private answer, None if it raised; drops its logs and warnings."""
+    stopped = False
+    try:
+        return contextvars.Context().run(_withheld, action)
+    except KeyboardInterrupt:
+        stopped = True
+    except BaseException:  # noqa: BLE001  an answer that cannot be read is a row that abstains
+        stopped = False
+    if stopped:
+        raise KeyboardInterrupt
+    return None
+
+
+def _withheld(action: Callable[[], T]) -> T:
+    begin(withholds=True)
+    _trace_nothing()
+    return action()
+
+
+def _tracing_switches() -> dict[contextvars.ContextVar[Any], Any]:
+    with tracing_context(enabled=False):
+        values = dict(contextvars.copy_context())
+    empty = contextvars.Context()
+    return {variable: value for variable, value in values.items() if empty.run(variable.get, None) is not value}
+
+
+_UNTRACED = contextvars.Context().run(_tracing_switches)
+"""The variables that `tracing_context` sets; setting them here is much cheaper than entering it per call."""
+
+
+def _trace_nothing() -> None:
+    """Turns tracing off in the current context, which belongs to one silent call."""
+    for variable, value in _UNTRACED.items():
+        variable.set(value)
+
+
+def unwrap(model: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns a model without bindings, and the bound arguments; the outermost binding wins.
+
+    Configs, listeners and retries of the bindings are dropped: they would watch or repeat the call.
+    """
+    bound: dict[str, Any] = {}
+    while isinstance(model, RunnableBindingBase):
+        bound = {**model.kwargs, **bound}
+        model = model.bound
+    return model, bound
+
+
+def silence(model: Any) -> SilentModel:
+    """Returns a silent copy of a LangChain model, bound or not; the given model is unchanged.
+
+    Raises:
+      ConfigurationError: arguments are bound to a decision model, which would ignore them.
+      UnsilencableModelError: it is not a chat, completion or decision model; it holds another runnable or a callback
+        handler, or overrides LangChain's caching step, which is bypassed here; it is routed through the LangSmith
+        gateway; or its class, or the SDK it calls, is instrumented.
+    """
+    inner, bound = unwrap(model)
+    bound = private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
+    if kind_and_doors(inner)[0] == "decisions" and bound:
+        raise ConfigurationError(
+            f"expected no bound arguments, as {type(inner).__name__} takes none with a call, found {sorted(bound)}; "
+            "give them to its constructor"
+        )
+    refuse_open_models(inner)
+    fields = type(inner).model_fields
+    settings = {name: value for name, value in _QUIET.items() if name in fields} | private_settings(inner)
+    quiet = inner.model_copy(update=settings)
+    if "stop" in fields:
+        quiet = quiet.model_copy(update={"stop": [] if isinstance(getattr(quiet, "stop", None), list) else None})
+    hush_clients(quiet)
+    silent = SilentModel(quiet, bound)
+    if trouble := silent.trouble():
+        raise UnsilencableModelError(trouble)
+    return silent
+
+
+# The first three silence the model; the others make the answer one plain generation with logprobs.
+_QUIET: dict[str, Any] = {
+    "callbacks": None,
+    "cache": False,
+    "verbose": False,
+    "streaming": False,
+    "use_responses_api": False,
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+}
+_DROPPED = frozenset({"callbacks", "run_manager", "config", "stop", "stream", "n", "best_of", "echo"})
+
+
+def _state_and_questions(request: Any) -> tuple[Any, Any]:
+    """Returns input and questions separately, as decision models of langchain_core take them."""
+    return request["state"] if "state" in request else request["input"], request["questions"]
+
+
+def _probe_text(request: Request) -> str:
+    """Returns the text of a probe; "" for any other call."""
+    return request.prompt.reveal() if request.explain == "text" else ""
+
+
+def _reply(request: Request, result: Any) -> Reply:
+    """Hides the first generation of a ChatResult or LLMResult, or a decision model's response, in a reply."""
+    if not isinstance(result, ChatResult | LLMResult) and hasattr(result, "answers"):
+        decided = ModelOutput(text="", logprobs=None, finish_reason=None, refused=False, decision=result)
+        return Reply(OpaqueValue(decided), fault=None if request.is_readable(decided) else "unreadable")
+    first = result.generations[0]
+    answer = _answer(first[0] if isinstance(first, list) else first, result.llm_output)
+    return Reply(OpaqueValue(answer), fault=None if request.is_readable(answer) else "unreadable")
+
+
+def _answer(generation: Any, about: Any) -> ModelOutput:
+    """Reads one generation; `about` is the result's output, where Anthropic's class puts the stop reason."""
+    info = generation.generation_info or {}
+    message = getattr(generation, "message", None)
+    extra = getattr(message, "additional_kwargs", None) or {}
+    return ModelOutput(
+        text=generation.text,
+        logprobs=info.get("logprobs"),
+        finish_reason=info.get("finish_reason") or (about.get("stop_reason") if isinstance(about, dict) else None),
+        refused=bool(extra.get("refusal") or getattr(message, "tool_calls", None)),
+    )
+
+
+def _outcome(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Reply | None:
+    """Returns a failure as a reply, None for Ctrl-C; never raises, whatever a foreign exception does when read."""
+    try:
+        return None if isinstance(error, KeyboardInterrupt) else _fault(error, explain=explain)
+    except KeyboardInterrupt:
+        return None
+    except BaseException:  # noqa: BLE001  see the docstring
+        return Reply(fault="content")
+
+
+def _fault(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Reply:
+    fault, retry_after, detail = classify_error(error, explain=explain)
+    return Reply(fault=fault, retry_after=retry_after, detail=detail)

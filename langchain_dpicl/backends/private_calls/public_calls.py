@@ -1,0 +1,292 @@
+"""Holds the table of advice for public calls that fail or return no log-probabilities."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from langchain_dpicl.backends.private_calls.call import ModelOutput, OpaqueValue, Reply
+from langchain_dpicl.exceptions import CapabilityError, ModelCallError
+
+TAKE_ANOTHER = (
+    "Take a model that reports them: an OpenAI-compatible chat or completion server (llama.cpp, vLLM), an OpenAI model "
+    "with logprobs, or the embedded model."
+)
+OTHER_NUMBER = "If it reports them for another number of tokens, hand in LangChainBackend(llm, max_top_k=...)."
+VOTES = "As text alone it can still vote on labels: hand it to TextVoteBackend."
+
+
+@dataclass(frozen=True)
+class AdviceRow:
+    """One row of the table; it applies where every pattern that it has matches, and the first row that applies is used.
+
+    Attributes:
+      advice: what to do, in sentences.
+      kind: pattern at the start of the class name.
+      model: pattern at the start of the model name, after a "provider/" if there is one.
+      said: pattern anywhere in the error message of a rejected call.
+    """
+
+    advice: str
+    kind: str = ""
+    model: str = ""
+    said: str = ""
+
+    def applies(self, kind: str, model: str, detail: str) -> bool:
+        """Whether every pattern of this row matches."""
+        return bool(
+            re.match(self.kind, kind)
+            and re.match(f"(.*/)?({self.model})", model, re.IGNORECASE)
+            and re.search(self.said, detail, re.IGNORECASE)
+        )
+
+
+QUOTA = AdviceRow(
+    said=r"HTTP 402|insufficient_quota|exceeded your current quota|credit balance",
+    advice="The account has no credit left: check its plan and billing, or take another key.",
+)
+KEY = AdviceRow(
+    said=r"HTTP 40[13]|api[_ ]key|credential",
+    advice="The server did not accept the key: check api_key, or the environment variable it is read from.",
+)
+ACCOUNT = (QUOTA, KEY)
+"""Faults of the account; no other advice applies then."""
+
+_BASE_URL = "check base_url (OpenAI's and that of most servers ends in /v1, Anthropic's must not)"
+ADDRESS = (
+    AdviceRow(said=r"HTTP 404", advice=f"Nothing is served there: {_BASE_URL} and the name of the model."),
+    AdviceRow(
+        said=r"has no attribute 'model_dump'|JSONDecodeError|null value for 'choices'|Unexpected response type from"
+        r"|TypeError: 'NoneType' object is not iterable",
+        advice=(
+            "The reply is not an answer of the API that the client expects, for instance a web page: "
+            f"{_BASE_URL}, or take another server."
+        ),
+    ),
+)
+"""Faults of the server's address."""
+
+ARGUMENT = AdviceRow(
+    said=r"unexpected keyword argument '(?!(logprobs|top_logprobs|max_tokens|temperature)')",
+    advice="The client does not know that argument: remove it from bind(...) or from the model's model_kwargs.",
+)
+"""An argument that this package does not set."""
+
+FACTS = (
+    *ACCOUNT,
+    AdviceRow(
+        model=r"\S*codex|(gpt-|o)[0-9]\S*-pro|computer-use",
+        advice=(
+            "OpenAI serves codex and -pro models by its Responses API only, whose log-probabilities LangChain drops. "
+            + TAKE_ANOTHER
+        ),
+    ),
+    *ADDRESS,
+    AdviceRow(
+        kind=r"\w*OpenAI",
+        said=r"unexpected keyword .*'(include|reasoning|truncation|text|context_management|previous_response_id)",
+        advice=(
+            "That argument belongs to OpenAI's Responses API, whose log-probabilities LangChain drops, so calls go to "
+            "Chat Completions instead. Leave it out; what switches reasoning off there is reasoning_effort='none'."
+        ),
+    ),
+    ARGUMENT,
+    AdviceRow(
+        model=r"gpt-5\.",
+        advice=(
+            "OpenAI's gpt-5.1 and its successors report them only without reasoning: "
+            "ChatOpenAI(..., reasoning_effort='none')."
+        ),
+    ),
+    AdviceRow(
+        model=r"o[1-9](-|$)|gpt-5(-|$)",
+        advice=f"OpenAI's o-series, gpt-5, gpt-5-mini and gpt-5-nano never report them. {TAKE_ANOTHER} {VOTES}",
+    ),
+    AdviceRow(kind=r"\w*Anthropic", advice=f"Anthropic reports none. {TAKE_ANOTHER} {VOTES}"),
+    AdviceRow(model=r"claude", advice=f"Anthropic reports none, whoever serves it. {TAKE_ANOTHER} {VOTES}"),
+    AdviceRow(
+        kind=r"(Chat)?(GoogleGen|VertexAI|Google)",
+        advice=(
+            "Gemini reports them on Vertex AI only and not for every model, and LangChain's classes are not known to "
+            f"pass them on. {TAKE_ANOTHER} {VOTES}"
+        ),
+    ),
+    AdviceRow(
+        kind=r"\w*Bedrock",
+        advice=f"Bedrock's Converse API is not known to report them. {TAKE_ANOTHER} {VOTES}",
+    ),
+    AdviceRow(
+        kind=r"\w*Ollama",
+        advice=(
+            "LangChain's Ollama classes take num_predict and not max_tokens. Ollama 0.12.11 and newer may "
+            "report log-probabilities through its OpenAI-compatible address; the probe decides: "
+            "ChatOpenAI(base_url='http://localhost:11434/v1', "
+            f"api_key='none', model=...). {TAKE_ANOTHER}"
+        ),
+    ),
+    AdviceRow(kind=r"\w*Groq", advice=f"Groq is not known to report them. {TAKE_ANOTHER} {VOTES}"),
+    AdviceRow(
+        kind=r"(Chat)?HuggingFace",
+        advice=f"Pipelines of Hugging Face pass none on: serve the model with vLLM or llama.cpp. {VOTES}",
+    ),
+    AdviceRow(
+        kind=r"Azure",
+        advice=(
+            "On Azure the model behind the deployment decides: gpt-5.1 and its successors report them with "
+            f"reasoning_effort='none', the o-series, gpt-5, gpt-5-mini and gpt-5-nano never. {TAKE_ANOTHER}"
+        ),
+    ),
+    AdviceRow(said=r".", advice=f"{OTHER_NUMBER} Otherwise: {TAKE_ANOTHER}"),
+    AdviceRow(
+        advice=(
+            "Some servers take the request and ignore it: `transformers serve` does, and proxies do; a model behind "
+            f"one may still report them when asked directly. {TAKE_ANOTHER} {VOTES}"
+        )
+    ),
+)
+
+
+def advice(kind: str, model: str, detail: str = "") -> str:
+    """Returns what to do about a model without log-probabilities.
+
+    >>> advice("ChatOpenAI", "gpt-5.1")
+    "OpenAI's gpt-5.1 and its successors report them only without reasoning: ChatOpenAI(..., reasoning_effort='none')."
+    """
+    return _first(FACTS, kind, model, detail)
+
+
+def whole_vocabulary(kind: str, model: str, detail: str = "", *, asked: int) -> str:
+    """Returns advice where the whole vocabulary was requested by asking for `asked` tokens."""
+    if "HTTP 4" in detail and not advice_elsewhere(detail):
+        return (
+            "The whole vocabulary was asked for: vLLM reports it when it is started with --max-logprobs -1, llama.cpp "
+            "for its size as full_vocabulary. Otherwise leave full_vocabulary out."
+        )
+    if not detail and asked == -1:
+        return (
+            "Not every server knows -1: llama.cpp takes the size of the vocabulary as full_vocabulary. Otherwise: "
+            f"{advice(kind, model)}"
+        )
+    return advice(kind, model, detail)
+
+
+def advice_elsewhere(detail: str) -> str:
+    """Returns advice if the key, the account, the address or a bound argument is at fault; else "".
+
+    >>> advice_elsewhere("BadRequestError (HTTP 400): no logprobs here")
+    ''
+    """
+    return _first((*ACCOUNT, *ADDRESS, ARGUMENT), "", "", detail) if detail else ""
+
+
+def combine_advice(detail: str, own: str) -> str:
+    """Returns the advice of `advice_elsewhere` followed by the engine's own; one of them where it is enough.
+
+    >>> combine_advice("BadRequestError (HTTP 400): no", "Take another model.")
+    'Take another model.'
+    """
+    known = advice_elsewhere(detail)
+    if known and known == _first(ACCOUNT, "", "", detail):
+        return known
+    return own if "base_url" in known and "base_url" in own else f"{known} {own}".lstrip()
+
+
+def _first(facts: Sequence[AdviceRow], kind: str, model: str, detail: str) -> str:
+    return next((fact.advice for fact in facts if fact.applies(kind, model, detail)), "")
+
+
+class _FailureAdvice(NamedTuple):
+    """Why a call got no answer: a pattern of the failure's kind, what happened, and what to do."""
+
+    kind: str
+    what: str
+    todo: str
+
+
+_TROUBLES = (
+    _FailureAdvice(r"HTTP 5", "answered, but with an error of its own", "look at the server and its load"),
+    _FailureAdvice(
+        r"HTTP \d|RateLimit|Overloaded|ServiceUnavailable|InternalServer",
+        "answered, but is busy",
+        "wait, or lower max_concurrency",
+    ),
+    _FailureAdvice(r"Timeout", "did not answer in time", "raise the client's timeout, and check the address"),
+    _FailureAdvice(r"", "could not be reached", "check the address and that the server is up"),
+)
+_NO_CREDIT = _FailureAdvice(r"", "answered, but the account has no credit left", "check its plan and billing")
+_LOOP = _FailureAdvice(
+    r"", "could not be reached", "its client belongs to another event loop: build the model in this one"
+)
+_REFUSED = (
+    "Private prompts go to the configured address only, and time and size of replies are limited: correct base_url=, "
+    "or raise deadline= or max_reply_bytes= of RetryPolicy"
+)
+_IN_CLIENT = re.compile(r"\w*(TypeError|AttributeError|ValueError|KeyError|DecodeError|ValidationError)(:|$)")
+
+
+def answer_or_raise(name: str, reply: Reply) -> OpaqueValue[ModelOutput]:
+    """Returns the answer to a public prompt, or raises ModelCallError."""
+    if reply.answer is not None:
+        return reply.answer
+    todo = "Check the model and the length of the prompt"
+    if reply.fault == "refused":
+        todo = _REFUSED
+    if reply.fault in {"busy", "loop"}:
+        todo = _sentence(_trouble(reply).todo)
+    todo = advice_elsewhere(reply.detail).rstrip(".") or todo
+    raise ModelCallError(f"a public call to {name} failed ({_failure_detail(reply)}). {todo}, then call again")
+
+
+def probe_answer_or_raise(
+    name: str,
+    reply: Reply,
+    *,
+    asked: str,
+    advice: str | Callable[[str], str],
+    lack: type[CapabilityError] = CapabilityError,
+) -> OpaqueValue[ModelOutput]:
+    """Returns the answer to a probe; raises `lack` if the request is at fault, ModelCallError if nothing answer_or_raise."""
+    if reply.answer is not None:
+        return reply.answer
+    if reply.fault == "refused":
+        raise ModelCallError(
+            f"the reply of {name} to a public probe was refused: {reply.detail}. {_REFUSED}, then build it again"
+        )
+    if reply.fault in {"busy", "loop"}:
+        trouble = _trouble(reply)
+        raise ModelCallError(
+            f"{name} {trouble.what}: a public probe failed ({_kind(reply)}). Nothing was spent; {trouble.todo}, "
+            "then build it again"
+        )
+    who = f"the client of {name}" if _IN_CLIENT.match(reply.detail) else name
+    todo = advice(reply.detail) if callable(advice) else combine_advice(reply.detail, advice)
+    error = CapabilityError if advice_elsewhere(reply.detail) else lack
+    detail = _kind(reply) if _is_quota(reply) else _failure_detail(reply)
+    raise error(f"{who} rejected a public probe that asks for {asked} ({detail}). {todo}")
+
+
+def _trouble(reply: Reply) -> _FailureAdvice:
+    if reply.fault == "loop":
+        return _LOOP
+    if _is_quota(reply):
+        return _NO_CREDIT
+    return next(trouble for trouble in _TROUBLES if re.search(trouble.kind, _kind(reply)))
+
+
+def _is_quota(reply: Reply) -> bool:
+    return QUOTA.applies("", "", reply.detail)
+
+
+def _kind(reply: Reply) -> str:
+    """Returns type and status of a failure; its text may quote the usage of private calls."""
+    return reply.detail.partition(":")[0] or "it did not say why"
+
+
+def _failure_detail(reply: Reply) -> str:
+    return reply.detail.rstrip(". ") or "it did not say why"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,415 @@
+"""Turns private prompts into rows by way of the model's answers: embeddings, or the keywords that occur."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import Rows, TextBackend
+from langchain_dpicl.backends.langchain.texts import stops_of
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, fits, run_guarded
+from langchain_dpicl.backends.sync_async import Effect, check_whole
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+
+MOST_CHARACTERS = 16_384
+"""Characters of a text that are read; the rest does not count."""
+
+MOST_PARTS = 16
+"""Words and punctuation marks of one keyword, together."""
+
+# Unicode's stream-safe text format (UAX #15) has no more than this; sorting longer runs takes quadratic time.
+_MOST_MARKS_IN_A_ROW = 30
+_ZERO_WIDTH_SPACE = "\u200b"
+
+# fmt: off
+STOP_WORDS = frozenset({
+    "a", "about", "after", "again", "all", "also", "am", "an", "and", "any", "are", "as", "at", "be", "because",
+    "been", "before", "being", "but", "by", "can", "could", "did", "do", "does", "down", "for", "from", "had",
+    "has", "have", "he", "her", "here", "his", "how", "i", "if", "in", "into", "is", "it", "its", "just",
+    "like", "me", "more", "most", "my", "no", "not", "of", "off", "on", "only", "or", "other", "our", "out",
+    "over", "own", "same", "she", "should", "so", "some", "such", "than", "that", "the", "their", "them",
+    "then", "there", "these", "they", "this", "those", "through", "to", "too", "up", "us", "very", "was", "we",
+    "were", "what", "when", "where", "which", "who", "why", "will", "with", "would", "you", "your",
+})
+# fmt: on
+"""English words without much content."""
+
+
+# A text is read word by word, in lower case and compatible form (Unicode casefolding, NFKC). A keyword occurs where its
+# words and punctuation follow each other: "card" is in "CARD-holder" but not in "cardboard".
+class Keywords:
+    r"""A public domain of keywords, its order kept.
+
+    Formal guarantees:
+      - `bits` is a function of the text and the domain; it returns 0 or 1 per keyword, whatever it is given, and raises
+        nothing.
+      - Its time is linear in the length of the text, of which it reads the first `MOST_CHARACTERS` characters, and does
+        not grow with the number of keywords but for writing the answer.
+
+    Args:
+      domain: public texts, distinct in the form in which they are looked for. A keyword may have several words, which
+        then have to follow each other; white space between words and marks does not count.
+
+    Raises:
+      ConfigurationError: the domain is empty, or a keyword is no text, has nothing to look for, has too many words, or
+        reads like another one.
+
+    >>> Keywords(["new york", "york", "boat"]).bits("In New\u00a0York, by BOAT.").tolist()
+    [1.0, 1.0, 1.0]
+    >>> Keywords(["card"]).bits("a cardboard box").tolist()
+    [0.0]
+    """
+
+    def __init__(self, domain: Sequence[str]) -> None:
+        listed = _texts("domain", domain)
+        self._places: dict[tuple[str, ...], int] = {}
+        for keyword in listed:
+            parts = tuple(_parts(keyword))
+            if not 1 <= len(parts) <= MOST_PARTS:
+                raise ConfigurationError(
+                    f"expected keywords of 1 to {MOST_PARTS} words and marks, found {keyword!r} with {len(parts)}; "
+                    "leave it out or shorten it"
+                )
+            if parts in self._places:
+                raise ConfigurationError(
+                    f"expected distinct keywords, found {listed[self._places[parts]]!r} and {keyword!r}, which read "
+                    "alike in lower case and compatible form; leave one out"
+                )
+            self._places[parts] = len(self._places)
+        if not listed:
+            raise ConfigurationError("expected 1 or more keywords, found none; declare what answers may be about")
+        self._words = tuple(listed)
+        self._lengths = tuple(sorted({len(parts) for parts in self._places}))
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str], *, most: int, stop_words: Iterable[str] = STOP_WORDS) -> Keywords:
+        """Returns the words that occur in most of some PUBLIC texts, such as zero-shot answers or documentation.
+
+        A word counts once per text, however often it stands there; of words in equally many texts longer ones go
+        first, then the alphabet decides. Never hand in private texts: which words are found is not noised.
+
+        Args:
+          texts: public texts.
+          most: how many words to keep at most.
+          stop_words: words to leave out.
+
+        Raises:
+          ConfigurationError: no word is left, or `most` is no whole number >= 1.
+
+        >>> Keywords.of_texts(["The card was lost", "a lost phone"], most=3).words
+        ('lost', 'phone', 'card')
+        """
+        left_out = {part for word in stop_words for part in _parts(word)}
+        counts: Counter[str] = Counter()
+        for text in _texts("texts", texts):
+            counts.update({part for part in _parts(text) if _is_word(part)} - left_out)
+        ranked = sorted(counts, key=lambda word: (-counts[word], -len(word), word))
+        if not ranked:
+            raise ConfigurationError("expected public texts with words other than stop words, found none; give others")
+        return cls(ranked[: check_whole("most", most)])
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __repr__(self) -> str:
+        return f"Keywords({len(self)} of them, {self._words[0]!r} first)"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The keywords as they were given, in their order."""
+        return self._words
+
+    def bits(self, text: object) -> NDArray[np.float64]:
+        """Returns float64[keywords]: 1 where the keyword occurs in the text; 0 everywhere for what is no text."""
+        bits: NDArray[np.float64] = np.zeros(len(self))
+        # By `str`, as a text of another class may be sliced by anybody's code.
+        parts = list(_parts(str.__getitem__(text, slice(MOST_CHARACTERS)))) if isinstance(text, str) else []
+        for length in self._lengths:
+            for start in range(len(parts) - length + 1):
+                place = self._places.get(tuple(parts[start : start + length]))
+                if place is not None:
+                    bits[place] = 1.0
+        return bits
+
+
+def _texts(name: str, values: Sequence[str]) -> list[str]:
+    """Returns public texts as a list, or raises ConfigurationError without showing the values."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigurationError(f"expected {name} as a list of texts, found {type(values).__name__}")
+    listed = list(values)
+    strange = next((type(value).__name__ for value in listed if not isinstance(value, str)), "")
+    if strange:
+        raise ConfigurationError(f"expected {name} as a list of texts, found one of type {strange} among them")
+    return listed
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yields the words of a text, and each other visible character by itself."""
+    word: list[str] = []
+    for character in _fold_text(text):
+        if character.isalnum() or character == "_":
+            word.append(character)
+            continue
+        category = unicodedata.category(character)
+        if category == "Cf" and character != _ZERO_WIDTH_SPACE:  # soft hyphens, joiners, directions: nobody sees them
+            continue
+        if category.startswith("M"):  # accents and vowel signs belong to the letter before
+            word.append(character)
+            continue
+        if word:
+            yield "".join(word)
+            word.clear()
+        if not character.isspace() and category not in {"Cc", "Cf"}:
+            yield character
+    if word:
+        yield "".join(word)
+
+
+def _fold_text(text: str) -> str:
+    """Returns a text without differences of case, width and composition."""
+    if text.isascii():
+        return text.lower()
+    composed = unicodedata.normalize("NFKC", _with_few_marks(text))
+    return unicodedata.normalize("NFKC", _with_few_marks(composed.casefold()))
+
+
+def _with_few_marks(text: str) -> str:
+    """Cuts runs of combining marks that are longer than any script needs."""
+    characters: list[str] = []
+    run = 0
+    for character in text:
+        run = run + 1 if unicodedata.combining(character) else 0
+        if run <= _MOST_MARKS_IN_A_ROW:
+            characters.append(character)
+    return "".join(characters)
+
+
+def _is_word(part: str) -> bool:
+    return any(character.isalnum() for character in part)
+
+
+Box = OpaqueValue[str]
+
+
+class AnswerRows:
+    """Turns private prompts into rows by way of their answers.
+
+    Formal guarantees:
+      - Row i is computed from prompt i, the engine and public settings alone.
+      - A row whose prompt is None, whose call failed, or whose answer is blank or cannot be
+        read, is zeros. The content of a prompt or answer raises nothing; Ctrl-C and a cancelled task go on from frames
+        that hold nothing private.
+      - Neither prompts nor answers are kept after the ask is gone.
+
+    Args:
+      engine: completes text.
+      reader: reads answers.
+      max_tokens: most tokens of one answer.
+      stop: what ends an answer.
+
+    Raises:
+      CapabilityError: the engine does not complete text.
+      ConfigurationError: another argument is not what is expected here.
+
+    >>> from langchain_dpicl.backends.fake import FakeBackend, scripted
+    >>> engine = FakeBackend(scripted({"a red": 1.0}, {" boat": 1.0}), max_top_k=1)
+    >>> source = AnswerRows.keywords(engine, Keywords(["boat", "car"]), max_tokens=4)
+    >>> source.ask(("what floats?", None)).run().take().tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+    """
+
+    def __init__(self, engine: TextBackend, reader: AnswerReader, *, max_tokens: int, stop: Sequence[str]) -> None:
+        if isinstance(engine, type) or not isinstance(engine, TextBackend):
+            kind = engine.__name__ if isinstance(engine, type) else type(engine).__name__
+            raise CapabilityError(
+                f"expected an engine that completes text, found {kind}; take LangChainBackend or TextVoteBackend "
+                "around a LangChain model, or the embedded model"
+            )
+        self._engine = engine
+        self._reader = reader
+        self._options: dict[str, Any] = {"max_tokens": check_whole("max_tokens", max_tokens), "stop": stops_of(stop)}
+
+    @classmethod
+    def embedded(
+        cls, engine: TextBackend, embeddings: SilentEmbeddings, *, max_tokens: int, stop: Sequence[str] = ()
+    ) -> AnswerRows:
+        """Returns rows that are the embeddings of answers."""
+        if not isinstance(embeddings, SilentEmbeddings):
+            raise ConfigurationError(
+                f"expected SilentEmbeddings, found {type(embeddings).__name__}; wrap it: SilentEmbeddings(embeddings)"
+            )
+        return cls(engine, _EmbeddedAnswers(embeddings), max_tokens=max_tokens, stop=stop)
+
+    @classmethod
+    def keywords(
+        cls, engine: TextBackend, keywords: Keywords, *, max_tokens: int, stop: Sequence[str] = ()
+    ) -> AnswerRows:
+        """Returns rows of bits: which keywords occur in an answer."""
+        if not isinstance(keywords, Keywords):
+            raise ConfigurationError(
+                f"expected Keywords, found {type(keywords).__name__}; wrap it: Keywords(domain), or Keywords.of_texts("
+                "public_texts, most=...)"
+            )
+        return cls(engine, _KeywordAnswers(keywords), max_tokens=max_tokens, stop=stop)
+
+    @property
+    def width(self) -> int:
+        """Number of columns of a row."""
+        return self._reader.width
+
+    def ask(self, prompts: Sequence[str | None]) -> Effect:
+        """Returns the effect that computes the rows of these private prompts: `OpaqueRows` float64[prompts, width]."""
+        return _AnswerRequest(
+            self._engine,
+            self._reader,
+            self._options,
+            tuple(None if prompt is None else OpaqueValue(prompt) for prompt in prompts),
+        )
+
+
+class AnswerReader(Protocol):
+    """Turns texts into rows."""
+
+    @property
+    def width(self) -> int:
+        """Number of columns of a row."""
+
+    def rows(self, texts: Sequence[Box]) -> Rows:
+        """Returns float64[texts, width]."""
+
+    async def arows(self, texts: Sequence[Box]) -> Rows:
+        """Async twin of `rows`."""
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _EmbeddedAnswers:
+    """Reads answers by their embeddings."""
+
+    embeddings: SilentEmbeddings
+
+    @property
+    def width(self) -> int:
+        return self.embeddings.dimension
+
+    def rows(self, texts: Sequence[Box]) -> Rows:
+        return self.embeddings.rows(texts)
+
+    async def arows(self, texts: Sequence[Box]) -> Rows:
+        return await self.embeddings.arows(texts)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _KeywordAnswers:
+    """Reads answers by the keywords that occur in them."""
+
+    domain: Keywords
+
+    @property
+    def width(self) -> int:
+        return len(self.domain)
+
+    def rows(self, texts: Sequence[Box]) -> Rows:
+        return np.array([self.domain.bits(text.reveal()) for text in texts]).reshape(len(texts), self.width)
+
+    async def arows(self, texts: Sequence[Box]) -> Rows:
+        return self.rows(texts)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _AnswerRequest:
+    """Computes the rows of one release; private frames run below `run_guarded`, so a stop finds hidden values only."""
+
+    engine: TextBackend
+    reader: AnswerReader
+    options: dict[str, Any]
+    prompts: tuple[Box | None, ...]
+
+    def run(self) -> OpaqueRows:
+        """Runs, blocking."""
+        return run_guarded(self._rows) or OpaqueRows(self._zeros())
+
+    async def arun(self) -> OpaqueRows:
+        """Runs, awaiting."""
+        return await arun_guarded(self._arows) or OpaqueRows(self._zeros())
+
+    def _rows(self) -> OpaqueRows:
+        answers = _scatter(self.prompts, _each(self._answers, _present(self.prompts), _fit_answers))
+        rows = _each(self.reader.rows, _present(answers), self._fit_rows)
+        return self._boxed(answers, rows)
+
+    async def _arows(self) -> OpaqueRows:
+        answers = _scatter(self.prompts, await _aeach(self._aanswers, _present(self.prompts), _fit_answers))
+        rows = await _aeach(self.reader.arows, _present(answers), self._fit_rows)
+        return self._boxed(answers, rows)
+
+    def _answers(self, prompts: Sequence[Box]) -> list[str]:
+        return self.engine.complete([prompt.reveal() for prompt in prompts], **self.options)
+
+    async def _aanswers(self, prompts: Sequence[Box]) -> list[str]:
+        return await self.engine.acomplete([prompt.reveal() for prompt in prompts], **self.options)
+
+    def _fit_rows(self, rows: Any, count: int) -> list[Any] | None:
+        """Returns one row per text, or None for any other result."""
+        return list(rows) if fits(rows, count, self.reader.width) else None
+
+    def _boxed(self, answers: Sequence[Box | None], rows: Sequence[Any]) -> OpaqueRows:
+        out = self._zeros()
+        for place, row in zip([i for i, answer in enumerate(answers) if answer is not None], rows, strict=True):
+            out[place] = 0.0 if row is None else row
+        return OpaqueRows(out)
+
+    def _zeros(self) -> Rows:
+        return np.zeros((len(self.prompts), self.reader.width))
+
+
+def _each(
+    action: Callable[[Sequence[Box]], Any], boxes: Sequence[Box], fit: Callable[[Any, int], list[Any] | None]
+) -> list[Any]:
+    """Returns an action's result for each box: of all at once or, if that fails, one by one; None where it fails."""
+    if not boxes:
+        return []
+    results = run_guarded(lambda: fit(action(boxes), len(boxes)))
+    if results is None and len(boxes) > 1:
+        results = [one for box in boxes for one in _each(action, [box], fit)]
+    return [None] * len(boxes) if results is None else results
+
+
+async def _aeach(
+    action: Callable[[Sequence[Box]], Awaitable[Any]], boxes: Sequence[Box], fit: Callable[[Any, int], list[Any] | None]
+) -> list[Any]:
+    """Async twin of `_each`."""
+
+    async def together() -> list[Any] | None:
+        return fit(await action(boxes), len(boxes))
+
+    if not boxes:
+        return []
+    results = await arun_guarded(together)
+    if results is None and len(boxes) > 1:
+        results = [one for box in boxes for one in await _aeach(action, [box], fit)]
+    return [None] * len(boxes) if results is None else results
+
+
+def _fit_answers(answers: Any, count: int) -> list[Any] | None:
+    """Hides answers, with None for a blank one; None if their number is wrong."""
+    if not isinstance(answers, list | tuple) or len(answers) != count:
+        return None
+    return [OpaqueValue(answer) if isinstance(answer, str) and answer.strip() else None for answer in answers]
+
+
+def _present(boxes: Sequence[Box | None]) -> list[Box]:
+    return [box for box in boxes if box is not None]
+
+
+def _scatter(prompts: Sequence[Box | None], answers: Sequence[Box | None]) -> list[Box | None]:
+    """Returns the answers at the places of their prompts."""
+    remaining = iter(answers)
+    return [None if prompt is None else next(remaining) for prompt in prompts]

@@ -1,0 +1,297 @@
+"""Computes label probabilities after private or public prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
+from langchain_dpicl.backends.rows.label_scoring import (
+    Scorer,
+    calibrate_contextually,
+    check_verbalizers,
+    fitting,
+    label_scorer,
+)
+from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
+from langchain_dpicl.backends.sync_async import Effect, apublic_call, public_call
+from langchain_dpicl.exceptions import ConfigurationError
+
+MOST_AT_ONCE = 64
+"""Public prompts per call of the engine, content-free ones included."""
+
+Prompts: TypeAlias = tuple[tuple[str, ...] | None, ...]
+"""One entry per row: (prompt with the query, prompt with content-free input 1, ...); None: the row abstains."""
+
+
+class LabelRows:
+    """Label probabilities of private prompts, one row each.
+
+    What is read depends on the engine (`kind`):
+
+    - "whole labels": the likelihoods of all texts, normalised over them and summed per label.
+    - "decisions": the probabilities as the model gives them, summed per label; they may sum to less than 1.
+    - "text votes": 1 for the label that the answer names, or zeros.
+    - "first tokens": the probability of the tokens that begin texts of one label alone, renormalised over the labels.
+      The tokens are chosen at construction, from the vocabulary or from the texts alone, and are public.
+
+    Calibrated rows are divided by the mean of the same row's probabilities on its content-free prompts and
+    renormalised (Zhao et al., 2021). A content-free prompt that failed is left out of the mean; without any, the row
+    stays uncalibrated.
+
+    With `other`, one more column at the end is 1 where an answer names no label: a refusal, say, or an empty text. A
+    row that failed stays zeros.
+
+    Formal guarantees:
+      - Row i is a function of its own prompts, the texts and public settings alone: no prompt, failure or number of
+        other rows moves a bit of it, wherever the engine's own rows have that property.
+      - Each row is >= 0 and sums to <= 1 (up to rounding); it is zeros where it is None or its query's call failed.
+      - Nothing raises for the content of a prompt; nothing of a prompt is kept once its `Effect` has answered.
+
+    Args:
+      engine: scores choices, or next tokens.
+      verbalizers: the texts of each label, which may be several; public, taken verbatim.
+      calibrate: whether content-free prompts are scored and divided by.
+      other: whether answers that name no label are counted; for text votes alone.
+
+    Raises:
+      ConfigurationError: the verbalizers are no lists of texts, two labels share one, or the engine cannot tell the
+        labels apart; or text votes are to be calibrated, or other answers to be counted where there are none.
+      CapabilityError: the engine scores neither choices nor next tokens, or reports top tokens that are not bytes; or
+        it cannot tell an answer without a label from a failed call, and `other` is asked for.
+
+    >>> from langchain_dpicl.backends.fake import FakeBackend, scripted
+    >>> fake = FakeBackend(scripted({" card": 0.5, " cash": 0.25, " coin": 0.25}), max_top_k=3)
+    >>> rows = LabelRows(fake, [[" card"], [" cash", " coin"]], calibrate=False)
+    >>> rows.kind, rows.ask((("a private prompt",), None)).run().take().tolist()
+    ('whole labels', [[0.5, 0.5], [0.0, 0.0]])
+    """
+
+    def __init__(
+        self,
+        engine: ChoiceBackend | NextTokenBackend,
+        verbalizers: Sequence[Sequence[str]],
+        *,
+        calibrate: bool,
+        other: bool = False,
+    ) -> None:
+        labels = check_verbalizers(verbalizers)
+        self._scorer = label_scorer(engine, labels, other=other)
+        self._other = bool(other)
+        if calibrate and self._scorer.kind == "text votes":
+            raise ConfigurationError(
+                f"expected calibrate=False with text votes, found calibrate={calibrate!r}: a vote is no probability; "
+                "take a model with logprobs to calibrate"
+            )
+        self._calibrate = bool(calibrate)
+
+    def __repr__(self) -> str:
+        counts = ", counts_other=True" if self._other else ""
+        return f"LabelRows(kind={self.kind!r}, width={self.width}, calibrates={self._calibrate}{counts})"
+
+    @property
+    def kind(self) -> str:
+        """What is read of the engine: "whole labels", "decisions", "first tokens" or "text votes"."""
+        return self._scorer.kind
+
+    @property
+    def width(self) -> int:
+        """Number of labels, and one more where other answers are counted."""
+        return self._scorer.width
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether probabilities are divided by those on content-free prompts."""
+        return self._calibrate
+
+    @property
+    def counts_other(self) -> bool:
+        """Whether the last column counts answers that name no label."""
+        return self._other
+
+    def ask(self, prompts: Prompts) -> Effect:
+        """Returns the effect that computes float64[prompts, width], boxed; it runs once.
+
+        Args:
+          prompts: PRIVATE; see `Prompts`. Without calibration only the first prompt of a row is scored.
+        """
+        return _LabelRequest(self._scorer, prompts if self._calibrate else tuple([row and row[:1] for row in prompts]))
+
+    def request_public(self, prompts: tuple[str, ...]) -> Effect:
+        """Returns the effect that computes float64[width] after a PUBLIC prompt; zeros: the answer names no label.
+
+        Args:
+          prompts: (prompt with the query, prompt with content-free input 1, ...).
+
+        The answer raises ModelCallError where a call failed, one on a content-free input included.
+        """
+        return _PublicLabelRequest(self._scorer, prompts if self._calibrate else prompts[:1])
+
+    def request_public_rows(self, prompts: Sequence[tuple[str, ...]]) -> Effect:
+        """Returns the effect that computes float64[prompts, width] after PUBLIC prompts: `request_public`, in batches.
+
+        A repeated text is scored once. One that failed in its batch is scored again alone, and so is one whose answer
+        names no label if the engine's batches do not distinguish that from a failure.
+
+        Args:
+          prompts: (prompt with the query, prompt with content-free input 1, ...) each.
+
+        The answer raises ModelCallError where a call failed, one on a content-free input included.
+        """
+        rows = tuple(row if self._calibrate else row[:1] for row in prompts)
+        return _PublicBatchRequest(self._scorer.of_batches(), rows, self.width)
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class _LabelRequest:
+    """Computes the private rows of one release, for the aggregation alone."""
+
+    scorer: Scorer[Any]
+    prompts: Prompts
+    is_answered: bool = field(default=False)
+
+    def run(self) -> OpaqueRows:
+        """Runs, blocking."""
+        self._once()
+        try:
+            # The frames below hold private values; a stop is raised again from a frame without them.
+            return run_guarded(self._rows) or self._nothing()
+        finally:
+            self.prompts = ()
+
+    async def arun(self) -> OpaqueRows:
+        """Runs, awaiting."""
+        self._once()
+        try:
+            return await arun_guarded(self._arows) or self._nothing()
+        finally:
+            self.prompts = ()
+
+    def _once(self) -> None:
+        """Refuses a second run, which would have no rows, as if every record were gone."""
+        if self.is_answered:
+            raise ConfigurationError("expected to answer once, found a second call; ask anew")
+        self.is_answered = True
+
+    def _nothing(self) -> OpaqueRows:
+        return OpaqueRows(np.zeros((len(self.prompts), self.scorer.width)))
+
+    def _texts(self) -> list[str]:
+        return [text for row in self.prompts if row for text in row]
+
+    def _rows(self) -> OpaqueRows:
+        texts = self._texts()
+        scores: Sequence[Any] | None = run_guarded(lambda: self._score(texts)) if texts else ()
+        if scores is None:
+            scores = [_only(run_guarded(lambda text=text: self._score([text]))) for text in texts]  # type: ignore[misc]
+        return self._read(scores)
+
+    async def _arows(self) -> OpaqueRows:
+        texts = self._texts()
+        scores: Sequence[Any] | None = await arun_guarded(lambda: self._ascore(texts)) if texts else ()
+        if scores is None:
+            scores = [
+                _only(await arun_guarded(lambda text=text: self._ascore([text])))  # type: ignore[misc]
+                for text in texts
+            ]
+        return self._read(scores)
+
+    def _score(self, texts: list[str]) -> list[Any] | None:
+        return self._split(self.scorer.score(texts), len(texts))
+
+    async def _ascore(self, texts: list[str]) -> list[Any] | None:
+        return self._split(await self.scorer.ascore(texts), len(texts))
+
+    def _split(self, rows: object, num_rows: int) -> list[Any] | None:
+        fitted = fitting(rows, num_rows, self.scorer.columns)
+        return None if fitted is None else self.scorer.split(fitted)
+
+    def _read(self, text_scores: Sequence[Any]) -> OpaqueRows:
+        """Reads each row from the scores of its own prompts, which are adjacent."""
+        nothing, row = [0.0] * self.scorer.width, self.scorer.row
+        scores: list[Sequence[Any]] = []
+        first = 0
+        for texts in self.prompts:
+            last = first + len(texts or ())
+            scores.append(text_scores[first:last])
+            first = last
+        rows = run_guarded(lambda: [row(own) if own else nothing for own in scores])
+        if rows is None:
+            rows = [run_guarded(lambda own=own: row(own)) or nothing if own else nothing for own in scores]  # type: ignore[misc]
+        return OpaqueRows(np.array(rows, dtype=np.float64).reshape(len(rows), len(nothing)))
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _PublicLabelRequest:
+    """Computes the label probabilities of one public prompt."""
+
+    scorer: Scorer[Any]
+    prompts: tuple[str, ...]
+
+    def run(self) -> NDArray[np.float64]:
+        """Runs, blocking."""
+        return public_call(lambda: self._read([self.scorer.public(prompt) for prompt in self.prompts]))
+
+    async def arun(self) -> NDArray[np.float64]:
+        """Runs, awaiting."""
+        return await apublic_call(self._ascored)
+
+    async def _ascored(self) -> NDArray[np.float64]:
+        return self._read([await self.scorer.apublic(prompt) for prompt in self.prompts])
+
+    def _read(self, probabilities: Sequence[list[float]]) -> NDArray[np.float64]:
+        own, *free = probabilities
+        return np.array(calibrate_contextually(own, free, least=self.scorer.least), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _PublicBatchRequest:
+    """Computes the label probabilities of many public prompts, in batches of texts."""
+
+    scorer: Scorer[Any]
+    prompts: tuple[tuple[str, ...], ...]
+    width: int
+
+    def run(self) -> NDArray[np.float64]:
+        """Runs, blocking."""
+        return public_call(self._score)
+
+    async def arun(self) -> NDArray[np.float64]:
+        """Runs, awaiting."""
+        return await apublic_call(self._ascored)
+
+    def _score(self) -> NDArray[np.float64]:
+        scorer, by_text = self.scorer, dict[str, list[float]]()
+        for texts in self._batches():
+            rows = scorer.batch(scorer.score(texts), len(texts))
+            for text, row in zip(texts, rows, strict=True):
+                by_text[text] = scorer.public(text) if row is None else row
+        return self._read(by_text)
+
+    async def _ascored(self) -> NDArray[np.float64]:
+        scorer, by_text = self.scorer, dict[str, list[float]]()
+        for texts in self._batches():
+            rows = scorer.batch(await scorer.ascore(texts), len(texts))
+            for text, row in zip(texts, rows, strict=True):
+                by_text[text] = await scorer.apublic(text) if row is None else row
+        return self._read(by_text)
+
+    def _batches(self) -> list[list[str]]:
+        texts = list(dict.fromkeys(text for row in self.prompts for text in row))
+        return [texts[first : first + MOST_AT_ONCE] for first in range(0, len(texts), MOST_AT_ONCE)]
+
+    def _read(self, by_text: Mapping[str, list[float]]) -> NDArray[np.float64]:
+        least = self.scorer.least
+        rows = [
+            calibrate_contextually(by_text[own], [by_text[text] for text in free], least=least)
+            for own, *free in self.prompts
+        ]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), self.scorer.width)[:, : self.width]
+
+
+def _only(scores: list[Any] | None) -> Any:
+    return None if scores is None else scores[0]

@@ -1,0 +1,542 @@
+"""Computes votes of private texts for the nearest of public candidates in an embedding space."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.embedded.model import Floats, load_tables
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
+from langchain_dpicl.backends.sync_async import Effect, check_whole, run_in_thread
+from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+
+Texts: TypeAlias = tuple[str, ...]
+Votes: TypeAlias = NDArray[np.float32]
+
+_WHOLE = 2.0**20
+"""Length of a direction in whole numbers: products add up below 2^53, exactly, in any order."""
+_BLOCK = 2048
+"""Texts compared with the candidates at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Public texts to vote for, and their directions.
+
+    Attributes:
+      texts: the candidates.
+      directions: float64[candidates, dimension] of whole numbers; see `direction_of`.
+    """
+
+    texts: Texts
+    directions: Rows
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+class PrivateDirections:
+    """The directions of private texts, in memory and found by a keyed hash; the texts are not kept.
+
+    Args:
+      embeddings: LangChain embeddings, or silent ones; they SEE the private texts.
+
+    Raises:
+      ConfigurationError: no embeddings.
+    """
+
+    def __init__(self, embeddings: Embeddings | SilentEmbeddings) -> None:
+        if not isinstance(embeddings, Embeddings | SilentEmbeddings):
+            raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
+        self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
+        self._key = OpaqueValue(secrets.token_hex(32).encode())
+        self._held: OpaqueValue[dict[bytes, NDArray[np.float32]]] = OpaqueValue({})
+
+    def forget(self) -> None:
+        """Drops the directions of all private texts."""
+        self._held = OpaqueValue({})
+
+    def _name(self, text: str) -> bytes:
+        return blake2b(text.encode("utf-8", "surrogatepass"), key=self._key.reveal(), digest_size=32).digest()
+
+    def _new(self, texts: Mapping[bytes, str], *, most: int | None = None) -> Iterator[dict[bytes, OpaqueValue[str]]]:
+        """Yields the texts whose directions are unknown, at most so many at once."""
+        stored = self._held.reveal()
+        new = [name for name in texts if name not in stored]
+        step = most or max(1, len(new))
+        for first in range(0, len(new), step):
+            yield {name: OpaqueValue(texts[name]) for name in new[first : first + step]}
+
+    def _note(self, new: Mapping[bytes, OpaqueValue[str]], vectors: Rows) -> None:
+        """Stores new directions."""
+        directions = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
+        self._held.reveal().update({name: row.astype(np.float32) for name, row in directions.items() if row.any()})
+
+    def _known(self, texts: Mapping[bytes, str], *, is_all: bool = True) -> dict[bytes, NDArray[np.float32]]:
+        """Returns the directions of these texts and, if no unit has others, drops those of other texts."""
+        stored = self._held.reveal()
+        rows = {name: stored.get(name) for name in texts}  # another thread may drop some meanwhile
+        known = {name: row for name, row in rows.items() if row is not None}
+        if is_all:
+            self._held = OpaqueValue(dict(known))
+        return known
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivateAccessError(
+            f"{type(self).__name__} hold private directions: they cannot be copied, pickled or sent elsewhere."
+        )
+
+
+class NearestRows(PrivateDirections):
+    """Turns units of private texts into rows of votes for the nearest candidates.
+
+    Formal guarantees:
+      - Row i is computed from the texts of unit i, the candidates and public settings alone, to the last bit:
+        directions are whole numbers, and their products add exactly, whatever else is in the batch.
+      - A text is embedded when it is first asked about, and not before; again only where that failed, or a batch with
+        it. Its direction is kept, in memory and in a box, until `forget`, or until votes are asked for and no unit has
+        the text any more. The text itself is not kept: a direction is found by a keyed hash of it.
+      - A text that is blank, or whose embedding fails or is zeros, votes for nothing. The content of a text raises
+        nothing; Ctrl-C and a cancelled task go on from frames that hold nothing private.
+
+    Args:
+      embeddings: LangChain embeddings, or silent ones; they SEE the private texts.
+      neighbours: candidates that one text votes for, the nearest ones.
+
+    Raises:
+      ConfigurationError: a number out of range, or no embeddings.
+      CapabilityError: see `SilentEmbeddings`.
+      UnsilencableModelError: see `SilentEmbeddings`.
+      ModelCallError: the embeddings could not be reached.
+
+    >>> from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
+    >>> source = NearestRows(LocalEmbeddings())
+    >>> candidates = source.ask_public(["a red car", "a blue boat"]).run()
+    >>> source.ask([("the boat is blue",), None], candidates).run().take().tolist()
+    [[0.0, 1.0], [0.0, 0.0]]
+    """
+
+    def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, neighbours: int = 1) -> None:
+        self.neighbours = check_whole("neighbours", neighbours)
+        super().__init__(embeddings)
+
+    def request_public(self, texts: Sequence[str]) -> Effect:
+        """Returns the effect that computes the `Candidates` of PUBLIC texts; it raises where a call fails."""
+        return _CandidateRequest(self.embeddings, tuple(texts))
+
+    def ask(self, units: Sequence[Texts | None], candidates: Candidates) -> Effect:
+        """Returns the effect that computes the rows of these private units: `OpaqueRows` float32[units, candidates]."""
+        return _VoteRequest(self, tuple(None if unit is None else OpaqueValue(unit) for unit in units), candidates)
+
+    def rows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> Votes:
+        """Returns the votes; private, to be called below `run_guarded`."""
+        texts = self._distinct(units)
+        for new in self._new(texts):
+            self._note(new, self.embeddings.rows(list(new.values())))
+        self._known(texts)  # drops the directions of texts that no unit has any more
+        return self._votes(units, candidates)
+
+    async def arows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> Votes:
+        """Async twin of `rows`."""
+        texts = self._distinct(units)
+        for new in self._new(texts):
+            self._note(new, await self.embeddings.arows(list(new.values())))
+        self._known(texts)  # drops the directions of texts that no unit has any more
+        return self._votes(units, candidates)
+
+    def _distinct(self, units: Sequence[OpaqueValue[Texts] | None]) -> dict[bytes, str]:
+        """Returns every text that may vote once, by its hash."""
+        texts = dict.fromkeys(text for unit in units if unit is not None for text in unit.reveal() if text.strip())
+        return {self._name(text): text for text in texts}
+
+    def _votes(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> Votes:
+        """Returns float32[units, candidates]: how many texts of each unit have a candidate among their nearest."""
+        known = self._held.reveal()
+        owners = [
+            (place, known[name])
+            for place, unit in enumerate(units)
+            if unit is not None
+            for name in map(self._name, unit.reveal())
+            if name in known
+        ]
+        votes = np.zeros((len(units), len(candidates)), dtype=np.float32)
+        for first in range(0, len(owners), _BLOCK):
+            block = owners[first : first + _BLOCK]
+            near = nearest(np.array([row for _, row in block], dtype=np.float64), candidates, self.neighbours)
+            np.add.at(votes, (np.array([place for place, _ in block])[:, None], near), 1.0)
+        return votes
+
+    def __repr__(self) -> str:
+        return f"NearestRows({self.embeddings.name!r}, neighbours={self.neighbours})"
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _CandidateRequest:
+    """Asks for the directions of PUBLIC texts."""
+
+    embeddings: SilentEmbeddings
+    texts: Texts
+
+    def run(self) -> Candidates:
+        """Runs, blocking."""
+        return self._read(self.embeddings.public(self.texts))
+
+    async def arun(self) -> Candidates:
+        """Runs, awaiting."""
+        return self._read(await self.embeddings.apublic(self.texts))
+
+    def _read(self, vectors: Rows) -> Candidates:
+        directions = np.array([direction_of(row) for row in vectors]).reshape(len(self.texts), -1)
+        return Candidates(self.texts, directions)
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _VoteRequest:
+    """Computes the votes of one release; private frames run below `run_guarded`, so a stop finds hidden values only."""
+
+    source: NearestRows
+    units: tuple[OpaqueValue[Texts] | None, ...]
+    candidates: Candidates
+
+    def run(self) -> OpaqueRows:
+        """Runs, blocking."""
+        votes = run_guarded(lambda: OpaqueRows(self.source.rows(self.units, self.candidates)))
+        if votes is None:  # then unit by unit, so that a fault stays in its own row
+            votes = self._stack([run_guarded(lambda unit=unit: self._one(unit)) for unit in self.units])  # type: ignore[misc]
+        return votes
+
+    async def arun(self) -> OpaqueRows:
+        """Runs, awaiting."""
+
+        async def boxed() -> OpaqueRows:
+            return OpaqueRows(await self.source.arows(self.units, self.candidates))
+
+        votes = await arun_guarded(boxed)
+        if votes is None:
+            votes = self._stack([await arun_guarded(lambda unit=unit: self._aone(unit)) for unit in self.units])  # type: ignore[misc]
+        return votes
+
+    def _one(self, unit: OpaqueValue[Texts] | None) -> OpaqueRows:
+        return OpaqueRows(self.source.rows((unit,), self.candidates))
+
+    async def _aone(self, unit: OpaqueValue[Texts] | None) -> OpaqueRows:
+        return OpaqueRows(await self.source.arows((unit,), self.candidates))
+
+    def _stack(self, boxes: Sequence[OpaqueRows | None]) -> OpaqueRows:
+        """Stacks boxed rows of single units; a row that failed is zeros."""
+        rows = np.zeros((len(self.units), len(self.candidates)), dtype=np.float32)
+        for place, box in enumerate(boxes):
+            if box is not None:
+                rows[place] = box.take()[0]
+        return OpaqueRows(rows)
+
+
+def direction_of(vector: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns float64[d]: the vector at length 2^20, in whole numbers; zeros where it has no direction.
+
+    A function of its one argument, and finite for all floats: the vector is divided by its largest number first.
+
+    >>> direction_of(np.array([3e300, 4e300])).tolist()
+    [629146.0, 838861.0]
+    """
+    finite = np.asarray(vector, dtype=np.float64)
+    peak = float(np.abs(finite).max(initial=0.0))
+    if not (np.isfinite(finite).all() and peak > 0):
+        return np.zeros(finite.shape)
+    scaled = finite / peak
+    whole_numbers: NDArray[np.float64] = np.rint(scaled / np.sqrt(np.square(scaled).sum()) * _WHOLE) + 0.0
+    return whole_numbers
+
+
+def nearest(directions: Rows, candidates: Candidates, count: int) -> NDArray[np.intp]:
+    """Returns int[texts, count]: places of the candidates at the smallest angles, nearest first; ties by place."""
+    near: Rows = directions @ candidates.directions.T  # [texts, candidates], exact
+    if count == 1:
+        return np.asarray(near.argmax(axis=1))[:, None]
+    order: NDArray[np.intp] = np.argsort(-near, axis=1, kind="stable")[:, :count]
+    return order
+
+
+Named: TypeAlias = list[tuple[bytes, ...]]
+Near: TypeAlias = tuple[int, ...]
+"""Places of a unit's near texts, the most similar first; none: the unit does not take part."""
+
+_EMBEDDED = 128
+"""Texts embedded at once, public; a stopped query keeps the earlier ones."""
+_SEARCHES = ("similarity_search", "get_relevant_documents", "compress_documents", "max_marginal_relevance_search")
+"""Methods of vector stores, retrievers, rerankers and compressors that embeddings do not have."""
+
+NOT_SEARCHED = (
+    "Whether a document takes part may depend on that document, the query and public numbers alone. The first k, a "
+    "diversified list, a reranked one and an approximate index depend on the other documents: one more document "
+    "would change which others take part and are charged. Every document is compared here, exactly, with "
+    "similarity_threshold= (docs/proofs/individual-filters.md)."
+)
+
+
+class SimilarTexts(PrivateDirections):
+    """Finds which texts of each unit reach a public similarity to a public query.
+
+    Formal guarantees:
+      - What is found of unit i is computed from the texts of unit i, the query, the threshold and public settings
+        alone, to the last bit: directions are whole numbers, and their products add exactly, whatever else is compared.
+        A text that is the query itself is at similarity 1.
+      - A text is embedded when it is first asked about, by a call of its own, and again only where that failed. Its
+        direction is kept, in memory and in a box, as long as a unit has the text; also where a stop or a cancellation
+        ends the query, but for the last few. The text itself is not kept: a direction is found by a keyed hash of it.
+      - A text that is blank, or whose embedding fails or is zeros, is near nothing. The content of a text raises
+        nothing; Ctrl-C and a cancelled task go on from frames that hold nothing private.
+
+    Args:
+      embeddings: LangChain embeddings, or silent ones; they SEE the private texts.
+      threshold: least cosine of the angle between a text and the query, in (0, 1]; public.
+      most: texts of one unit that are shown in its row, its most similar ones; public.
+
+    Raises:
+      ConfigurationError: a number out of range, or no embeddings; for what searches or ranks, with the reason.
+      CapabilityError: see `SilentEmbeddings`.
+      UnsilencableModelError: see `SilentEmbeddings`.
+      ModelCallError: the embeddings could not be reached.
+
+    >>> from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
+    >>> source = SimilarTexts(LocalEmbeddings(), threshold=0.3)
+    >>> query = source.ask_public("a red car").run()
+    >>> source.ask([("the car is red",), ("a film about boats",)], query).run().take()
+    [(0,), ()]
+    """
+
+    def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, threshold: float, most: int = 1) -> None:
+        refuse_search(embeddings)
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0.0 < threshold <= 1.0:
+            raise ConfigurationError(f"similarity_threshold: expected a number in (0, 1], found {threshold!r}.")
+        self.threshold = float(threshold)
+        self.most = check_whole("documents_per_row", most)
+        super().__init__(embeddings)
+
+    def request_public(self, text: str) -> Effect:
+        """Returns the effect for the direction float64[dimension] of a PUBLIC query, embedded as documents are."""
+        return _DirectionRequest(self.embeddings, text)
+
+    def ask(self, units: Sequence[Texts], query: NDArray[np.float64] | None) -> Effect:
+        """Returns the effect for a `OpaqueRows` list of `Near`, one per PRIVATE unit; without a query none is near."""
+        return _NeighbourRequest(self, tuple(OpaqueValue(unit) for unit in units), query)
+
+    def near(
+        self, units: Sequence[OpaqueValue[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
+    ) -> list[Near]:
+        """Returns the near texts of each unit; private, call it below `run_guarded`. `is_all`: no other unit has texts."""
+        named, texts = self._named(units)
+        for new in self._new(texts, most=_EMBEDDED):
+            self._note(new, self.embeddings.rows(list(new.values())))
+        return self._compare(named, query, self._known(texts, is_all=is_all))
+
+    async def anear(
+        self, units: Sequence[OpaqueValue[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
+    ) -> list[Near]:
+        """Async twin of `near`; long steps run in threads."""
+        named, texts = await run_in_thread(lambda: self._named(units))
+        for new in self._new(texts, most=_EMBEDDED):
+            self._note(new, await self.embeddings.arows(list(new.values())))
+        return await run_in_thread(lambda: self._compare(named, query, self._known(texts, is_all=is_all)))
+
+    def _named(self, units: Sequence[OpaqueValue[Texts]]) -> tuple[Named, dict[bytes, str]]:
+        """Returns the hashes of each unit's texts, and every text that is not blank by its hash."""
+        names: dict[str, bytes] = {}
+        named = [tuple([_name_texts(names, text, self._name) for text in unit.reveal()]) for unit in units]
+        return named, {name: text for text, name in names.items() if text.strip()}
+
+    def _compare(
+        self, named: Named, query: NDArray[np.float64] | None, known: Mapping[bytes, NDArray[np.float32]]
+    ) -> list[Near]:
+        """Returns the near texts of each unit; every product is exact, so none depends on its block."""
+        if query is None or not query.any():
+            return [()] * len(named)
+        owners = [
+            (place, number, name) for place, own in enumerate(named) for number, name in enumerate(own) if name in known
+        ]
+        near: list[list[tuple[float, int]]] = [[] for _ in named]
+        for first in range(0, len(owners), _BLOCK):
+            block = owners[first : first + _BLOCK]
+            rows = np.array([known[name] for _, _, name in block], dtype=np.float64)
+            similar = rows @ query / np.sqrt(np.einsum("ij,ij->i", rows, rows) * (query @ query))
+            for (place, number, _), value in zip(block, similar.tolist(), strict=True):
+                if value >= self.threshold:
+                    near[place].append((-value, number))
+        return [tuple(number for _, number in sorted(own)[: self.most]) for own in near]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {
+            "embeddings": self.embeddings.name,
+            "similarity_threshold": self.threshold,
+            "documents_per_row": self.most,
+        }
+
+    def __repr__(self) -> str:
+        return f"SimilarTexts({self.embeddings.name!r}, threshold={self.threshold}, most={self.most})"
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _DirectionRequest:
+    """Asks for the direction of a PUBLIC text."""
+
+    embeddings: SilentEmbeddings
+    text: str
+
+    def run(self) -> NDArray[np.float64]:
+        """Runs, blocking."""
+        return direction_of(self.embeddings.public([self.text])[0])
+
+    async def arun(self) -> NDArray[np.float64]:
+        """Runs, awaiting."""
+        return direction_of((await self.embeddings.apublic([self.text]))[0])
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class _NeighbourRequest:
+    """Finds the near texts once; private frames run below `run_guarded`, so a stop finds empty boxes only."""
+
+    source: SimilarTexts
+    units: tuple[OpaqueValue[Texts], ...]
+    query: NDArray[np.float64] | None
+    is_answered: bool = False
+
+    def run(self) -> OpaqueRows:
+        """Runs, blocking."""
+        self._once()
+        try:
+            near = run_guarded(lambda: OpaqueRows(self.source.near(self.units, self.query)))
+            if near is None:  # then unit by unit, so that a fault stays with its own unit
+                near = _join_boxes([run_guarded(lambda at=at: self._one(at)) for at in range(len(self.units))])  # type: ignore[misc]
+        finally:
+            self.units = ()
+        return near
+
+    async def arun(self) -> OpaqueRows:
+        """Runs, awaiting."""
+
+        async def boxed() -> OpaqueRows:
+            return OpaqueRows(await self.source.anear(self.units, self.query))
+
+        self._once()
+        try:
+            near = await arun_guarded(boxed)
+            if near is None:
+                near = _join_boxes([await arun_guarded(lambda at=at: self._aone(at)) for at in range(len(self.units))])  # type: ignore[misc]
+        finally:
+            self.units = ()
+        return near
+
+    def _once(self) -> None:
+        """Refuses a second run, which would find nothing, as if every unit were gone."""
+        if self.is_answered:
+            raise ConfigurationError("expected to answer once, found a second call; ask anew")
+        self.is_answered = True
+
+    def _one(self, place: int) -> OpaqueRows:
+        return OpaqueRows(self.source.near((self.units[place],), self.query, is_all=False))
+
+    async def _aone(self, place: int) -> OpaqueRows:
+        return OpaqueRows(await self.source.anear((self.units[place],), self.query, is_all=False))
+
+
+def _join_boxes(boxes: Sequence[OpaqueRows | None]) -> OpaqueRows:
+    """Joins the boxed results of single units; a unit that failed is near nothing."""
+    return OpaqueRows([() if box is None else box.take()[0] for box in boxes])
+
+
+def _name_texts(names: dict[str, bytes], text: str, name: Callable[[str], bytes]) -> bytes:
+    """Returns the hash of a text, computed once per text."""
+    if text not in names:
+        names[text] = name(text)
+    return names[text]
+
+
+def refuse_search(embeddings: Any) -> None:
+    """Raises ConfigurationError for what searches or ranks documents: a vector store, retriever or reranker."""
+    if any(callable(getattr(embeddings, name, None)) for name in _SEARCHES) or hasattr(embeddings, "vectorstore"):
+        kind = embeddings.__name__ if isinstance(embeddings, type) else type(embeddings).__name__
+        raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {kind}. {NOT_SEARCHED}")
+
+
+# For votes that must not leave the machine. They show shared words and rough topics only; a sentence encoder is better
+# (docs/private-evolution.md has the measurements).
+_WORDS = re.compile(r"[^\W_]+")
+_COLUMNS = 1024
+_PIECE_SHARE = 0.4
+"""Weight of a word's pieces of three letters, all together, beside the word itself."""
+_COMMON = 1e-2
+"""A word of this frequency in public text counts half."""
+
+
+class LocalEmbeddings(Embeddings):
+    """Embeddings in numpy: 1,024 hashed words and pieces of words, and the topic vector of the embedded model.
+
+    A text's vector depends on that text alone, is the same on every machine, and is kept nowhere. Both halves have
+    length 1, or 0 where the text has no word.
+
+    >>> near = LocalEmbeddings().embed_documents(["card declined", "my card was declined", "a film about boats"])
+    >>> bool(np.dot(near[0], near[1]) > np.dot(near[0], near[2]))
+    True
+    """
+
+    def __repr__(self) -> str:
+        return "LocalEmbeddings()"
+
+    @override
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [self.embed_query(text) for text in texts]
+
+    @override
+    def embed_query(self, text: str) -> list[float]:
+        vector: list[float] = np.concatenate([_unit(_hash_text(text)), _unit(_topic(text))]).tolist()
+        return vector
+
+
+def _hash_text(text: str) -> Floats:
+    """Returns float64[1024]: signed counts of words and their pieces, weighted by rarity."""
+    tables = load_tables()
+    places, weights = [], []
+    for word in _WORDS.findall(text.lower()):
+        tokens = tables.encoding.encode_ordinary(f" {word}")
+        rarity = _COMMON / (_COMMON + float(tables.unigram[tokens].min(initial=1.0)))
+        for feature, weight in _features(word):
+            code = zlib.crc32(feature.encode())
+            places.append(code % _COLUMNS)
+            weights.append(rarity * weight * (1.0 if code >> 31 else -1.0))
+    counted = np.bincount(np.array(places, dtype=np.int64), np.array(weights), minlength=_COLUMNS)
+    return np.asarray(counted, dtype=np.float64)
+
+
+def _features(word: str) -> Iterator[tuple[str, float]]:
+    """Yields a word and its pieces of three letters, with their weights."""
+    yield word, 1.0
+    edged = f"<{word}>"
+    share = _PIECE_SHARE / np.sqrt(len(edged) - 2)
+    for first in range(len(edged) - 2):
+        yield f"#{edged[first : first + 3]}", share
+
+
+def _topic(text: str) -> Floats:
+    """Returns the sum of the topics of a text's tokens, as the embedded model computes it."""
+    tables = load_tables()
+    tokens = tables.encoding.encode_ordinary(f" {text}")
+    return np.asarray(tables.contributions[tokens].sum(axis=0), dtype=np.float64)
+
+
+def _unit(vector: Floats) -> Floats:
+    length = float(np.sqrt(np.square(vector).sum()))
+    return vector / length if length > 0 else vector

@@ -1,0 +1,607 @@
+"""Runs the calls of one engine under a concurrency limit, sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from langchain_dpicl.backends.base import NextTokenBackend, Token
+from langchain_dpicl.backends.private_calls.call import ProbePolicy, Reply, Request, RetryPolicy, SilentModel
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
+
+DEFAULT_CONCURRENCY = 32
+"""Calls in flight at once when `max_concurrency` is not given."""
+
+_AT_MOST: ContextVar[int | None] = ContextVar("dpicl_calls_at_most", default=None)
+
+
+@contextmanager
+def limit_concurrency(limit: int | None) -> Iterator[None]:
+    """Limits every `many` and `amany` of the block to `limit` calls at a time; None: to the engine's own limit."""
+    token = _AT_MOST.set(limit)
+    try:
+        yield
+    finally:
+        _AT_MOST.reset(token)
+
+
+class CallPool:
+    """Runs the calls of one engine, at most `limit` at a time over all its sessions; threads stay for reuse.
+
+    Threads and event loops share the limit, except that blocking calls from a thread with a running event loop have
+    a limit of their own: they stop that loop, so waiting for its awaited calls would never end.
+    """
+
+    def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int) -> None:
+        self._model = model
+        self._retry = retry
+        self._limit = limit
+        self._processes: dict[int, _Process] = {}
+
+    @property
+    def model(self) -> SilentModel:
+        """The silent model that is called."""
+        return self._model
+
+    def one(self, request: Request) -> Reply:
+        """Makes one call, with the retries of the engine's policy."""
+        return self._through(self._blocking_gate(), request)
+
+    def probe(self, request: Request) -> Reply:
+        """Makes one public call, with the few retries of a probe."""
+        return self._model.ask(request, retry=ProbePolicy.of(self._retry))
+
+    async def aone(self, request: Request) -> Reply:
+        """Async twin of `one`."""
+        async with self._here().gate:
+            return await self._model.aask(request, retry=self._retry)
+
+    def many(self, requests: Sequence[Request]) -> list[Reply]:
+        """Makes independent calls; replies come in the order of the requests.
+
+        With a limit of 1 calls run in this thread, unless an event loop runs in it: a model that runs a loop of its own
+        works only in another thread then. Only the public limit decides this, never the number of requests, which
+        may be private.
+        """
+        gate, limit = self._blocking_gate(), min(self._limit, _AT_MOST.get() or self._limit)
+        if limit == 1 and gate is self._here().gate:
+            return [self._through(gate, request) for request in requests]
+        replies: dict[int, Reply] = {}
+        waiting = deque(enumerate(requests))
+
+        def work() -> None:
+            while waiting:
+                try:
+                    place, request = waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                replies[place] = self._through(gate, request)
+
+        futures = [self._here().threads.submit(work) for _ in range(min(limit, len(waiting)))]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            waiting.clear()
+            for future in futures:
+                future.cancel()
+        return [replies[place] for place in range(len(requests))]
+
+    async def amany(self, requests: Sequence[Request]) -> list[Reply]:
+        """Async twin of `many`."""
+        limit = _AT_MOST.get()
+        if limit is None:
+            return list(await asyncio.gather(*(self.aone(request) for request in requests)))
+        own = FairSemaphore(limit)
+
+        async def one(request: Request) -> Reply:
+            async with own:
+                return await self.aone(request)
+
+        return list(await asyncio.gather(*map(one, requests)))
+
+    def _through(self, gate: FairSemaphore, request: Request) -> Reply:
+        with gate:
+            return self._model.ask(request, retry=self._retry)
+
+    def _blocking_gate(self) -> FairSemaphore:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._here().gate
+        return self._here().gate_inside_a_loop
+
+    def _here(self) -> _Process:
+        """Returns the threads and gates of this process: neither survive a fork."""
+        number = os.getpid()
+        return self._processes.get(number) or self._processes.setdefault(number, _Process(self._limit))
+
+
+class _Process:
+    """The threads and gates of one process."""
+
+    def __init__(self, limit: int) -> None:
+        self.gate = FairSemaphore(limit)
+        self.gate_inside_a_loop = FairSemaphore(limit)
+        self.threads = ThreadPoolExecutor(limit, thread_name_prefix="dpicl")
+
+
+class FairSemaphore:
+    """Admits at most `limit` holders at once, from threads and event loops, in the order of their arrival."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], bool]] = deque()
+
+    def __enter__(self) -> None:
+        if self._takes(None):  # an event costs more than a free place
+            return
+        woken = threading.Event()
+
+        def wake() -> bool:
+            woken.set()
+            return True
+
+        if not self._takes(wake):
+            try:
+                woken.wait()
+            except BaseException:  # Ctrl-C
+                self._withdraw(wake)
+                raise
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> bool:
+            try:
+                loop.call_soon_threadsafe(lambda: None if woken.done() else woken.set_result(None))
+            except RuntimeError:  # its loop is closed: nobody waits any more
+                return False
+            return True
+
+        if not self._takes(wake):
+            try:
+                await woken
+            except BaseException:  # a cancelled task
+                self._withdraw(wake)
+                raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def enter_at_once(self) -> bool:
+        """Takes a free place if there is one; returns whether it did."""
+        return self._takes(None)
+
+    def _takes(self, wake: Callable[[], bool] | None) -> bool:
+        """Takes a free place, or queues `wake` if there is none."""
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return True
+            if wake is not None:
+                self._waiting.append(wake)
+            return False
+
+    def _leave(self) -> None:
+        """Hands the place to the next waiter that is still there."""
+        with self._lock:
+            while self._waiting:
+                if self._waiting.popleft()():
+                    return
+            self._free += 1
+
+    def _withdraw(self, wake: Callable[[], bool]) -> None:
+        with self._lock:
+            if wake in self._waiting:
+                self._waiting.remove(wake)
+                return
+        self._leave()  # the place was handed over meanwhile
+
+
+def check_whole(name: str, value: object) -> int:
+    """Returns a whole number >= 1, or raises ConfigurationError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"expected {name} as a whole number >= 1, found {value!r}")
+    return value
+
+
+def limit_of(max_concurrency: int | None) -> int:
+    """Returns how many calls may be in flight at once."""
+    return DEFAULT_CONCURRENCY if max_concurrency is None else check_whole("max_concurrency", max_concurrency)
+
+
+THREADS = 32
+"""Threads for such work in one process; they mostly wait."""
+
+T = TypeVar("T")
+_POOLS: dict[int, ThreadPoolExecutor] = {}
+logger = logging.getLogger(__name__)
+
+
+async def run_in_thread(action: Callable[[], T], *, is_slow: bool = True) -> T:
+    """Runs `action` in a thread and returns what it returns.
+
+    Formal guarantees:
+      - It ends, well or not, after `action` has ended, or before it began; also when the task is cancelled.
+      - A cancellation goes on whatever `action` returns or raises. The event loop never waits.
+
+    Args:
+      action: what may wait; it runs in a copy of the caller's context.
+      is_slow: False: it does not block, so it runs here and now.
+    """
+    if not is_slow:
+        return action()
+    result, stop = await run_to_completion(action, is_optional=True)
+    if stop is not None:
+        raise stop
+    try:
+        return result()
+    finally:
+        del result  # breaks a cycle: it holds the error, whose frames hold it
+
+
+async def run_to_completion(
+    action: Callable[[], T], *, is_optional: bool = False, if_left: Callable[[], object] | None = None
+) -> tuple[Callable[[], T], asyncio.CancelledError | None]:
+    """Runs `action` in a thread to its end; returns a function that gives its outcome, and a cancellation that came.
+
+    Args:
+      action: what may wait.
+      is_optional: whether a cancellation withdraws work that has not begun; then the outcome is that cancellation.
+      if_left: run in a thread after `action` has ended well, where the coroutine that awaits it was closed meanwhile.
+    """
+    future = _pool().submit(contextvars.copy_context().run, action)
+    stop: asyncio.CancelledError | None = None
+    has_ended = False
+    while not has_ended:  # once at least, so that others have their turn
+        try:
+            await _wait_for_thread(future)
+            has_ended = True
+        except asyncio.CancelledError as error:
+            stop = error
+            if is_optional and future.cancel():
+                return future.result, stop
+            has_ended = future.done()
+        except GeneratorExit:
+            if if_left is not None:
+                future.add_done_callback(partial(_run_unawaited_after, if_left))
+            raise
+    if stop is not None:
+        stop.__cause__ = future.exception()
+    return future.result, stop
+
+
+def run_unawaited(action: Callable[[], object]) -> None:
+    """Runs `action` in a thread that nothing awaits: for clean-up where awaiting is no longer possible."""
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001  nothing could catch it
+            logger.warning("an abandoned run could not be cleaned up: %s", type(error).__name__)
+
+    try:
+        _pool().submit(run)
+    except RuntimeError:  # the interpreter is going down, and starts no thread any more
+        run()
+
+
+class ThreadedContext(Generic[T]):
+    """Enters and leaves a context manager in threads: `async with ThreadedContext(tickets) as entered:`.
+
+    Formal guarantees:
+      - What was entered is left, also when a cancellation came while it was entered.
+
+    Args:
+      manager: may block when it is entered or left.
+      is_slow: False: it does not block, so it is entered and left here and now.
+
+    Attributes:
+      is_at_yield: whether an async generator stands at a `yield` of the block, so that its close can be awaited; the
+        close of a coroutine cannot, and the manager is then left in a thread that nothing waits for.
+    """
+
+    is_at_yield = False
+
+    def __init__(self, manager: AbstractContextManager[T], *, is_slow: bool = True) -> None:
+        self._manager = manager
+        self._is_slow = is_slow
+
+    async def __aenter__(self) -> T:
+        if not self._is_slow:
+            return self._manager.__enter__()
+        manager = self._manager
+        result, stop = await run_to_completion(
+            manager.__enter__, if_left=lambda: manager.__exit__(GeneratorExit, GeneratorExit(), None)
+        )
+        entered = result()
+        if stop is not None:
+            await self.__aexit__(type(stop), stop, stop.__traceback__)
+            raise stop
+        return entered
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        manager = self._manager
+        if not self._is_slow:
+            return manager.__exit__(kind, error, trace)
+        if kind is not None and issubclass(kind, GeneratorExit) and not self.is_at_yield:
+            run_unawaited(lambda: manager.__exit__(kind, error, trace))
+            return False
+        result, stop = await run_to_completion(lambda: manager.__exit__(kind, error, trace))
+        if stop is not None:
+            raise stop
+        return result()
+
+
+def _run_unawaited_after(then: Callable[[], object], ended: Future[T]) -> None:
+    if ended.exception() is None:
+        run_unawaited(then)
+
+
+async def _wait_for_thread(future: Future[T]) -> None:
+    """Waits for a thread's work; cancelling the wait does not cancel the work."""
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+            loop.call_soon_threadsafe(wake)
+
+    future.add_done_callback(tell)
+    await woken
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Returns this process's threads: they do not survive a fork."""
+    here = os.getpid()
+    return _POOLS.get(here) or _POOLS.setdefault(here, ThreadPoolExecutor(THREADS, thread_name_prefix="dpicl-aside"))
+
+
+class Effect(Protocol):
+    """One effect, with a blocking and an awaitable way to run it."""
+
+    def run(self) -> Any:
+        """Runs, blocking."""
+
+    async def arun(self) -> Any:
+        """Runs, awaiting."""
+
+
+EffectGenerator: TypeAlias = Generator[Effect, Any, T]
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Call:
+    """Calls a function, or awaits its asynchronous twin."""
+
+    call: Callable[[], Any]
+    acall: Callable[[], Awaitable[Any]]
+
+    def run(self) -> Any:
+        """Answers, blocking."""
+        return self.call()
+
+    async def arun(self) -> Any:
+        """Answers, awaiting."""
+        return await self.acall()
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokenRequest:
+    """Requests the likeliest tokens after a PUBLIC prompt; raises ModelCallError if the model fails."""
+
+    backend: NextTokenBackend = field(repr=False)
+    prompt: str
+    prefix: Sequence[Token]
+    top_k: int
+
+    def run(self) -> list[tuple[Token, float]]:
+        """Runs, blocking."""
+        return public_call(lambda: self.backend.top_tokens(self.prompt, self.prefix, top_k=self.top_k))
+
+    async def arun(self) -> list[tuple[Token, float]]:
+        """Runs, awaiting."""
+        return await apublic_call(lambda: self.backend.atop_tokens(self.prompt, self.prefix, top_k=self.top_k))
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class LimitConcurrency:
+    """Runs an effect with at most `limit` calls in flight; None: as many as the engine makes."""
+
+    ask: Effect
+    limit: int | None
+
+    def run(self) -> Any:
+        """Runs, blocking."""
+        with limit_concurrency(self.limit):
+            return self.ask.run()
+
+    async def arun(self) -> Any:
+        """Runs, awaiting."""
+        with limit_concurrency(self.limit):
+            return await self.ask.arun()
+
+
+@dataclass(slots=True)
+class AcquireGate:
+    """Waits until no other caller computes the same; returns whether the gate is held from then on."""
+
+    gate: FairSemaphore
+
+    def run(self) -> bool:
+        """Waits, blocking; does not wait below a running event loop, which may have to run first."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.gate.__enter__()
+            return True
+        return self.gate.enter_at_once()
+
+    async def arun(self) -> bool:
+        """Waits, awaiting."""
+        await self.gate.__aenter__()
+        return True
+
+
+def public_failure(kind: str) -> ModelCallError:
+    """Returns the error of a failed public call; the caller raises it outside of the `except` block.
+
+    It names only the type of the cause, whose text and frames may show the load of private calls.
+    """
+    return ModelCallError(f"the public model call failed with {kind}. Check the model and call again.")
+
+
+def bare(error: DPICLError) -> DPICLError:
+    """Returns a public error without the frames and causes that it came through, which may be private."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def public_call(action: Callable[[], T]) -> T:
+    """Returns the result of a public call of an engine; an error that is not ours becomes a `public_failure`."""
+    try:
+        return action()
+    except DPICLError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever an engine raises
+        kind = type(error).__name__
+    raise public_failure(kind)  # outside the handler, so that the engine's error is not its context
+
+
+async def apublic_call(action: Callable[[], Awaitable[T]]) -> T:
+    """Async twin of `public_call`."""
+    try:
+        return await action()
+    except DPICLError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever an engine raises
+        kind = type(error).__name__
+    raise public_failure(kind)
+
+
+def run_sync(walk: EffectGenerator[T]) -> T:
+    """Runs an effect generator to its end, blocking."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            ask = walk.send(answer) if failure is None else walk.throw(failure)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer, failure = None, None
+        try:
+            answer = ask.run()
+        except BaseException as error:  # noqa: BLE001  the generator closes what it opened first
+            failure = error
+
+
+async def run_async(walk: EffectGenerator[T], *, is_slow: bool = False) -> T:
+    """Runs an effect generator to its end, awaiting; a cancellation is thrown into it like any other error.
+
+    Args:
+      walk: the computation.
+      is_slow: whether its own steps, between the effects, may block (for a ledger on a disk). They then run in
+        threads, one after the other, and a cancellation is thrown in after the step.
+    """
+    if is_slow:
+        return await _run_async_in_threads(walk)
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            ask = walk.send(answer) if failure is None else walk.throw(failure)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer, failure = None, None
+        try:
+            answer = await ask.arun()
+        except BaseException as error:  # noqa: BLE001  see `run_sync`
+            failure = error
+
+
+async def _run_async_in_threads(walk: EffectGenerator[T]) -> T:
+    """Does what `run_async` does, with the generator's own steps in threads."""
+    answer: Any = None
+    failure: BaseException | None = None
+    has_begun = False
+    while True:
+        step = _NextEffect(walk, answer, failure)
+        answer = None
+        # An answer is always delivered: it may be a place at a gate, which the generator then has to leave.
+        ended, stop = await run_to_completion(step, is_optional=not has_begun, if_left=walk.close)
+        has_begun = True
+        if stop is not None and not step.is_over:
+            failure = stop
+            continue
+        if stop is not None:
+            raise stop
+        try:
+            ask = ended()
+        finally:
+            del ended  # it holds the error, whose frames hold it
+        if ask is None:
+            result: T = step.result
+            return result
+        try:
+            answer, failure = await ask.arun(), None
+        except GeneratorExit:  # nothing can be awaited any more, the walk's own end included
+            run_unawaited(walk.close)
+            raise
+        except BaseException as error:  # noqa: BLE001  see `run_sync`
+            failure = error
+
+
+class _NextEffect:
+    """One step of an effect generator; returns the next effect, None at the end."""
+
+    def __init__(self, walk: EffectGenerator[Any], answer: Any, failure: BaseException | None) -> None:
+        self.result: Any = None
+        self.is_over = False
+        self._answer_effects = walk
+        self._answer = answer
+        self._failure = failure
+
+    def __call__(self) -> Effect | None:
+        answer, self._answer = self._answer, None  # may hold boxed private rows, which must not be kept
+        self.is_over = True
+        try:
+            ask = (
+                self._answer_effects.send(answer)
+                if self._failure is None
+                else self._answer_effects.throw(self._failure)
+            )
+        except StopIteration as end:
+            self.result = end.value
+            return None
+        self.is_over = False
+        return ask

@@ -1,0 +1,400 @@
+"""Runs one forward of a frozen model in which every row has its own prompt."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from langchain_dpicl.backends.hf import loading
+from langchain_dpicl.backends.hf.batches import KEEPS
+from langchain_dpicl.backends.hf.model_checks import Hooks
+from langchain_dpicl.backends.tuning.tasks import TaskKind
+from langchain_dpicl.exceptions import CapabilityError
+
+# Prompts are laid out as in peft: a soft prompt is embeddings before the row, [rows, virtual tokens, embedding]; a
+# prefix is keys and values in every layer, [rows, virtual tokens, 2 * layers * width]. Masks and positions are made
+# here in full for every row: the library's short cuts for unpadded batches would let one row decide how others are
+# computed. Rows of a causal model are padded in front, so that all end in one place; rows of an encoder behind, because
+# a head reads the first place.
+Method: TypeAlias = Literal["soft_prompt", "prefix"]
+
+METHODS: tuple[Method, ...] = ("soft_prompt", "prefix")
+PROBE = 7
+"""Tokens of the public rows that a model is tested with."""
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class PromptedRows:
+    """Rows of ids at one public length; shows nothing.
+
+    Attributes:
+      ids: int64[rows, length].
+      mask: bool[rows, length], False for padding.
+      types: int64[rows, length] types of tokens, where the model knows any.
+      at: int64[rows], the place whose logits are returned; masked models only.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    types: torch.Tensor | None = None
+    at: torch.Tensor | None = None
+
+
+class PromptedModel:
+    """A model that reads each row behind that row's prompt.
+
+    Formal guarantees:
+      - Logits are those of peft's `PeftModel` with the same prompt, up to rounding, wherever a row is padded.
+      - A row's logits are a function of its own prompt and ids; what stands in the padding plays no part.
+
+    Args:
+      model: a model of the transformers package, in evaluation mode.
+      method: "soft_prompt" or "prefix".
+      kind: what the model answers.
+
+    Raises:
+      CapabilityError: it computes a row from others, is no model of this kind, or keeps no keys and values where a
+        prefix needs them.
+    """
+
+    def __init__(self, model: Any, *, method: Method, kind: TaskKind) -> None:
+        self.model = model
+        self.hooks = Hooks(model)
+        self.method: Method = method
+        self.kind: TaskKind = kind
+        self.facts = loading.inspect_model(model) if kind == "causal_lm" else loading.inspect_rows(model)
+        if kind != "causal_lm" and getattr(model.config, "is_encoder_decoder", False):
+            raise CapabilityError(
+                f"expected an encoder for {kind!r}, found {type(model).__name__}, which has a decoder too; take a "
+                "model such as BERT or RoBERTa, or a causal model with label words"
+            )
+        self._keep = next((name for name in KEEPS if name in self.facts.takes), None)
+        with torch.no_grad():
+            self.offset = self._find_offset()
+            self._shape = self._cache_shape() if method == "prefix" else None
+            self._head = self._find_head() if kind == "masked_lm" else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids go."""
+        return torch.device(self.model.device)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees only what stands before it."""
+        return self.kind == "causal_lm"
+
+    @property
+    def token_dim(self) -> int:
+        """Columns of an embedding or, for a prefix, of one layer's keys; named as in peft."""
+        if self._shape is None:
+            return int(self.model.get_input_embeddings().weight.shape[1])
+        return self._shape[1] * self._shape[2]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that a prefix enters."""
+        return int(self._config.num_hidden_layers) if self._shape is None else self._shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of the keys or, for a soft prompt, of the attention; named as in peft."""
+        return int(self._config.num_attention_heads) if self._shape is None else self._shape[1]
+
+    @property
+    def dim(self) -> int:
+        """Columns of one virtual token."""
+        return self.token_dim if self._shape is None else 2 * self.num_layers * self.token_dim
+
+    @functools.cached_property
+    def limit(self) -> int | None:
+        """Tokens that the model can read and write, prompt included; None: it names no limit."""
+        context = self.facts.context
+        limits = [None if context is None else context - (self.offset or 0), self.facts.window]
+        return min([limit for limit in limits if limit is not None], default=None)
+
+    def forward(
+        self, prompts: torch.Tensor, rows: PromptedRows, *, prompt_mask: torch.Tensor | None = None, keep: int = 1
+    ) -> torch.Tensor:
+        """Returns raw logits float[rows, places, outputs].
+
+        Args:
+          prompts: float[rows, virtual tokens, dim], one prompt per row.
+          rows: what stands behind them.
+          prompt_mask: bool[rows, virtual tokens], where prompts are of several lengths: what is no padding.
+          keep: how many of the last places are asked about; causal models only. Of others it is one place: the one at
+            `rows.at`, or the head.
+        """
+        arguments = self._inputs(prompts, rows, prompt_mask)
+        if self.is_causal:
+            arguments["use_cache"] = "past_key_values" in arguments
+            if self._keep:
+                arguments[self._keep] = keep
+            return _logits(self.model(**arguments))[:, -keep:]
+        if self.kind == "sequence_classification":
+            return _logits(self.model(**arguments))[:, None]
+        return self._at(arguments, rows, in_front=prompts.shape[1] if self.method == "soft_prompt" else 0)
+
+    def written(self, ids: Sequence[int]) -> torch.Tensor:
+        """Returns float32[len(ids), dim]: PUBLIC ids as a prompt, embeddings or keys and values."""
+        row = torch.tensor([list(ids)], device=self.device)
+        with torch.no_grad():
+            if self.method == "soft_prompt":
+                return self._embedded(row)[0].float()
+            pairs = self._pairs(row)
+        layers = [tensor[0].transpose(0, 1).reshape(len(row[0]), -1) for pair in pairs for tensor in pair]
+        return torch.cat(layers, dim=1).float()
+
+    def public_ids(self, number: int, length: int) -> list[int]:
+        """Returns public ids from all over the vocabulary; different ones for each `number`."""
+        barred = getattr(self._config, "pad_token_id", None)  # some models count positions by it
+        ids = [(place * 7919 + 104729 * number + 13) % self.facts.reads for place in range(2 * length)]
+        return [id_ for id_ in ids if id_ != barred][:length]
+
+    @property
+    def _config(self) -> Any:
+        return self.model.config.get_text_config(decoder=True) if self.is_causal else self.model.config
+
+    def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self.model.get_input_embeddings()(ids)
+        return embedded
+
+    def _inputs(self, prompts: torch.Tensor, rows: PromptedRows, prompt_mask: torch.Tensor | None) -> dict[str, Any]:
+        """Returns the arguments of a forward."""
+        count = prompts.shape[1]
+        if prompt_mask is None:
+            prompt_mask = rows.mask.new_ones((len(rows.ids), count))
+        seen = torch.cat([prompt_mask, rows.mask], dim=1)
+        if self.method == "soft_prompt":
+            asked, types = seen, _zeros_before(rows.types, count)
+            embedded = self._embedded(rows.ids)
+            arguments = {"inputs_embeds": torch.cat([prompts.to(embedded.dtype), embedded], dim=1)}
+        else:
+            asked, types = rows.mask, rows.types
+            arguments = {"input_ids": rows.ids, "past_key_values": self._cache(prompts)}
+        arguments |= self._positions(seen, asked.shape[1])
+        arguments["attention_mask"] = self._bias(seen, asked.shape[1])
+        if types is not None and "token_type_ids" in self.facts.takes:
+            arguments["token_type_ids"] = types
+        return arguments | {"return_dict": True}
+
+    def _positions(self, seen: torch.Tensor, last: int) -> dict[str, torch.Tensor]:
+        """Returns the positions of each row's last places, not counting padding."""
+        if self.offset is None:
+            return {}
+        places = (seen.cumsum(dim=1) - 1).clamp_(min=0) + self.offset
+        return {"position_ids": places[:, -last:]}
+
+    def _bias(self, seen: torch.Tensor, last: int) -> torch.Tensor:
+        """Returns float[rows, 1, last places, all places]: 0 for visible places, the lowest number for the others."""
+        dtype, places = self.model.dtype, seen.shape[1]
+        hidden = ~seen[:, None, None, :].expand(-1, 1, last, -1)
+        if self.is_causal:
+            ahead = torch.ones((last, places), dtype=torch.bool, device=seen.device).triu_(1 + places - last)
+            hidden = hidden | ahead
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=seen.device)
+        return bias.masked_fill_(hidden, torch.finfo(dtype).min)
+
+    def _cache(self, prompts: torch.Tensor) -> Any:
+        """Returns a cache that holds each row's keys and values."""
+        layers, heads, size = self._shape or (0, 0, 0)
+        split = prompts.to(self.model.dtype).view(*prompts.shape[:2], 2 * layers, heads, size)
+        # Each [rows, heads, virtual tokens, size]; one unbind, as the gradient of every index would be as large as all.
+        parts = split.permute(2, 0, 3, 1, 4).unbind(0)
+        cache: Any = DynamicCache()
+        for layer in range(layers):
+            cache.update(parts[2 * layer], parts[2 * layer + 1], layer)
+        return cache
+
+    def _pairs(self, ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns each layer's keys and values float[1, heads, length, size] of public ids."""
+        cache: Any = DynamicCache()
+        options = {"use_cache": True} if self.is_causal else {}
+        self.model(input_ids=ids, past_key_values=cache, return_dict=True, **options)
+        return [(layer.keys, layer.values) for layer in cache.layers]
+
+    def _cache_shape(self) -> tuple[int, int, int]:
+        """Returns layers, heads and size of the keys."""
+        fault = ""
+        shapes: set[tuple[int, ...]] = set()
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        try:
+            pairs = self._pairs(self._probe(0))
+            shapes = {tuple(tensor.shape[1:]) for pair in pairs for tensor in pair}
+        except (TypeError, ValueError, AttributeError) as error:
+            fault = f" ({type(error).__name__})"
+        if len(shapes) != 1 or len(next(iter(shapes))) != 3:
+            raise CapabilityError(
+                "expected a model whose layers all keep keys and values of one shape, found "
+                f"{type(self.model).__name__}{fault}, which does not: it takes no prefix; pass method='soft_prompt'"
+            )
+        heads, _, size = next(iter(shapes))
+        return len(pairs), heads, size
+
+    def _probe(self, number: int) -> torch.Tensor:
+        return torch.tensor([self.public_ids(number, PROBE)], device=self.device)
+
+    def _find_offset(self) -> int | None:
+        """Returns the model's position of a row's first token; None if it takes no positions, or counts differently."""
+        if "position_ids" not in self.facts.takes:
+            return None
+        pad = getattr(self._config, "pad_token_id", None)
+        ids = self._probe(0)
+        expected = _logits(self.model(input_ids=ids, return_dict=True))
+        for offset in [0, *([] if pad is None else [int(pad) + 1])]:
+            places = torch.arange(ids.shape[1], device=ids.device)[None] + offset
+            logits = _logits(self.model(input_ids=ids, position_ids=places, return_dict=True))
+            if bool(((logits - expected).abs() <= 1e-4 * expected.abs().amax()).all()):
+                return offset
+        return None
+
+    def _find_head(self) -> Any:
+        """Returns the layers after a masked model's body, to run them at one place only; None if unknown."""
+        body = self.model.base_model
+        rest = [child for child in self.model.children() if child is not body]
+        if body is self.model or len(rest) != 1:
+            return None
+        ids = self._probe(0)
+        expected = _logits(self.model(input_ids=ids, return_dict=True))
+        logits = rest[0](body(input_ids=ids, return_dict=True).last_hidden_state)
+        same = (
+            isinstance(logits, torch.Tensor)
+            and logits.shape == expected.shape
+            and torch.allclose(logits, expected, atol=1e-4)
+        )
+        return rest[0] if same else None
+
+    def _at(self, arguments: dict[str, Any], rows: PromptedRows, *, in_front: int) -> torch.Tensor:
+        """Returns the logits float[rows, 1, outputs] at `rows.at`."""
+        if rows.at is None:
+            raise CapabilityError("expected rows that say which place is asked about, found none")
+        places = (rows.at + in_front)[:, None, None]
+        if self._head is None:
+            every = _logits(self.model(**arguments))
+            return every.take_along_dim(places, dim=1)
+        hidden = self.model.base_model(**arguments).last_hidden_state
+        logits: torch.Tensor = self._head(hidden.take_along_dim(places, dim=1))
+        return logits
+
+
+def stack_inputs(
+    inputs: Sequence[Sequence[int]],
+    *,
+    length: int,
+    filler: int,
+    device: torch.device,
+    is_causal: bool,
+    types: Sequence[Sequence[int]] | None = None,
+) -> PromptedRows:
+    """Returns inputs of at most `length` ids as rows: padded in front for causal models, else behind."""
+    ids = torch.full((len(inputs), length), filler, dtype=torch.int64)
+    mask = torch.zeros((len(inputs), length), dtype=torch.bool)
+    kinds = None if types is None else torch.zeros((len(inputs), length), dtype=torch.int64)
+    for row, row_ids in enumerate(inputs):
+        place = slice(length - len(row_ids), length) if is_causal else slice(0, len(row_ids))
+        ids[row, place] = torch.tensor(row_ids, dtype=torch.int64)
+        mask[row, place] = True
+        if kinds is not None and types is not None:
+            kinds[row, place] = torch.tensor(types[row], dtype=torch.int64)
+    return PromptedRows(ids.to(device), mask.to(device), None if kinds is None else kinds.to(device))
+
+
+def _logits(answer: Any) -> torch.Tensor:
+    logits: torch.Tensor = answer.logits
+    return logits
+
+
+def _zeros_before(types: torch.Tensor | None, count: int) -> torch.Tensor | None:
+    return None if types is None else torch.nn.functional.pad(types, (count, 0))
+
+
+# Plain prompts are their own parameters. A reparameterised prompt is the output of a small network (an embedding per
+# virtual token, a layer, tanh, a layer), which is trained instead and folded into the prompt before a release.
+_AT_ONCE = 2**24
+"""Numbers of per-example gradients of a network computed at once."""
+
+
+class PromptParameterization(Protocol):
+    """How parameters become a prompt."""
+
+    num_virtual_tokens: int
+    width: int
+
+    def fold(self, vector: torch.Tensor) -> torch.Tensor:
+        """Returns the prompt float32[virtual tokens, dim] that float32[width] parameters write."""
+
+    def pull(self, vector: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        """Returns float32[rows, width]: each row's gradient, from float32[rows, virtual tokens, dim] of its prompt."""
+
+    def solve(self, prompt: torch.Tensor, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Returns parameters float64[width] that write a prompt; `draw(*shape)` gives public normal coins."""
+
+
+class DirectParameterization:
+    """The parameters are the prompt."""
+
+    def __init__(self, num_virtual_tokens: int, dim: int) -> None:
+        self.num_virtual_tokens = num_virtual_tokens
+        self._shape = (num_virtual_tokens, dim)
+        self.width = num_virtual_tokens * dim
+
+    def fold(self, vector: torch.Tensor) -> torch.Tensor:
+        """Returns the prompt."""
+        return vector.view(self._shape)
+
+    def pull(self, vector: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        """Returns the gradients as they are."""
+        del vector
+        return gradients.flatten(1)
+
+    def solve(self, prompt: torch.Tensor, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Returns the prompt's numbers."""
+        del draw
+        return prompt.double().flatten()
+
+
+class NetworkParameterization:
+    """The parameters are those of a network that writes the prompt.
+
+    Args:
+      num_virtual_tokens: rows of the prompt.
+      dim: columns of the prompt.
+      inner: columns of the embeddings.
+      hidden: width of the layer between.
+    """
+
+    def __init__(self, num_virtual_tokens: int, dim: int, *, inner: int, hidden: int) -> None:
+        self.num_virtual_tokens = num_virtual_tokens
+        self._shapes = ((num_virtual_tokens, inner), (hidden, inner), (hidden,), (dim, hidden), (dim,))
+        self._sizes = [torch.Size(shape).numel() for shape in self._shapes]
+        self.width = sum(self._sizes)
+
+    def fold(self, vector: torch.Tensor) -> torch.Tensor:
+        """Returns the network's output."""
+        pairs = zip(vector.split(self._sizes), self._shapes, strict=True)
+        embeddings, first, first_bias, second, second_bias = [part.view(shape) for part, shape in pairs]
+        return torch.tanh(embeddings @ first.T + first_bias) @ second.T + second_bias
+
+    def pull(self, vector: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+        """Returns each row's gradient of the network, a public number of rows at a time."""
+        _, back = torch.func.vjp(self.fold, vector)
+        step = max(1, _AT_ONCE // self.width)
+        parts = [torch.func.vmap(back)(part)[0] for part in gradients.split(step)]
+        return torch.cat(parts)
+
+    def solve(self, prompt: torch.Tensor, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Returns a random network whose last layer is solved for the prompt; close to it if `hidden` is too small."""
+        target = prompt.double()
+        (count, inner), (hidden, _) = self._shapes[:2]
+        embeddings = draw(count, inner)
+        first = draw(hidden, inner) / inner**0.5
+        bias = target.mean(dim=0)
+        features = torch.tanh(embeddings @ first.T)
+        second = (torch.linalg.pinv(features) @ (target - bias)).T
+        zeros = torch.zeros(hidden, dtype=torch.float64)
+        return torch.cat([part.flatten() for part in (embeddings, first, zeros, second, bias)])

@@ -1,0 +1,1 @@
+"""The command `dpicl`. Parses, calls the package, prints; decides nothing."""

@@ -1,0 +1,404 @@
+"""Runs `dpicl ledger`: create, show, verify, export, anchor and back up a ledger."""
+
+# Everything in a ledger is public. Addresses of databases are not: no output holds one.
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl.cli.inputs import add_share
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    LedgerError,
+    LedgerRollbackError,
+    LedgerUnavailableError,
+)
+from langchain_dpicl.reports.ledger_audit import ExportedLedger, export_lines, is_export, read_export
+from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
+
+if TYPE_CHECKING:
+    from langchain_dpicl.budget.budget import Budget
+    from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
+    from langchain_dpicl.privacy.ledger.store import LedgerStore
+    from langchain_dpicl.reports.ledger_audit import LedgerCheckResult
+    from langchain_dpicl.reports.report import PrivacyReport
+
+DONE, WRONG, FAULT = 0, 1, 2
+_ADDRESS = re.compile(r"""\b(postgres(?:ql)?):/+[^\s'"/][^\s'"]*""", re.IGNORECASE)
+_SECRET = re.compile(r"""\b(password\s*=\s*)(?:'[^']*'|[^\s'"]+)""", re.IGNORECASE)
+_WHERE = "SQLite file, postgresql:// address, or exported file"
+_SECOND_PLACE = "second place that remembers the last line: a file, made if missing, or a postgresql:// address"
+_NOTES = """\
+A ledger is made once, by `create`, and opened ever after; nothing else makes one.
+A password belongs into PGPASSWORD or ~/.pgpass, not into the address: other users see a command's arguments.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutput:
+    """Exit code, text for stdout and complaints for stderr."""
+
+    code: int
+    text: str = ""
+    complaints: tuple[str, ...] = ()
+
+
+def redact(text: str, typed: Sequence[str] = ()) -> str:
+    """Returns a message without addresses of databases, and without the arguments that may hold a password."""
+    for argument in typed:
+        if "://" in argument or _SECRET.search(argument):
+            for form in (argument, repr(argument), repr(argument)[1:-1]):
+                text = text.replace(form, "<address>")
+    return _SECRET.sub(r"\1<hidden>", _ADDRESS.sub(r"\1://<address>", text))
+
+
+def add_ledger(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None:
+    """Adds `dpicl ledger` and its commands."""
+    command = commands.add_parser(
+        "ledger",
+        help="create, show, verify, export or back up a ledger that outlives the process",
+        epilog=_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run, act=None)
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    _add_create(actions)
+    _add_show(actions)
+    _add_verify(actions)
+    export = _action(actions, "export", _export, "all lines as JSON, which `verify` and `show` read without a database")
+    export.add_argument("--out", type=_file, help="file to make (default: standard output)")
+    anchor = _action(actions, "anchor", _adopt, "make a ledger known to an anchor that has never seen it, once")
+    anchor.add_argument("--anchor", metavar="FILE", required=True, help=_SECOND_PLACE)
+    backup = _action(actions, "backup", _backup, "copy an SQLite ledger while it is in use")
+    backup.add_argument("out", type=_file, help="file to make")
+
+
+def _action(
+    actions: Any, name: str, act: Callable[[argparse.Namespace], CommandOutput], text: str
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("where", help=_WHERE)
+    command.add_argument("--name", help="which of the ledgers there (default: budget)")
+    command.set_defaults(act=act)
+    return command
+
+
+def _file(text: str) -> Path:
+    try:
+        return _path(text)
+    except ConfigurationError:
+        pass
+    raise argparse.ArgumentTypeError("expected a file, found an address")
+
+
+def _add_create(actions: Any) -> None:
+    command = _action(actions, "create", _create, "make a new ledger, once; an existing one is never touched")
+    limit = "limit; at most 1/(10 * all declared units)"
+    add_share(command, epsilon="limit for the ledger's whole life", delta=limit)
+    command.add_argument("--anchor", metavar="FILE", help=_SECOND_PLACE)
+
+
+def _add_show(actions: Any) -> None:
+    command = _action(actions, "show", _show, "limits, what was promised and what is left, shares, open reservations")
+    command.add_argument("--anchor", metavar="FILE", help="refuse a ledger that went back behind it")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    form.add_argument("--markdown", action="store_true", help="print the whole report as Markdown")
+    command.add_argument("--deltas", metavar="D,D,...", help="also bound epsilon at these deltas (slow)")
+    command.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="with --deltas or --curve: begin no price after so long (default: 60)",
+    )
+    command.add_argument("--plot", type=_file, metavar="FILE", help="draw what is promised: .png, .pdf or .svg")
+    command.add_argument(
+        "--curve", type=_file, metavar="FILE", help="draw epsilon over delta (slow): .png, .pdf or .svg"
+    )
+
+
+def _add_verify(actions: Any) -> None:
+    command = _action(actions, "verify", _verify, "recompute chain, rules and prices from the entries alone")
+    command.add_argument("--anchor", metavar="FILE", help="the line it remembers has to be there")
+    command.add_argument("--receipt", type=_file, metavar="FILE", action="append", default=[], help="receipts as JSON")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+# --- opening ------------------------------------------------------------------------------------------------------
+
+
+def _place(where: str) -> str | Path:
+    """Returns an address as it is, and anything else as a path; refuses an address of another spelling."""
+    from langchain_dpicl.stores import as_place, is_address
+
+    return where if is_address(as_place(where)) else Path(where)
+
+
+def _path(where: str) -> Path:
+    place = _place(where)
+    if isinstance(place, str):  # a path would swallow a slash, and what hides addresses would miss it
+        raise ConfigurationError("ledger: expected a path, found an address.")
+    return place
+
+
+@contextlib.contextmanager
+def _open_ledger(arguments: argparse.Namespace) -> Iterator[LedgerStore]:
+    """Opens an existing ledger for as long as the command runs."""
+    store = _store(arguments.where, arguments.name)
+    try:
+        yield store
+    finally:
+        close: Callable[[], None] = getattr(store, "close", lambda: None)
+        close()
+
+
+def _store(where: str, name: str | None) -> LedgerStore:
+    from langchain_dpicl.stores import open_store
+
+    place = _place(where)
+    try:
+        return open_store(place, name=name or "budget")
+    except LedgerUnavailableError:
+        raise
+    except LedgerError as error:
+        fault = error
+    if isinstance(place, str) or not is_export(place):
+        raise fault
+    export = read_export(place)
+    if name not in {None, export.header().name}:
+        raise LedgerError(f"--name: expected {export.header().name!r}, which the file holds, found {name!r}.")
+    return export
+
+
+def _anchor(where: str | None, *, may_make: bool = False) -> LedgerAnchor | None:
+    from langchain_dpicl.budget.handler import anchor_at
+
+    place = None if where is None else _place(where)
+    return anchor_at(lambda: place, may_make=may_make)
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def run_ledger(arguments: argparse.Namespace) -> CommandOutput:
+    """Runs the command that was typed."""
+    output: CommandOutput = arguments.act(arguments)
+    return output
+
+
+def _create(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.budget.budget import Budget
+    from langchain_dpicl.budget.handler import make_store_at
+
+    where = _place(arguments.where)
+    limits: dict[str, Any] = {name: getattr(arguments, name) for name in ("epsilon", "delta", "adjacency")}
+    limits["name"] = arguments.name or "budget"
+    Budget(**limits)  # in memory: refuses bad limits before anything is made
+    if arguments.anchor is not None:
+        _place(arguments.anchor)
+    with contextlib.ExitStack() as opened:
+        store = make_store_at(lambda: where, limits["name"]).store  # or the room that a stopped creation left
+        opened.callback(getattr(store, "close", lambda: None))
+        # Only now: where a ledger stands already, no anchor is left behind that knows nothing.
+        anchor = _anchor(arguments.anchor, may_make=True)
+        budget = Budget(**limits, store=store, anchor=anchor)
+        words = "none: a restored older copy could not be told" if anchor is None else anchor.description
+        return CommandOutput(DONE, "\n".join(_creation_lines(budget, store, words)))
+
+
+def _creation_lines(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
+    yield f"ledger {budget.name!r} ({budget.ledger_id}), {store.description}"
+    yield f"  limit     epsilon {budget.epsilon:g}, delta {budget.delta:g}, adjacency {budget.adjacency}"
+    yield f"  anchor    {anchor}"
+
+
+def _adopt(arguments: argparse.Namespace) -> CommandOutput:
+    """Makes a ledger known to an anchor, as it stands: nothing can tell whether it is the newest copy."""
+    from langchain_dpicl.budget.budget import Budget
+
+    _place(arguments.anchor)
+    with _open_ledger(arguments) as store:
+        if isinstance(store, ExportedLedger):
+            raise ConfigurationError("anchor: expected the ledger itself, found an exported file. Anchor the ledger.")
+        Budget.open(store)  # a broken one is refused before an anchor is made
+        anchor = _anchor(arguments.anchor, may_make=True)
+        budget = Budget.open(store, anchor=anchor, adopt_anchor=True)
+        known = None if anchor is None else anchor.read(budget.ledger_id)
+        if anchor is None or known is None:
+            raise LedgerUnavailableError("anchor: expected it to remember the ledger, found that it does not.")
+        words = f"{anchor.description} remembers line {known[0]}; from now on, open the ledger with it"
+        return CommandOutput(DONE, f"ledger {budget.name!r} ({budget.ledger_id}): {words}")
+
+
+def _show(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.budget.budget import Budget
+    from langchain_dpicl.reports.verify import UNREADABLE
+
+    deltas = _deltas(arguments.deltas)
+    try:
+        with _open_ledger(arguments) as store:
+            _check_anchor(arguments.anchor, store)
+            budget = Budget.open(store)
+            report = budget.report()
+            report = report if deltas is None else report.with_epsilons(deltas, max_seconds=arguments.seconds)
+            return CommandOutput(DONE, _report_text(budget, report, arguments))
+    except UNREADABLE as error:
+        if isinstance(error, DPICLError):
+            raise
+        fault = type(error).__name__
+    msg = f"ledger: its entries cannot be shown ({fault}): something wrote what this package never writes."
+    raise LedgerError(f"{msg} `dpicl ledger verify` says more.")
+
+
+def _check_anchor(where: str | None, store: LedgerStore) -> None:
+    """Refuses a ledger that went back behind the anchor, and moves neither."""
+    from langchain_dpicl.reports.ledger_audit import anchor_problems
+
+    anchor, header = _anchor(where), store.header()
+    if anchor is not None and header is not None:
+        for problem in anchor_problems(anchor, header, list(store.records())):
+            raise LedgerRollbackError(problem)
+
+
+def _deltas(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(item) for item in text.split(",")]
+    except ValueError:
+        raise ConfigurationError(f"--deltas: expected numbers like 1e-6,1e-7, found {text!r}.") from None
+
+
+def _report_text(budget: Budget, report: PrivacyReport, arguments: argparse.Namespace) -> str:
+    remaining = {"epsilon": budget.remaining_epsilon, "delta": budget.remaining_delta}
+    open_ones = [_plain(entry) for entry in budget.dangling()]
+    _draw(report, arguments)
+    if arguments.json:
+        data = {"report": report.to_dict(), "remaining": remaining, "dangling": open_ones}
+        return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    if arguments.markdown:
+        return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(remaining, open_ones))
+    return "\n".join([report.to_text(), "", *_operator_text(remaining, open_ones)])
+
+
+def _draw(report: PrivacyReport, arguments: argparse.Namespace) -> None:
+    from langchain_dpicl.reports import plots
+
+    if arguments.plot is not None:
+        plots.plot_budget(report, arguments.plot)
+    if arguments.curve is not None:
+        plots.plot_epsilon_delta(report, arguments.curve, max_seconds=arguments.seconds)
+
+
+def _plain(entry: Any) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in ("entry", "component", "template", "label", "count", "stamp")}
+
+
+_OPEN_WORDS = (
+    "Reservations neither committed nor given back: running now, or left by a crash. All of them count as spent. "
+    "For the operator: not part of a report that is published beside releases."
+)
+
+
+def _operator_text(remaining: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield f"  remaining epsilon {format_rounded_down(remaining['epsilon'])}, delta {format_rounded_down(remaining['delta'])}"
+    yield f"  open reservations: {len(open_ones)}"
+    for entry in open_ones:
+        label = "" if entry["label"] is None else f" for label {entry['label']!r}"
+        what = f"{entry['component']!r}, {entry['template']} x {entry['count']}{label}"
+        yield f"    line {entry['entry']}, {entry['stamp']}: {what}"
+    if open_ones:
+        yield "  " + _OPEN_WORDS
+
+
+def _operator_markdown(amounts: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
+    from langchain_dpicl.reports.rendering import code_span, table_of
+
+    yield "## For the operator"
+    yield ""
+    remaining = f"epsilon {format_rounded_down(amounts['epsilon'])}, delta {format_rounded_down(amounts['delta'])}"
+    yield f"Remaining: {remaining}. Open reservations: {len(open_ones)}."
+    yield ""
+    names = ("entry", "stamp", "component", "template", "label", "count")
+    yield from table_of(names, ([code_span(entry[name]) for name in names] for entry in open_ones))
+    if open_ones:
+        yield _OPEN_WORDS
+
+
+def _verify(arguments: argparse.Namespace) -> CommandOutput:
+    """Verifies a ledger; any reason why it cannot be shown to be complete makes the exit code 1."""
+    from langchain_dpicl.reports.ledger_audit import check_ledger, read_receipts
+    from langchain_dpicl.reports.verify import UNREADABLE, describe_fault
+
+    try:
+        receipts = [receipt for path in arguments.receipt for receipt in read_receipts(path)]
+        with _open_ledger(arguments) as store:
+            checked = check_ledger(store, anchor=_anchor(arguments.anchor), receipts=receipts)
+    except (OSError, *UNREADABLE) as error:
+        fault = str(error) if isinstance(error, (DPICLError, OSError)) else describe_fault(error)
+        text = json.dumps({"ok": False, "problems": [redact(fault, [arguments.where])]})
+        return CommandOutput(WRONG, text if arguments.json else "", (f"not verified: {fault}",))
+    complaints = tuple(f"not verified: {problem}" for problem in checked.problems)
+    text = (
+        json.dumps(checked.to_dict(), indent=2)
+        if arguments.json
+        else "\n".join(_verification_lines(checked, arguments))
+    )
+    return CommandOutput(WRONG if complaints else DONE, text, complaints)
+
+
+def _verification_lines(ledger: LedgerCheckResult, arguments: argparse.Namespace) -> Iterator[str]:
+    header = ledger.header
+    yield f"ledger {header.name!r} ({header.ledger_id}): {'NOT ' if ledger.problems else ''}verified"
+    yield f"  lines     {ledger.lines}, last {ledger.head}"
+    yield f"  limit     epsilon {header.epsilon:g}, delta {header.delta:g}, adjacency {header.adjacency}"
+    charged = f"epsilon {format_rounded_up(ledger.promised)}, delta {format_rounded_up(ledger.delta)}"
+    yield f"  shares    {ledger.shares}, charged {charged}"
+    yield f"  prices    epsilon {format_rounded_up(ledger.epsilon)}, computed again from the tickets"
+    yield from (f"  checked   {words}" for words in ledger.checked)
+    if arguments.anchor is None:
+        yield "  no anchor was given: an older copy of this ledger would verify too"
+
+
+def _export(arguments: argparse.Namespace) -> CommandOutput:
+    with _open_ledger(arguments) as store:
+        if isinstance(store, ExportedLedger):
+            raise ConfigurationError("export: expected a ledger, found a file that is an export. Copy the file.")
+        lines = list(export_lines(store))
+    if arguments.out is None:
+        return CommandOutput(DONE, "\n".join(lines))
+    _write_new(arguments.out, "\n".join(lines) + "\n")
+    return CommandOutput(DONE, f"{len(lines) - 2} lines of {store.description} in {arguments.out}")
+
+
+def _write_new(path: Path, text: str) -> None:
+    from langchain_dpicl.stores.sqlite_file import check_new_name
+
+    check_new_name(path, "--out")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise ConfigurationError(f"--out: expected a file that is not there yet, found {path}.") from None
+
+
+def _backup(arguments: argparse.Namespace) -> CommandOutput:
+    with _open_ledger(arguments) as store:
+        make: Callable[[Path], object] | None = getattr(store, "backup", None)
+        if make is None:
+            advice = "Use `dpicl ledger export`, or the database's own tools (pg_dump)."
+            raise ConfigurationError(f"backup: expected an SQLite ledger, found {store.description}. {advice}")
+        make(arguments.out)
+    advice = "Never restore it over a ledger in use: what was spent since would be forgotten. An anchor would tell."
+    return CommandOutput(DONE, f"{store.description} copied to {arguments.out}. {advice}")

@@ -1,0 +1,1 @@
+"""Synthetic documents for retrieval, written topic by topic."""

@@ -1,0 +1,632 @@
+"""DocumentSynthesizer: releases topics and writes synthetic documents for them (after DP-SynRAG, 2025)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.document_loaders import BaseLoader
+from langchain_core.documents import Document
+from langchain_core.runnables import RunnableConfig
+
+from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.events import RunEvents, tells_refusals
+from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.discovery import public_vocabulary
+from langchain_dpicl.documents.plan import DocumentsPlan, TopicNoise, plan_documents
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.generation.decoding_loop import DEFAULT_STOP, Decoding, DecodingSpec, PartialText, make_script
+from langchain_dpicl.generation.grammars import Grammar
+from langchain_dpicl.generation.plan import GenerationPlan, Segment, deal_name, template_name
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer, _rules
+from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.count_histograms import Count
+from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, TopicExamples, places, split_by_topics
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share, Uncopyable
+from langchain_dpicl.release.count_release import release_counts
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText, release_id, text_of
+from langchain_dpicl.released.files import CheckpointFile, FileForm
+from langchain_dpicl.runs.streamed_run import StreamedRun, carrying, report_of
+
+SYNTHESIZER = "DocumentSynthesizer"
+
+
+@dataclass(frozen=True, slots=True)
+class WritingOptions:
+    """The generation options of `DemonstrationSynthesizer.from_private_examples`."""
+
+    mechanism: str = "gumbel"
+    clip: float | None = None
+    blend_weight: float | None = None
+    center: str | None = None
+    free_tokens: float | None = None
+    private_tokens: int | None = None
+    rows: str | None = None
+    num_slots: int | None = None
+    shots_per_slot: int | None = None
+    sampling: str = "poisson"
+    overfill: float | None = None
+    redraw_every: int | None = None
+    noise_multiplier: float | None = None
+    public_top_k: int | None = 100
+    stop: Sequence[str] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float = 1.0
+    grammar: Grammar | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> WritingOptions:
+        """Builds the options from keyword arguments."""
+        names = {each.name for each in dataclasses.fields(cls)}
+        if strange := sorted(set(options) - names):
+            raise fail("options", f"some of {sorted(names)}", strange)
+        return cls(**options)
+
+    @property
+    def rule(self) -> TokenRule:
+        """How a token is released."""
+        names = ("clip", "blend_weight", "center", "free_tokens", "private_tokens")
+        return self._rules({name: getattr(self, name) for name in names})[0]
+
+    @property
+    def decoding(self) -> Decoding:
+        """How an index is chosen from a noised vector."""
+        return self._rules({})[1]
+
+    def _rules(self, tested: dict[str, Any]) -> tuple[TokenRule, Decoding]:
+        return _rules(self.mechanism, self.temperature, tested, top_k=self.top_k, top_p=self.top_p)
+
+    def design(self, size: int) -> RowDesign:
+        """Returns the row design for topics of `size` declared units."""
+        return RowDesign.choose(
+            rows=self.rows,
+            num_slots=self.num_slots,
+            shots_per_slot=self.shots_per_slot,
+            sampling=self.sampling,
+            overfill=self.overfill,
+            smallest_size=size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDecodingSpec(DecodingSpec):
+    """Public parameters of a generation whose labels are places; prompts show the topic of a place.
+
+    Attributes:
+      topics: topic by place, once released.
+    """
+
+    topics: dict[str, str] = field(default_factory=dict)
+
+    def known(self, draft: PartialText) -> dict[str, str]:
+        """Returns the public or released values that the draft's prompts are filled with."""
+        return {str(self.wording.label_key): self.topics[str(draft.label)], **draft.values}
+
+
+def topic_script(
+    private: TopicExamples,
+    llm: Any,
+    options: WritingOptions,
+    *,
+    instruction: str | None,
+    generation_prompt: Any,
+    max_tokens: int,
+) -> TopicDecodingSpec:
+    """Checks the public parameters of the texts; no private call is made and nothing is charged."""
+    made = make_script(
+        private,
+        as_backend(llm),
+        label_key=private.label_key,
+        instruction=instruction,
+        generation_prompt=generation_prompt,
+        example_prompt=None,
+        segments=(Segment("text", max_tokens),),
+        public_top_k=options.public_top_k,
+        stop=options.stop if options.stop is not None else (DEFAULT_STOP if options.grammar is None else ()),
+        decoding=options.decoding,
+        open_labels=None,
+        needs_logits=options.rule.is_logit,
+        grammar=options.grammar,
+    )
+    parts = {each.name: getattr(made, each.name) for each in dataclasses.fields(made) if each.init}
+    return TopicDecodingSpec(**parts)
+
+
+class TopicWriter(DemonstrationSynthesizer):
+    """Generates the texts of topics. Made by `DocumentSynthesizer`."""
+
+    _noun = "synthesizer"
+
+    def __init__(
+        self,
+        private: TopicExamples,
+        script: TopicDecodingSpec,
+        *,
+        budget: Budget,
+        share: Share,
+        plan: GenerationPlan,
+        keep: Callable[[], None],
+    ) -> None:
+        super().__init__(private, script, budget=budget, share=share, plan=plan)
+        self._topics = script.topics
+        self._keep = keep
+
+    def take(self, topics: Mapping[str, str], texts: Sequence[SyntheticText] | None = None) -> None:
+        """Sets the topics by place, and restores earlier texts if given; places without a topic are dropped.
+
+        Texts that the ledger has no tickets for are dropped: they were lost with a killed process.
+        """
+        self._topics.update(topics)
+        # A checkpoint names topics, not places: the plan's places have no names of their own.
+        place_of = {topic: place for place, topic in topics.items()}
+        written = {(place_of.get(text.topic), text.number): text.text for text in texts or ()}
+        items = [draft for draft in self._items if draft.label in topics]
+        if not set(written) <= {(draft.label, draft.number) for draft in items}:
+            raise fail("checkpoint", "at most the planned documents of its topics", len(texts or ()))
+        for draft in items:
+            if (text := written.get((draft.label, draft.number))) is not None:
+                draft.values[self._script.wording.text_key], draft.done = text, True
+        if texts is not None:
+            remaining = {place: self._left(place) for place in topics}
+            items = [draft for draft in items if draft.done or self._takes(remaining, draft)]
+        # In place, because the base holds the same list.
+        self._items[:] = items
+
+    @staticmethod
+    def _takes(remaining: dict[str, int], draft: PartialText) -> bool:
+        place = str(draft.label)
+        remaining[place] -= 1
+        return remaining[place] >= 0
+
+    def _left(self, place: str) -> int:
+        """Returns how many whole texts the remaining tickets of a place pay for."""
+        plan, share = self.plan, self._share
+        if plan.design.sampling == "disjoint":
+            deals = share.remaining(deal_name(plan.shots_per_label), label=place)
+            return plan.shots_per_label if deals else 0
+        branch = dict(plan.branches)[place]
+        return min(
+            share.remaining(template_name(segment.name, length), label=place) // count
+            for segment in plan.segments
+            for length, count in branch.blocks(segment.max_tokens)
+        )
+
+    @property
+    def texts(self) -> list[SyntheticText]:
+        """The texts so far, topic by topic."""
+        done = [draft for draft in self._items if draft.done]
+        done.sort(key=lambda draft: list(self._topics).index(str(draft.label)))
+        return [self._text(draft) for draft in done]
+
+    @staticmethod
+    def text_of(made: Mapping[str, str]) -> SyntheticText:
+        """Returns the text that `stream` or `astream` yielded."""
+        return SyntheticText(made["text"], made["topic"], int(made["number"]))
+
+    def _examples(self, draft: PartialText) -> list[dict[str, str]]:
+        text = self._text(draft)
+        return [{"text": text.text, "topic": text.topic, "number": str(text.number)}]
+
+    def _text(self, draft: PartialText) -> SyntheticText:
+        written = draft.values[self._script.wording.text_key]
+        return SyntheticText(written, self._topics[str(draft.label)], draft.number)
+
+    def _make(self, draft: PartialText, bar: Any, events: RunEvents) -> EffectGenerator[None]:
+        yield from super()._make(draft, bar, events)
+        self._keep()
+
+    def _events(self) -> RunEvents:
+        return RunEvents(SYNTHESIZER, budget=self._budget, share=self._share)
+
+    def _so_far(self) -> str:
+        return f"{len(self.texts)} of {len(self._items)} documents are"
+
+
+class DocumentsCheckpoint(CheckpointFile):
+    """A file that stores the topics before their ticket is committed, and every finished document.
+
+    Its content is untrusted: topics and texts are bounded by the run's terms, and the ledger knows which topics were
+    released (`TopicExamples.name_topics`) and how many texts remain.
+    """
+
+    _FORM = FileForm(
+        "a checkpoint of synthetic documents",
+        "langchain-dpicl/synthetic-documents-checkpoint",
+        1,
+        frozenset({"terms", "topics", "documents"}),
+    )
+
+    def read(self) -> tuple[tuple[tuple[str, int], ...], tuple[SyntheticText, ...]] | None:
+        """Returns topics with their noisy counts, and documents; None: there is no file yet."""
+        if (state := self._state()) is None:
+            return None
+        topics, texts = state["topics"], state["documents"]
+        # The file is untrusted: every value is checked before it is used.
+        is_form = isinstance(topics, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in topics)
+        if not is_form or not isinstance(texts, list):
+            raise ConfigurationError("checkpoint: expected lists of topics and documents, found something else.")
+        counts = tuple((str(topic), check_int("topics", count, low=-(2**53))) for topic, count in topics)
+        return counts, tuple(map(text_of, texts))
+
+    def save(self, topics: Sequence[tuple[str, int]], texts: Sequence[SyntheticText]) -> None:
+        """Writes the topics and documents so far."""
+        pairs = [list(pair) for pair in topics]
+        self._write(topics=pairs, documents=[dataclasses.asdict(text) for text in texts])
+
+
+PLACE_KEY = "topic"
+"""The field that holds the topic of a document, if no other name is given."""
+
+
+@tells_how_to_build()
+class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments]):
+    """Turns private documents into synthetic ones by topic, once; searching them afterwards is free.
+
+    Every unit votes for a few keywords of a public vocabulary. The keywords with the largest noisy counts become
+    topics. A unit belongs to at most one topic, and the texts of a topic are generated from its units.
+
+    Formal guarantees:
+      - Everything it returns or shows is a post-processing of one noisy histogram and of indices released under `plan`,
+        whose event is charged to the budget as one share, reserved before the first private record is read.
+      - The histogram covers the whole vocabulary, which is public; topics are chosen from its noisy counts only.
+      - Which topic a unit has follows from its own texts and from the released topics, so texts of different topics
+        read different units, and their costs do not add up. A unit without a topic is in no text.
+
+    Build it with `from_private_documents` or `from_private_examples`; `run` and `arun` release, and continue after an
+    interruption.
+
+    Example:
+      >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
+      >>> notes = ["my card was declined"] * 400 + ["the transfer is late"] * 400
+      >>> synthesizer = DocumentSynthesizer.from_private_examples(
+      ...     PrivateExamples(notes, public_size=1_000),
+      ...     llm=EmbeddedLLM(),
+      ...     vocabulary=["card", "transfer", "boat"],
+      ...     budget=Budget(epsilon=4.0, delta=1e-6),
+      ...     epsilon=4.0,
+      ...     num_topics=2,
+      ...     documents_per_topic=1,
+      ...     max_tokens=4,
+      ... )
+      >>> documents = synthesizer.run(progress=False)
+      >>> sorted(topic for topic, _ in documents.topics), len(documents)
+      (['card', 'transfer'], 2)
+      >>> retriever = documents.as_retriever(search_kwargs={"k": 1})
+    """
+
+    def __init__(
+        self,
+        private: TopicExamples,
+        script: TopicDecodingSpec,
+        *,
+        plan: DocumentsPlan,
+        budget: Budget,
+        share: Share,
+        public: Mapping[str, Any],
+        checkpoint: DocumentsCheckpoint | None = None,
+    ) -> None:
+        self.plan = plan
+        self._private = private
+        self._budget = budget
+        self._share = share
+        self._public = dict(public)
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()
+        self._topics: tuple[Count, ...] | None = None
+        self._chosen: tuple[Count, ...] | None = None
+        self._uncommitted: Reservation | None = None
+        self._counts: dict[str, int] = {}
+        self._writer = TopicWriter(
+            private, script, budget=budget, share=share, plan=plan.generation, keep=self._keep_texts
+        )
+        stored = None if checkpoint is None else checkpoint.read()
+        if stored is not None:
+            self._name(self._checked(stored[0]), stored[1])
+
+    @classmethod
+    @tells_refusals(SYNTHESIZER)
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: Any,
+        vocabulary: Sequence[str] | None = None,
+        num_topics: int = 10,
+        documents_per_topic: int = 4,
+        max_tokens: int = 60,
+        keywords_per_unit: int = 10,
+        topic_share: float = 0.2,
+        topic_noise: TopicNoise | None = None,
+        least_units: int | None = None,
+        topic_size: int | None = None,
+        topic_key: str = PLACE_KEY,
+        instruction: str | None = None,
+        generation_prompt: Any = None,
+        budget: Any = None,
+        config: RunnableConfig | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        component: str | None = None,
+        **writing: Any,
+    ) -> DocumentSynthesizer:
+        """Plans the noise of both steps and declares the share; nothing is spent yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the documents, declared without labels; bound to the budget's ledger here.
+          llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
+            private prompts.
+          vocabulary: public keywords that may become topics; None: `public_vocabulary()`. Never use words of the
+            records.
+          num_topics: maximum number of topics. Their costs do not add up, but smaller topics have a higher sampling
+            rate.
+          documents_per_topic: texts of each topic; their costs compose.
+          max_tokens: cap of a text, in tokens.
+          keywords_per_unit: keywords that a unit votes for at most.
+          topic_share: share of epsilon that the histogram may cost by itself; the texts get the rest.
+          topic_noise: "discrete_laplace" or "gaussian"; None: the one with the smaller deviation.
+          least_units: minimum noisy count of a topic; None: so high that with probability 95 % no keyword without units
+            reaches it.
+          topic_size: declared number of units of a topic, for sampling rates; None: the size spread evenly.
+          topic_key: name of the field that holds the topic in prompts.
+          instruction: public task description, the first paragraph of every prompt.
+          generation_prompt: template of one record, text field last, with the topic's field.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget.
+          epsilon: this component's share of the budget (both noises are calibrated to it).
+          delta: the share's delta; by default in proportion to epsilon.
+          checkpoint: file that stores the topics before their ticket is committed, and every finished text. If it
+            exists, the run continues from it, also in another process, with the same durable ledger.
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
+          **writing: generation options of `DemonstrationSynthesizer`: `mechanism`, `sampling`, `num_slots`,
+            `redraw_every`, `public_top_k`, `stop`, `temperature` and others.
+
+        Raises:
+          ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
+
+        Source: Mori et al. (2025), DP-SynRAG (arXiv 2510.06719), with topics that split the units.
+        """
+        spender = resolve_budget(budget, config)
+        if not isinstance(private, PrivateExamples):
+            raise fail("private", "PrivateExamples", type(private).__name__)
+        options = WritingOptions.of(writing)
+        words = public_vocabulary() if vocabulary is None else vocabulary
+        name = spender.fresh_name("documents") if component is None else component
+        total = private.public_size_of(None)
+        size = max(1, total // check_int("num_topics", num_topics, low=1)) if topic_size is None else topic_size
+        # Declared with places before any topic is known, so that one share covers both steps.
+        by_topic = split_by_topics(
+            private,
+            dataset_id=f"{private.dataset_id} by topics of {name}",
+            topic_key=topic_key,
+            public_size=dict.fromkeys(places(num_topics), size),
+        )
+        script = topic_script(
+            by_topic,
+            llm,
+            options,
+            instruction=instruction,
+            generation_prompt=generation_prompt,
+            max_tokens=max_tokens,
+        )
+        plan = plan_documents(
+            words,
+            public_size=total,
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            adjacency=spender.adjacency,
+            text_key=private.text_key,
+            num_topics=num_topics,
+            keywords_per_unit=keywords_per_unit,
+            topic_share=topic_share,
+            topic_noise=topic_noise,
+            least_units=least_units,
+            topic_size=size,
+            noise_multiplier=options.noise_multiplier,
+            mechanism=options.rule,
+            design=options.design(size),
+            redraw_every=options.redraw_every,
+            documents_per_topic=documents_per_topic,
+            max_tokens=max_tokens,
+            candidates=script.candidates,
+            partition=by_topic.dataset_id,
+        )
+        script = dataclasses.replace(script, margin=public_margin(plan.generation.release))
+        shown = plan.to_dict()
+        public = {**shown, "generation": {**shown["generation"], **script.to_dict()}}
+        terms = {"ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "component": name, "public": public}
+        store = None if checkpoint is None else DocumentsCheckpoint(checkpoint, terms)
+        share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, engines=[script])
+        return cls(by_topic, script, plan=plan, budget=spender, share=share, public=public, checkpoint=store)
+
+    @classmethod
+    async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> DocumentSynthesizer:
+        """Async version of `from_private_examples`: calibration and ledger calls run in a thread."""
+        return await asyncio.to_thread(cls.from_private_examples, private, **options)
+
+    @classmethod
+    def from_private_documents(
+        cls,
+        documents: Iterable[Any] | BaseLoader,
+        *,
+        public_size: int,
+        unit_key: str | None = None,
+        dataset_id: str = "private-documents",
+        max_chars: int = 20_000,
+        records_per_unit: int = 1,
+        **options: Any,
+    ) -> DocumentSynthesizer:
+        """`from_private_examples` for LangChain documents, as loaders and text splitters produce them.
+
+        Args:
+          documents: a loader, or objects with `page_content` and `metadata`. They are read once, in order.
+          public_size: declared number of units; public.
+          unit_key: metadata key of a document's unit; None: every document is a unit. Chunks of one document need a key
+            (such as "source", which most loaders set), or each chunk is protected by itself.
+          dataset_id: public name of the documents.
+          max_chars: characters kept of each document.
+          records_per_unit: documents kept of each unit, the first ones; for chunks, the most that a unit has.
+          **options: of `from_private_examples`.
+
+        Raises:
+          ConfigurationError: a public argument is invalid; nothing was charged.
+          RecordError: a document cannot be read as a record. The message hides index and value.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
+        """
+        source = [documents.lazy_load() if isinstance(documents, BaseLoader) else documents]
+        del documents  # a traceback keeps the locals of this frame, and must not hold private documents
+        private = PrivateExamples.from_documents(
+            source.pop(),
+            public_size=public_size,
+            unit_key=unit_key,
+            dataset_id=dataset_id,
+            max_chars=max_chars,
+            records_per_unit=records_per_unit,
+        )
+        return cls.from_private_examples(private, **options)
+
+    @property
+    def topics(self) -> tuple[Count, ...]:
+        """The released topics with their noisy counts, the largest first; empty before the histogram is released."""
+        return tuple(sorted(self._topics or (), key=lambda pair: (-pair[1], pair[0])))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The noisy count of every keyword of the vocabulary, as this process released it (public)."""
+        return dict(self._counts)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all documents are released."""
+        return self._topics is not None and self._writer.finished
+
+    def stream(self, *, progress: bool | None = None) -> Iterator[Document]:
+        """Yields each document as soon as it is released.
+
+        Args:
+          progress: True shows a bar, False hides it, None shows it on a terminal only.
+
+        Raises:
+          SynthesisInterruptedError: the public model call failed; released values are kept, and another `run` or
+            `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `synthesizer` as well.
+          ModelCallError: the histogram could not be computed; its ticket stays burnt.
+          PrivacyBudgetError: the tickets could not be reserved.
+        """
+        with carrying(synthesizer=self):
+            with self._events() as events:
+                self._find(events)
+            for made in self._writer.stream(progress=progress):
+                yield self._document(self._writer.text_of(made))
+
+    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[Document]:
+        """Async version of `stream`."""
+        with carrying(synthesizer=self):
+            async with self._events() as events:
+                await run_in_thread(lambda: self._find(events))
+            async for made in self._writer.astream(progress=progress):
+                yield self._document(self._writer.text_of(made))
+
+    def released(self) -> SyntheticDocuments:
+        """Returns everything released so far with its privacy report."""
+        names = {"dataset_id": self.plan.partition, "ledger_id": self._budget.ledger_id}
+        report = report_of(self._budget, self._share, **names)
+        return SyntheticDocuments(self._texts(), self.topics, report, self._public)
+
+    _whole = released
+
+    def _find(self, events: RunEvents) -> None:
+        """Releases the histogram and sets the topics, once; concurrent callers wait."""
+        with self._lock:
+            if self._topics is not None:
+                return
+            # Released but not stored by an earlier attempt: only the commit is missing.
+            if self._chosen is None:
+                self._release_histogram(events)
+            self._commit_histogram()
+            self._name(self._chosen or (), None)
+
+    def _release_histogram(self, events: RunEvents) -> None:
+        ticket = self._share.reserve(TOPIC_TEMPLATE)
+        events.tickets += 1
+        try:
+            counts = release_counts(self._private, ticket, plan=self.plan.topics)
+            self._counts, self._chosen = dict(counts), choose_topics(counts, self.plan)
+            self._uncommitted = ticket
+        finally:
+            events.tickets -= ticket.give_back()  # unburnt tickets only
+
+    def _commit_histogram(self) -> None:
+        """Commits the ticket once the topics are in the checkpoint; after a failed write, the next run tries again."""
+        if self._uncommitted is None:
+            return
+        if self._checkpoint is not None:
+            self._checkpoint.save(self._chosen or (), ())
+        self._uncommitted.commit()
+        self._uncommitted = None
+
+    def _name(self, topics: tuple[Count, ...], texts: Sequence[SyntheticText] | None) -> None:
+        """Splits the units by topics, permanently on this ledger, and passes the topics to the writer."""
+        if len(topics) > self.plan.num_topics:
+            raise fail("checkpoint", f"at most {self.plan.num_topics} topics", len(topics))
+        if topics:
+            named = self._private.name_topics(topic for topic, _ in topics)
+            self._budget.bind(named)
+        by_place = dict(zip(places(self.plan.num_topics), (topic for topic, _ in topics), strict=False))
+        self._writer.take(by_place, texts)
+        self._topics = topics
+
+    def _checked(self, topics: tuple[Count, ...]) -> tuple[Count, ...]:
+        """Refuses topics from a checkpoint that the paid histogram cannot have released."""
+        known, least = frozenset(self.plan.topics.rule.declared or ()), self.plan.least_units
+        if not all(topic in known and count >= least for topic, count in topics):
+            raise fail("checkpoint", f"topics of the vocabulary, of {least} units or more", "others")
+        # An unused histogram ticket proves that these topics were not released on this ledger.
+        if self._share.remaining(TOPIC_TEMPLATE):
+            raise fail("checkpoint", "topics of a histogram that was released", "a ledger on which none was")
+        return topics
+
+    def _keep_texts(self) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.save(self._topics or (), self._texts())
+
+    def _texts(self) -> tuple[SyntheticText, ...]:
+        return tuple(self._writer.texts)
+
+    def _document(self, text: SyntheticText) -> Document:
+        return text.document(release_id(self._names(), self.topics))
+
+    def _names(self) -> dict[str, str]:
+        return {
+            "component": self._share.component,
+            "dataset_id": self.plan.partition,
+            "ledger_id": self._budget.ledger_id,
+        }
+
+    def _events(self) -> RunEvents:
+        return RunEvents(SYNTHESIZER, budget=self._budget, share=self._share)
+
+    def __repr__(self) -> str:
+        return f"DocumentSynthesizer(component={self._share.component!r}, topics={self.plan.num_topics})"
+
+
+def choose_topics(counts: Iterable[Count], plan: DocumentsPlan) -> tuple[Count, ...]:
+    """Returns the topics, smallest noisy count first: a unit with several topics belongs to the rarest."""
+    seen = [pair for pair in counts if pair[1] >= plan.least_units]
+    most = sorted(seen, key=lambda pair: -pair[1])[: plan.num_topics]
+    return tuple(reversed(most))

@@ -1,0 +1,551 @@
+"""PrivateEvolution: evolves demonstrations by private votes (Lin et al. 2024; Xie et al. 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import RunnableConfig
+from numpy.typing import NDArray
+
+from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbeddings, NearestRows, Texts
+from langchain_dpicl.backends.sync_async import EffectGenerator
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.events import RunEvents, tells_refusals
+from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.distributed.ray import ExecutorLike
+from langchain_dpicl.evolution.plan import ROUND_TEMPLATE, EvolutionPlan, plan_evolution
+from langchain_dpicl.evolution.writing import EvolutionTemplate, EvolutionWriter, check_candidates, writing_model
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
+from langchain_dpicl.free_form.answers import PublicModel
+from langchain_dpicl.generation.decoding_loop import DEFAULT_STOP, check_example_prompt
+from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.release.curator import release_once
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.release.sample import Record
+from langchain_dpicl.released.files import CheckpointFile, FileForm
+from langchain_dpicl.runs.generation_run import GenerationRun
+from langchain_dpicl.runs.streamed_run import new_bar, tick
+
+Selection: TypeAlias = Literal["rank", "sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalRule:
+    """Which candidates survive a round; post-processing of the noisy votes, and free.
+
+    Attributes:
+      count: maximum number of survivors.
+      least: minimum number of survivors: the best ones, whatever the threshold.
+      selection: "rank" (the most votes) or "sample" (drawn without repetition, in proportion to their votes).
+      threshold: minimum noisy votes of a survivor; None: no minimum.
+    """
+
+    count: int
+    least: int
+    selection: Selection = "rank"
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("selection", self.selection, ("rank", "sample"))
+        if self.threshold is not None:
+            check_real("threshold", self.threshold, low=0.0)
+
+    def of(self, votes: NDArray[np.float64]) -> list[int]:
+        """Returns the indices of the survivors, most noisy votes first.
+
+        >>> (
+        ...     SurvivalRule(count=2, least=1).of(np.array([0.5, 3.0, 2.0])),
+        ...     SurvivalRule(2, 1, threshold=2.5).of(np.array([0.5, 3.0])),
+        ... )
+        ([1, 2], [1])
+        """
+        ranked: list[int] = np.argsort(-votes, kind="stable").tolist()
+        bar = -np.inf if self.threshold is None else self.threshold
+        may = [place for place in ranked if votes[place] >= bar]
+        if self.selection == "sample":
+            may = self._drawn(votes, may)
+        chosen = may[: self.count]
+        chosen += [place for place in ranked[: self.least] if place not in chosen][: max(0, self.least - len(chosen))]
+        return sorted(chosen, key=ranked.index)
+
+    def _drawn(self, votes: NDArray[np.float64], may: list[int]) -> list[int]:
+        """Returns indices in the order of a weighted draw without replacement (Gumbel top-k)."""
+        weights = votes[may] if may else np.zeros(0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores = np.where(weights > 0, np.log(weights), -np.inf) + SYSTEM_RANDOM.gumbel(len(may))
+        return [may[place] for place in np.argsort(-scores, kind="stable") if np.isfinite(scores[place])]
+
+
+@dataclass(slots=True, repr=False)
+class Population:
+    """The candidates of one label and its remaining tickets.
+
+    Attributes:
+      label: the declared label, or None.
+      owed: rounds not yet reserved.
+      reservation: the reserved rounds.
+      texts: candidates of the next round; empty: not yet generated.
+      survivors: of the last round, best first.
+      votes: noisy votes of the survivors.
+      history: noisy votes by candidate, of every released round.
+      done: whether no round remains.
+      busy: whether a run is working on it.
+    """
+
+    label: str | None
+    owed: int
+    reservation: Reservation | None = None
+    texts: tuple[str, ...] = ()
+    survivors: tuple[str, ...] = ()
+    votes: tuple[float, ...] = ()
+    history: list[dict[str, float]] = field(default_factory=list)
+    done: bool = False
+    busy: bool = field(default=False)
+
+    @property
+    def rounds(self) -> int:
+        """Number of released histograms."""
+        return len(self.history)
+
+    @property
+    def left(self) -> int:
+        """Rounds that are paid for and not begun."""
+        return self.owed + (self.reservation.unburnt if self.reservation is not None else 0)
+
+    def take(self, released: Release, survival: SurvivalRule) -> None:
+        """Stores the votes of a round and selects the survivors."""
+        if released.values is None or len(released.values) != len(self.texts):
+            raise ConfigurationError("round: expected one noisy number for each candidate, found something else.")
+        places = survival.of(released.values)
+        self.survivors = tuple(self.texts[place] for place in places)
+        self.votes = tuple(float(released.values[place]) for place in places)
+        self.history.append(dict(zip(self.texts, released.values.tolist(), strict=True)))
+        self.texts = ()
+
+
+_KEYS = frozenset({"label", "survivors", "votes", "history"})
+
+
+class EvolutionCheckpoint(CheckpointFile):
+    """A file that stores every released histogram before its ticket is committed, so that another process can continue.
+
+    Its content is untrusted: texts and numbers are bounded by the run's terms, survivors must be in the last
+    histogram, and the ledger decides how many rounds remain.
+    """
+
+    _FORM = FileForm(
+        "a checkpoint of private evolution",
+        "langchain-dpicl/private-evolution",
+        1,
+        frozenset({"terms", "populations"}),
+    )
+
+    def restore(self, populations: Sequence[Population], share: Share) -> None:
+        """Restores the populations from the file, if it exists.
+
+        Rounds that the ledger has no tickets for are not repeated: they were lost with a killed process.
+        """
+        if (state := self._state()) is None:
+            return
+        stored = state["populations"]
+        if not isinstance(stored, list) or [_label_of(one) for one in stored] != [each.label for each in populations]:
+            raise ConfigurationError("checkpoint: expected one population for each label, found something else.")
+        shown = self._terms["public"]
+        for population, one in zip(populations, stored, strict=True):
+            _fill(population, one, survivors=shown["num_survivors"], candidates=shown["candidates"])
+            remaining = share.remaining(ROUND_TEMPLATE, label=population.label)
+            # The ledger may have charged more rounds than the file holds; the smaller number is safe.
+            population.owed = min(population.owed - population.rounds, remaining)
+            population.done = not population.owed and population.rounds > 0
+
+    def save(self, populations: Sequence[Population]) -> None:
+        """Writes the state of all populations."""
+        self._write(
+            populations=[
+                {"label": one.label, "survivors": list(one.survivors), "votes": list(one.votes), "history": one.history}
+                for one in populations
+            ]
+        )
+
+
+def _label_of(one: Any) -> Any:
+    return (
+        one.get("label") if isinstance(one, Mapping) and set(one) == _KEYS else _KEYS
+    )  # a set is unequal to every label
+
+
+def _fill(population: Population, one: Mapping[str, Any], *, survivors: int, candidates: int) -> None:
+    """Restores one population, after checking that a run of these terms can have this state."""
+    survived, votes, history = one["survivors"], one["votes"], one["history"]
+    rounds = [_round(each) for each in history] if isinstance(history, list) else None
+    if rounds is None or None in rounds or len(rounds) > population.owed:
+        raise ConfigurationError("checkpoint: expected texts with finite votes, round by round, found something else.")
+    released = [each for each in rounds if each is not None]
+    if any(len(each) > candidates for each in released):
+        raise ConfigurationError(f"checkpoint: expected at most {candidates} candidates in a round, found more.")
+    last = released[-1] if released else {}
+    of_last = isinstance(survived, list) and all(isinstance(text, str) and text in last for text in survived)
+    if (
+        not of_last
+        or len(set(survived)) != len(survived)
+        or bool(survived) != bool(released)
+        or len(survived) > survivors
+    ):
+        msg = f"checkpoint: expected at most {survivors} survivors of its last round, found something else."
+        raise ConfigurationError(msg)
+    expected = tuple(last[text] for text in survived)
+    if not isinstance(votes, list) or [_number(vote) for vote in votes] != list(expected):
+        raise ConfigurationError("checkpoint: expected the votes of its survivors, found something else.")
+    population.survivors, population.votes, population.history = tuple(survived), expected, released
+
+
+def _round(each: Any) -> dict[str, float] | None:
+    """Returns the finite votes by candidate; None for anything else."""
+    if not isinstance(each, Mapping):
+        return None
+    votes = {text: _number(vote) for text, vote in each.items() if isinstance(text, str)}
+    finite = {text: vote for text, vote in votes.items() if vote is not None}
+    return finite if 0 < len(finite) == len(each) else None
+
+
+def _number(value: Any) -> float | None:
+    """Returns a finite number; None for anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # such as an integer of 400 digits
+        return None
+    return number if math.isfinite(number) else None
+
+
+@tells_how_to_build()
+class PrivateEvolution(GenerationRun[Population]):
+    """Evolves differentially private demonstrations without showing any private text to the model that writes them.
+
+    The model writes candidates from a public instruction. Every private unit votes, on this machine, for the candidates
+    nearest to its texts in an embedding space; the sum of the votes is released with Gaussian noise. The candidates
+    with the most noisy votes survive, the model varies them, and the next round begins.
+
+    Formal guarantees:
+      - Everything it returns or shows is a post-processing of noisy histograms released under `plan`, whose event is
+        charged to the budget as the share of this component before the first private record is read or embedded.
+      - The model receives public and released texts only. Private texts are passed to the embeddings only, without
+        callbacks, and their vectors stay in memory until their label is complete.
+      - A unit has one vector of votes, of L2 length 1 or 0, in every round, whatever its number of records.
+
+    Build it with `from_private_examples`; `run` and `arun` evolve, and continue after an interruption.
+
+    Example:
+      >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
+      >>> private = PrivateExamples(["my card was declined"] * 300, public_size=300)
+      >>> evolution = PrivateEvolution.from_private_examples(
+      ...     private,
+      ...     llm=EmbeddedLLM(),
+      ...     candidates=["a card payment was declined", "a boat on the sea"],
+      ...     budget=Budget(epsilon=2.0, delta=1e-5),
+      ...     epsilon=2.0,
+      ...     rounds=1,
+      ...     num_variations=0,
+      ...     shots_per_label=1,
+      ... )
+      >>> evolution.run(progress=False).examples
+      ({'text': 'a card payment was declined'},)
+    """
+
+    _noun = "evolution"
+
+    def __init__(
+        self,
+        private: PrivateExamples,
+        writer: EvolutionWriter,
+        nearest: NearestRows,
+        *,
+        budget: Budget,
+        share: Share,
+        plan: EvolutionPlan,
+        survival: SurvivalRule,
+        checkpoint: EvolutionCheckpoint | None = None,
+    ) -> None:
+        populations = [Population(label, owed=plan.rounds) for label in plan.labels]
+        super().__init__(private, populations, budget=budget, share=share)
+        self._writer = writer
+        self._nearest = nearest
+        self.plan = plan
+        self.survival = survival
+        self._checkpoint = checkpoint
+        if checkpoint is not None:
+            checkpoint.restore(self._items, share)
+
+    @classmethod
+    @tells_refusals("PrivateEvolution")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: Any,
+        embeddings: Embeddings | SilentEmbeddings | None = None,
+        budget: Any = None,
+        config: RunnableConfig | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        instruction: str | None = None,
+        generation_prompt: Any = None,
+        variation_prompt: Any = None,
+        hints: Sequence[str] = (),
+        candidates: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+        example_prompt: Any = None,
+        shots_per_label: int = 4,
+        rounds: int = 5,
+        num_candidates: int | None = None,
+        num_survivors: int = 10,
+        num_variations: int = 3,
+        neighbours: int = 1,
+        selection: Selection = "rank",
+        threshold: float | None = None,
+        max_tokens: int = 60,
+        stop: Sequence[str] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        component: str | None = None,
+        executor: ExecutorLike = None,
+    ) -> PrivateEvolution:
+        """Plans the noise, declares the share and returns an evolution; nothing is spent yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here.
+          llm: writes the candidates: a LangChain chat or completion model (or Runnable from a prompt to text), called
+            with its own settings and callbacks, or an engine. It sees public and released texts only.
+          embeddings: LangChain embeddings; they SEE the private texts. By default `LocalEmbeddings`, without network.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget; the model is called with it.
+          epsilon: this component's share of the budget (its noise is calibrated to it).
+          delta: the share's delta; by default in proportion to epsilon.
+          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
+          instruction: public task description, the first paragraph of the prompts for first candidates.
+          generation_prompt: template of one record, text field last; the model continues it.
+          variation_prompt: template of the prompt for a variation of a text, with the text's field and the label's.
+          hints: public sentences ("Write it as an angry customer."), appended in turn to the instruction of each
+            prompt.
+          candidates: public first candidates, instead of generated ones: a list, or one list per label.
+          example_prompt: template that will show the demonstrations; checked here so that it fails before spending.
+          shots_per_label: demonstrations per label: those with the most votes in the last round.
+          rounds: noisy histograms per label; their costs compose.
+          num_candidates: number of first candidates; by default that of later rounds.
+          num_survivors: candidates that survive a round.
+          num_variations: variations of each survivor; 0 with one round only chooses among the candidates.
+          neighbours: candidates that a text votes for.
+          selection: "rank" (survivors have the most noisy votes) or "sample" (drawn in proportion to them).
+          threshold: minimum noisy votes of a survivor; the `shots_per_label` best always survive.
+          max_tokens: maximum number of tokens of a text from an engine; a LangChain model has its own limit.
+          stop: strings that end a text; by default a line break.
+          checkpoint: file that stores every released histogram before its ticket is committed. If it exists, the run
+            continues from it, also in another process, with the same durable ledger.
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
+          executor: a `RayExecutor`, or "ray": workers write the candidates, which is public work. Votes, noise and
+            ledger stay in this process. None: this process writes the candidates.
+
+        Raises:
+          ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
+          CapabilityError: `llm` cannot write text, or `embeddings` are not embeddings.
+          UnsilencableModelError: the embeddings cannot be called without logging or tracing.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
+          ModelCallError: the embeddings could not be reached.
+
+        Source: Lin et al. (2024), Differentially Private Synthetic Data via Foundation Model APIs 1: Images; Xie et al.
+          (2024), the same 2: Text.
+        """
+        spender = resolve_budget(budget, config)
+        if not isinstance(private, PrivateExamples):
+            raise fail("private", "PrivateExamples", type(private).__name__)
+        labels: tuple[str | None, ...] = private.labels or (None,)
+        wording = EvolutionTemplate.of(
+            text_key=private.text_key,
+            label_key=private.label_key,
+            fields=private.fields,
+            instruction=instruction,
+            generation_prompt=generation_prompt,
+            variation_prompt=variation_prompt,
+            hints=hints,
+        )
+        check_example_prompt(example_prompt, wording.first)
+        by_label = check_candidates(candidates, labels)
+        if by_label:
+            num_candidates = _most(by_label, num_candidates)
+        plan = plan_evolution(
+            {label: private.public_size_of(label) for label in labels},
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            adjacency=spender.adjacency,
+            noise_multiplier=noise_multiplier,
+            rounds=rounds,
+            shots_per_label=shots_per_label,
+            num_candidates=num_candidates,
+            num_survivors=num_survivors,
+            num_variations=num_variations,
+            partition=private.dataset_id,
+        )
+        survival = SurvivalRule(num_survivors, shots_per_label, selection, threshold)
+        model = writing_model(llm, executor, max_tokens=max_tokens, stop=DEFAULT_STOP if stop is None else stop)
+        check_int("neighbours", neighbours, low=1)
+        nearest = NearestRows(LocalEmbeddings() if embeddings is None else embeddings, neighbours=neighbours)
+        public = {**plan.to_dict(), **_report_fields(wording, nearest, survival, model)}
+        name = component if component is not None else spender.fresh_name("evolution")
+        terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "component": name, "public": public}
+        store = None if checkpoint is None else EvolutionCheckpoint(checkpoint, terms)
+        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])
+        handles: dict[str, Any] = {"budget": spender, "share": share, "plan": plan}
+        writer = EvolutionWriter(model, wording, by_label, config)
+        return cls(private, writer, nearest, survival=survival, checkpoint=store, **handles)
+
+    @property
+    def demonstrations(self) -> list[dict[str, str]]:
+        """The demonstrations so far, from the last round of each label (public)."""
+        return [example for population in self._items for example in self._examples(population)]
+
+    @property
+    def votes(self) -> dict[str | None, tuple[float, ...]]:
+        """The noisy votes of the last survivors of each label, most first (public)."""
+        return {population.label: population.votes for population in self._items}
+
+    @property
+    def history(self) -> dict[str | None, tuple[dict[str, float], ...]]:
+        """The noisy votes by candidate, of every round of each label (public)."""
+        return {population.label: tuple(map(dict, population.history)) for population in self._items}
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _events(self) -> RunEvents:
+        return RunEvents(type(self).__name__, budget=self._budget, share=self._share, config=self._writer.config)
+
+    def _give_back(self, population: Population, events: RunEvents) -> None:
+        if population.reservation is not None and population.reservation.unburnt:
+            back = population.reservation.give_back()
+            population.owed += back
+            events.tickets -= back
+        population.reservation = None
+
+    def _make(self, population: Population, bar: Any, events: RunEvents) -> EffectGenerator[None]:
+        """Runs the remaining rounds of one label (a walk)."""
+        while population.left:
+            yield from self._prepare(population)
+            # Candidates are written and embedded before the ticket is reserved: a public failure costs nothing.
+            candidates = yield self._nearest.request_public(population.texts)
+            self._reserve(population, events)
+            yield from self._vote(population, candidates)
+            tick(bar)
+        # Every ticket burnt without a release: there is nothing to return.
+        if not population.rounds:
+            raise ModelCallError("every round of a label failed after its ticket burnt; declare another component")
+        population.done = True
+        # The private vectors of a label are not needed for the next one.
+        self._nearest.forget()
+
+    def _prepare(self, population: Population) -> EffectGenerator[None]:
+        """Generates the candidates of the next round; survivors of the last round are among them."""
+        if population.texts:
+            return
+        if population.survivors:
+            texts = yield from self._writer.vary(population.label, population.survivors, self.plan.num_variations)
+        else:
+            # A vote among fewer than two candidates would release nothing useful.
+            least = max(2, self.plan.shots_per_label)
+            texts = yield from self._writer.first(population.label, self.plan.num_candidates, least=least)
+        population.texts = texts[: self.plan.width]
+
+    def _reserve(self, population: Population, events: RunEvents) -> None:
+        """Reserves the label's remaining rounds; with a checkpoint one at a time, to bound the loss of a kill."""
+        if population.reservation is None or not population.reservation.unburnt:
+            count = population.owed if self._checkpoint is None else 1
+            population.reservation = self._share.reserve(ROUND_TEMPLATE, label=population.label, count=count)
+            events.tickets += count
+            population.owed -= count
+
+    def _vote(self, population: Population, candidates: Candidates) -> EffectGenerator[None]:
+        """Releases one noisy histogram and stores the survivors before the ticket is committed (a walk)."""
+        if population.reservation is None:
+            raise fail("ticket", "a reservation", None)
+        yield from release_once(
+            self._private,
+            population.reservation,
+            plan=self.plan.release,
+            rows=lambda units: self._nearest.ask(units, candidates),
+            render=_UnitTexts(self._private.text_key),
+            width=len(candidates),
+            keep=lambda released: self._keep(population, released),
+        )
+
+    def _keep(self, population: Population, released: Release) -> None:
+        population.take(released, self.survival)
+        if self._checkpoint is not None:
+            self._checkpoint.save(self._items)
+
+    def _rest(self) -> None:
+        self._writer.model.rest()
+
+    def _so_far(self) -> str:
+        rounds = sum(population.rounds for population in self._items)
+        return f"{rounds} of {self.plan.rounds * len(self.plan.labels)} rounds are"
+
+    def _examples(self, population: Population) -> list[dict[str, str]]:
+        best = population.survivors[: self.plan.shots_per_label]
+        return [self._writer.wording.example(population.label, text) for text in best]
+
+    def _plan_for_report(self) -> dict[str, Any]:
+        return {
+            **self.plan.to_dict(),
+            **_report_fields(self._writer.wording, self._nearest, self.survival, self._writer.model),
+        }
+
+    def _bar(self, progress: bool | None) -> Any:
+        return new_bar(sum(item.left for item in self._open_items()), "round", "private evolution", progress=progress)
+
+    def __repr__(self) -> str:
+        return f"PrivateEvolution(component={self._share.component!r}, plan={self.plan!r})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _UnitTexts:
+    """Returns the texts of a unit; picklable, unlike a closure."""
+
+    text_key: str
+
+    def __call__(self, records: Sequence[Record]) -> Texts:
+        return tuple([record[self.text_key] for record in records])
+
+
+def _most(by_label: Mapping[str | None, tuple[str, ...]], declared: int | None) -> int:
+    """Returns the largest number of given candidates; refuses more than declared."""
+    most = max(map(len, by_label.values()))
+    if declared is not None and declared < most:
+        raise fail("num_candidates", f"at least the {most} given candidates, or None", declared)
+    return most
+
+
+def _report_fields(
+    wording: EvolutionTemplate, nearest: NearestRows, survival: SurvivalRule, model: PublicModel
+) -> dict[str, Any]:
+    """Returns the fields of reports beside the plan's."""
+    return {
+        **wording.to_dict(),
+        "model": model.name,
+        "embeddings": nearest.embeddings.name,
+        "neighbours": nearest.neighbours,
+        "selection": survival.selection,
+        "threshold": survival.threshold,
+    }

@@ -1,0 +1,464 @@
+"""Writes one demonstration token by token from public prompts, candidates and stop rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Token
+from langchain_dpicl.backends.sync_async import EffectGenerator, TopTokenRequest
+from langchain_dpicl.exceptions import CapabilityError
+from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher
+from langchain_dpicl.generation.plan import Segment
+from langchain_dpicl.privacy._validate import check_int, check_real, fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
+from langchain_dpicl.release.token_block import ReleaseBlock
+from langchain_dpicl.tasks.templates import GenerationTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Chooses a token from noised probabilities.
+
+    Formal guarantees:
+      - A function of the noised vector and fresh random numbers only, so it costs nothing (post-processing).
+      - Negative entries count as 0; if nothing is positive the choice is uniform.
+
+    Attributes:
+      temperature: 0 takes the largest entry; above 0 samples proportionally to `value ** (1 / temperature)`.
+      top_k: sample among the `top_k` largest only (None: all).
+      top_p: sample among the fewest largest entries that hold this share of the mass (1: all).
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_real("temperature", self.temperature, low=0.0)
+        check_real("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
+        if self.top_k is not None:
+            check_int("top_k", self.top_k, low=1)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether this is plain argmax, the only decoding an index-only mechanism allows."""
+        return self == Decoding()
+
+    def choose(self, values: NDArray[np.float64]) -> int:
+        """Returns an index into `values`, float64[d]."""
+        weights = np.maximum(values, 0.0)
+        if not (weights > 0).any():
+            return int(SYSTEM_RANDOM.integers(len(weights), 1)[0])
+        if self.temperature == 0:
+            return int(np.argmax(weights))
+        return self._sample(weights / weights.sum())
+
+    def _sample(self, weights: NDArray[np.float64]) -> int:
+        order = np.argsort(-weights, kind="stable")
+        share = weights[order]
+        # Nucleus: the entry that crosses top_p stays in.
+        keep = (np.cumsum(share) - share) < self.top_p
+        if self.top_k is not None:
+            keep &= np.arange(len(share)) < self.top_k
+        keep &= share > 0
+        logits = np.log(share[keep]) / self.temperature
+        chance = np.exp(logits - logits.max())
+        cumulative = np.cumsum(chance / chance.sum())
+        pick = int(np.searchsorted(cumulative, SYSTEM_RANDOM.uniform(1)[0], side="right"))
+        return int(order[keep][min(pick, len(cumulative) - 1)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters."""
+        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+
+DEFAULT_STOP = ("\n",)
+MAX_FORCED = 4096
+"""Most tokens of a text that a grammar may force: a public bound for grammars that force text without end."""
+
+
+@dataclass(slots=True)
+class BlockTickets:
+    """Tickets for blocks of one length.
+
+    Attributes:
+      length: tokens per block.
+      owed: tickets to reserve before the next block.
+      reservation: the reserved tickets; None before that, and without a budget.
+    """
+
+    length: int
+    owed: int
+    reservation: Reservation | None = None
+
+
+@dataclass(slots=True)
+class PartialText:
+    """A partial demonstration, the `number`-th of its label; holds released and public values only."""
+
+    label: str | None
+    number: int = 0
+    values: dict[str, str] = field(default_factory=dict)
+    tokens: list[Token] = field(default_factory=list)
+    segment: int = 0
+    tickets: dict[int, list[BlockTickets]] = field(default_factory=dict)
+    done: bool = False
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingSpec:
+    """The public parameters of a generation: engine, prompts, vocabulary, stop rules. Shared with the baselines.
+
+    Attributes:
+      backend: the engine.
+      wording: the prompt template.
+      segments: (name, cap) of the generated fields, in order.
+      public_top_k: candidates per token from the public prompt; None: the whole vocabulary.
+      stop: strings that end a segment.
+      decoding: how an index is chosen from a noised vector.
+      open_labels: public list to draw open labels from; None: generated, or declared.
+      needs_logits: whether candidates come with public logits.
+      margin: candidates this close to the last of the public top-K are candidates too (Top-k+).
+      grammar: constrains the texts; None: unconstrained.
+      eos_column: the column of EOS in the vocabulary, for engines that compute the public row with the private ones.
+    """
+
+    backend: NextTokenBackend
+    wording: GenerationTemplate
+    segments: tuple[Segment, ...]
+    public_top_k: int | None
+    stop: tuple[str, ...]
+    decoding: Decoding
+    open_labels: tuple[str, ...] | None = None
+    needs_logits: bool = False
+    margin: float = 0.0
+    grammar: BoundGrammar | None = None
+    eos_column: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.is_fused:
+            object.__setattr__(self, "eos_column", list(self.backend.vocabulary()).index(self.backend.eos))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the engine computes the public row in the batch of the private ones."""
+        return isinstance(self.backend, FullBackend)
+
+    def field_of(self, segment: Segment) -> str:
+        """Returns the record field a segment fills."""
+        return str(self.wording.label_key) if segment.name == "label" else self.wording.text_key
+
+    def known(self, draft: PartialText) -> dict[str, str]:
+        """Returns the public or released values that the draft's prompts are filled with."""
+        if self.open_labels is not None and not draft.values:
+            pick = int(SYSTEM_RANDOM.integers(len(self.open_labels), 1)[0])
+            draft.values[str(self.wording.label_key)] = self.open_labels[pick]
+        # A declared label is public; an open one is drawn or generated, and is then in `values`.
+        declared = {self.wording.label_key: draft.label} if draft.label is not None and self.wording.label_key else {}
+        return {**declared, **draft.values}
+
+    def domain(
+        self, prompt: str, prefix: Sequence[Token], *, block: ReleaseBlock | None = None, matcher: Matcher | None = None
+    ) -> EffectGenerator[Domain]:
+        """Returns the public candidates of the next token; EOS is among them after the first (a walk).
+
+        The public model is called at every token, also where the domain does not need it: only a failure of a public
+        call may stop a run.
+        """
+        if block is not None:
+            logits = yield from block.public_logits()
+            return self._narrow_candidates(
+                Domain(self.backend.vocabulary(), logits, np.arange(len(logits))), prefix, matcher
+            )
+        # A grammar may forbid all of the top K, so it needs the whole vocabulary where the engine has it.
+        if self.needs_logits or (matcher is not None and self.backend.max_top_k is None):
+            top_k = len(self.backend.vocabulary())
+        else:
+            top_k = self.public_top_k or 1
+        keys, chances = yield from self.public_distribution(prompt, prefix, top_k=top_k)
+        with np.errstate(divide="ignore"):
+            seen = Domain(keys, np.log(chances))
+        if self.public_top_k is None and not self.needs_logits:
+            seen = Domain(tuple(self.backend.vocabulary()))
+        return self._narrow_candidates(seen, prefix, matcher)
+
+    def _narrow_candidates(self, domain: Domain, prefix: Sequence[Token], matcher: Matcher | None) -> Domain:
+        """Returns the likeliest candidates that may follow; a function of public and released values only."""
+        may = np.ones(len(domain), dtype=bool)
+        if matcher is not None:
+            may = matcher.allowed() if domain.columns is not None else matcher.allowed_of(domain.keys)
+        ends = self._ends(domain)
+        others = domain.only(may & ~ends)
+        if self.public_top_k is not None:
+            others = others.likeliest(self.public_top_k, margin=self.margin)
+        end = domain.only(may & ends)
+        # An empty text is useless, and to leave EOS out of the first domain is a public choice.
+        if len(others) and not prefix:
+            return others
+        if not len(end) and (matcher is None or matcher.allowed_of((self.backend.eos,))[0]):
+            # EOS outside the top K is added with logit -inf, so that a text can always end.
+            end = Domain((self.backend.eos,), None if domain.logits is None else np.array([-np.inf]))
+        return others.joined(end)
+
+    def _ends(self, domain: Domain) -> NDArray[np.bool_]:
+        """Returns bool[d]: which candidate is the end of the text."""
+        eos = self.backend.eos
+        if domain.columns is None:
+            return np.array([key == eos for key in domain.tokens], dtype=bool)
+        return np.asarray(domain.columns == self.eos_column)
+
+    def public_distribution(
+        self, prompt: str, prefix: Sequence[Token], *, top_k: int
+    ) -> EffectGenerator[tuple[tuple[Token, ...], NDArray[np.float64]]]:
+        """Returns the public model's likeliest tokens and their probabilities, float64[k] (a walk)."""
+        pairs = yield TopTokenRequest(self.backend, prompt, tuple(prefix), top_k)
+        return tuple(key for key, _ in pairs), np.array([chance for _, chance in pairs])
+
+    def ended(self, tokens: Sequence[Token]) -> bool:
+        """Whether released tokens end the segment: EOS, or a stop string in their text."""
+        if tokens and tokens[-1] == self.backend.eos:
+            return True
+        text = self.backend.decode(tokens)
+        return any(stop in text.lstrip() for stop in self.stop)
+
+    def text(self, tokens: Sequence[Token]) -> str:
+        """Returns the text of released tokens, cut before the first stop string and stripped."""
+        text = self.backend.decode([token for token in tokens if token != self.backend.eos]).lstrip()
+        for stop in self.stop:
+            text = text.split(stop, 1)[0]
+        return text.strip()
+
+    @property
+    def candidates(self) -> int:
+        """Most candidates of a token, for planning."""
+        if self.public_top_k is None or self.needs_logits:
+            return len(self.backend.vocabulary())
+        return self.public_top_k + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public wording and rules as JSON values."""
+        fingerprint = getattr(self.backend, "tokenizer_fingerprint", None)
+        return {
+            "model": self.backend.name,
+            **({} if fingerprint is None else {"tokenizer": fingerprint}),
+            "public_top_k": self.public_top_k,
+            "stop": list(self.stop),
+            "decoding": self.decoding.to_dict(),
+            "instruction": self.wording.instruction,
+            "generation_prompt": self.wording.template,
+            "text_key": self.wording.text_key,
+            "label_key": self.wording.label_key,
+            "open_labels": None if self.open_labels is None else list(self.open_labels),
+            **({} if self.grammar is None else {"grammar": self.grammar.grammar.to_dict()}),
+        }
+
+
+Opener: TypeAlias = Callable[
+    [PartialText, int, Reservation | None, str, dict[str, str]], AbstractContextManager[ReleaseBlock]
+]
+"""Opens a block for (draft, length, ticket, field, known values)."""
+
+
+def write_draft(
+    script: DecodingSpec, draft: PartialText, opener: Opener, tick: Callable[[], None]
+) -> EffectGenerator[None]:
+    """Writes one demonstration segment by segment (a walk); released tokens stay in the draft after any error."""
+    while draft.segment < len(script.segments):
+        segment = script.segments[draft.segment]
+        name = script.field_of(segment)
+        known = script.known(draft)
+        writer = _SegmentWriter(script, draft, script.wording.renderer(name, known)(()), tick)
+        if segment.name == "text":
+            writer.follow(script.grammar)
+        for length, ticket in () if writer.has_ended() else _unburnt(draft):
+            # The first domain is computed before the block opens: a failing public model must not burn a ticket.
+            # A fused engine computes the public row inside the block, with the private ones.
+            domain = None if script.is_fused else (yield from writer.domain(None))
+            if writer.has_ended():  # nothing that the grammar allows is a candidate
+                break
+            with opener(draft, length, ticket, name, known) as block:
+                for _ in range(length):
+                    if domain is None:
+                        domain = yield from writer.domain(block)
+                    if writer.has_ended() or not block.left:
+                        break
+                    writer.write(domain.token((yield from block.next_index(domain))), block)
+                    domain = None
+                    if writer.has_ended():
+                        break
+            if writer.has_ended():
+                break
+        writer.close()
+        draft.values[name] = script.text(draft.tokens)
+        draft.tokens, draft.segment = [], draft.segment + 1
+    draft.done = True
+
+
+@dataclass(slots=True)
+class _SegmentWriter:
+    """Appends released tokens, and tokens that a grammar forces, to the draft and the open block."""
+
+    script: DecodingSpec
+    draft: PartialText
+    prompt: str
+    tick: Callable[[], None]
+    matcher: Matcher | None = None
+    stuck: bool = False
+
+    def follow(self, grammar: BoundGrammar | None) -> None:
+        """Starts the grammar behind the tokens of the draft."""
+        if grammar is not None:
+            self.matcher = grammar.start(self.draft.tokens)
+            self._write_forced(None)
+
+    def domain(self, block: ReleaseBlock | None) -> EffectGenerator[Domain]:
+        """Returns the candidates of the next token (a walk); a single candidate is appended without a release."""
+        carrier = block if block is not None and block.carries_public else None
+        while True:
+            candidates = yield from self.script.domain(
+                self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher
+            )
+            self.stuck = not len(candidates)
+            if self.matcher is None or len(candidates) != 1 or len(self.draft.tokens) >= MAX_FORCED:
+                return candidates
+            self._append(candidates.token(0), block)
+            self._write_forced(block)
+            if self.has_ended():
+                return candidates
+
+    def write(self, token: Token, block: ReleaseBlock) -> None:
+        """Appends a released token, and the tokens that the grammar forces behind it."""
+        self._append(token, block)
+        self.tick()
+        self._write_forced(block)
+
+    def has_ended(self) -> bool:
+        """Whether the segment has ended; a function of released and public values."""
+        if self.stuck or (self.matcher is not None and self.matcher.is_stuck()):
+            return True
+        if self.draft.tokens and self.matcher is not None and self.matcher.is_complete():
+            return True
+        return bool(self.draft.tokens) and self.script.ended(self.draft.tokens)
+
+    def close(self) -> None:
+        """Completes a text that was cut at its cap, if the grammar has an ending; costs nothing."""
+        if self.matcher is not None and not self.matcher.is_complete():
+            self.draft.tokens += self.matcher.closing() or ()
+
+    def _write_forced(self, block: ReleaseBlock | None) -> None:
+        while self.matcher is not None and not self.has_ended() and (forced := self.matcher.forced()):
+            for token in forced[: max(1, MAX_FORCED - len(self.draft.tokens))]:
+                self._append(token, block)
+            if len(self.draft.tokens) >= MAX_FORCED:
+                return
+
+    def _append(self, token: Token, block: ReleaseBlock | None) -> None:
+        self.draft.tokens.append(token)
+        if block is not None:
+            block.push(token)
+        if self.matcher is not None:
+            self.matcher.push(token)
+
+
+def _unburnt(draft: PartialText) -> Iterator[tuple[int, Reservation | None]]:
+    for block in draft.tickets[draft.segment]:
+        while block.reservation is not None and block.reservation.unburnt:
+            yield block.length, block.reservation
+        for _ in range(block.owed if block.reservation is None else 0):
+            yield block.length, None
+
+
+def make_script(
+    private: PrivateExamples,
+    backend: NextTokenBackend,
+    *,
+    label_key: str | None,
+    instruction: str | None,
+    generation_prompt: Any,
+    example_prompt: Any,
+    segments: tuple[Segment, ...],
+    public_top_k: int | None,
+    stop: Sequence[str],
+    decoding: Decoding,
+    open_labels: Sequence[str] | None,
+    needs_logits: bool = False,
+    grammar: Grammar | None = None,
+) -> DecodingSpec:
+    """Checks the public parameters of a generation and returns them; no call is made and nothing is charged."""
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
+    wording = generation_wording(private.text_key, label_key, private.fields, instruction, generation_prompt)
+    check_example_prompt(example_prompt, wording)
+    labels = None if open_labels is None else tuple(open_labels)
+    rules = check_rules(backend, public_top_k, stop)
+    if needs_logits and backend.max_top_k is not None:
+        msg = (
+            f"mechanism: expected a model that shows its whole vocabulary, found one that reports {backend.max_top_k} "
+            "top tokens. Take a local model, a server with enough top_logprobs, or mechanism='gumbel'."
+        )
+        raise CapabilityError(msg)
+    if grammar is not None and not isinstance(grammar, Grammar):
+        raise fail("grammar", "a Grammar, such as Grammar.regex(...)", type(grammar).__name__)
+    bound = None if grammar is None else grammar.bind(backend)
+    return DecodingSpec(backend, wording, segments, *rules, decoding, labels, needs_logits=needs_logits, grammar=bound)
+
+
+def check_rules(
+    backend: NextTokenBackend, public_top_k: int | None, stop: Sequence[str]
+) -> tuple[int | None, tuple[str, ...]]:
+    """Returns the candidates per token, at most what the engine reports, and the stop strings."""
+    limit = backend.max_top_k
+    if public_top_k is None and limit is not None:
+        raise fail("public_top_k", f"a number up to {limit} (this model reports top tokens only)", None)
+    if public_top_k is not None:
+        check_int("public_top_k", public_top_k, low=1)
+        public_top_k = public_top_k if limit is None else min(public_top_k, limit)
+    return public_top_k, check_texts("stop", stop, least=0)
+
+
+def check_texts(name: str, values: Sequence[str], *, least: int = 1) -> tuple[str, ...]:
+    """Returns a sequence of at least `least` non-empty texts; a single text is refused."""
+    ok = isinstance(values, Sequence) and not isinstance(values, (str, bytes)) and len(values) >= least
+    if not ok or not all(isinstance(item, str) and item for item in values):
+        raise fail(name, "a sequence of non-empty texts", values)
+    return tuple(values)
+
+
+def check_example_prompt(example_prompt: Any, wording: GenerationTemplate) -> None:
+    """Formats the template once with public text, so that an unusable template fails before anything is spent."""
+    if example_prompt is None:
+        return
+    extra = sorted(set(getattr(example_prompt, "input_variables", ())) - wording.generated_fields)
+    if extra:
+        raise fail("example_prompt", f"variables among {sorted(wording.generated_fields)}", extra)
+    problem = ""
+    try:
+        example_prompt.invoke(dict.fromkeys(wording.generated_fields, "text"))
+    except Exception as error:  # noqa: BLE001  any template error is about public text
+        problem = type(error).__name__
+    if problem:
+        raise fail("example_prompt", "a prompt template that formats text fields", problem)
+
+
+def generation_wording(
+    text_key: str, label_key: str | None, fields: Sequence[str], instruction: str | None, generation_prompt: Any
+) -> GenerationTemplate:
+    """Returns the prompts of a generation, with defaults for instruction and template."""
+    template = getattr(generation_prompt, "template", generation_prompt)
+    of_label = "" if label_key is None else f" for the given {label_key}"
+    return GenerationTemplate(
+        instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
+        template=GenerationTemplate.default_template(text_key, label_key) if template is None else template,
+        text_key=text_key,
+        label_key=label_key,
+        fields=tuple(fields),
+    )

@@ -1,0 +1,609 @@
+"""Compares designs of a generation at equal epsilon, and says which one to take."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.generation.token_mechanisms import TOKEN_MECHANISMS, TokenRule, temperature_of
+from langchain_dpicl.planning.cost import Cost, with_noise_for, with_price
+from langchain_dpicl.planning.expected_utility import (
+    PUBLIC_SHARE,
+    RowDesign,
+    agreement_of,
+    noise_scale,
+    occupancy,
+    shapes_like,
+    token_signal,
+    with_redraw,
+)
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_adjacency,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_real,
+    fail,
+)
+from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One generated field of a demonstration and its cap in tokens."""
+
+    name: str
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        check_int(f"max_tokens of {self.name}", self.max_tokens, low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """Everything public about one generation: what will run, what it is charged, what it will cost.
+
+    Attributes:
+      branches: (label, plan) pairs; one branch with label None where labels do not split the records.
+      shots_per_label: demonstrations per branch.
+      segments: generated fields in order.
+      candidates: width of the public domain per token.
+      partition: the `dataset_id` of the examples, whose units the labels split.
+      design: the shape of rows.
+      public_sizes: declared units per branch.
+      epsilon: upper bound of the whole generation at `delta`.
+      delta: the share's delta, the declared gap of the noise included.
+      rule: the mechanism with its requested parameters.
+    """
+
+    branches: tuple[tuple[str | None, ReleasePlan], ...]
+    shots_per_label: int
+    segments: tuple[Segment, ...]
+    candidates: int
+    partition: str
+    design: RowDesign
+    public_sizes: tuple[int, ...]
+    epsilon: float
+    delta: float
+    rule: TokenRule
+
+    @property
+    def release(self) -> ReleasePlan:
+        """The first branch's release plan (branches differ in the sampling rate only)."""
+        return self.branches[0][1]
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise scale over sensitivity."""
+        return self.release.mechanism.noise_multiplier
+
+    @property
+    def implementation_delta(self) -> float:
+        """Declared gap between ideal and drawn noise over the releases that one unit participates in."""
+        releases = self.shots_per_label * sum(segment.max_tokens for segment in self.segments)
+        # Under replace_one a unit may change its label and so participate in two branches.
+        branches = 2 if self.release.adjacency == "replace_one" and len(self.branches) > 1 else 1
+        return branches * self.release.implementation_delta(releases, width=self.candidates)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share: one template per segment and block length, per label.
+
+        If one allocation serves all demonstrations of a label, they are one ticket.
+        """
+        if self.design.sampling == "disjoint":
+            name, length = deal_name(self.shots_per_label), sum(segment.max_tokens for segment in self.segments)
+            return tuple(
+                Ticket(template=name, event=plan.block_event(length), label=label, max_count=1, refundable=False)
+                for label, plan in self.branches
+            )
+        return tuple(
+            Ticket(
+                template=template_name(segment.name, length),
+                event=plan.block_event(length),
+                label=label,
+                max_count=self.shots_per_label * count,
+                refundable=plan.redraw_every == 1,
+            )
+            for label, plan in self.branches
+            for segment in self.segments
+            for length, count in plan.blocks(segment.max_tokens)
+        )
+
+    def event(self) -> Event:
+        """Returns the event of the whole generation."""
+        return event_of_tickets(self.tickets(), partition=self.partition)
+
+    def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
+        """Returns model calls and tokens from public caps (no discount for caches)."""
+        check_int("record_tokens", record_tokens, low=1)
+        check_int("instruction_tokens", instruction_tokens, low=0)
+        calls = public = tokens_in = 0.0
+        per_demo = sum(segment.max_tokens for segment in self.segments)
+        # A prompt holds half of a demonstration's tokens on average.
+        for (_, plan), size in zip(self.branches, self.public_sizes, strict=True):
+            fill = occupancy(plan, size)
+            rows = fill.rows if plan.row_shape == "units" else self.design.num_slots
+            releases = self.shots_per_label * per_demo
+            calls += releases * rows
+            public += releases
+            prompt = instruction_tokens + fill.shots * record_tokens + per_demo / 2
+            tokens_in += releases * (rows * prompt + instruction_tokens + per_demo / 2)
+        return Cost(round(calls), round(public), round(tokens_in), round(calls + public))
+
+    def expected_signal(
+        self, agreement: float, *, label: str | None = None, public_agreement: float | None = None
+    ) -> dict[str, float]:
+        """Returns occupancy and `token_signal` at a guessed `agreement` of rows."""
+        check_real("agreement", agreement, low=0.0, high=1.0)
+        plans = dict(self.branches)
+        sizes = dict(zip(plans, self.public_sizes, strict=True))
+        chosen = min(sizes, key=lambda name: sizes[name]) if label is None else label
+        if chosen not in plans:
+            raise fail("label", f"one of {list(plans)}", label)
+        plan = plans[chosen]
+        fill = occupancy(plan, sizes[chosen])
+        return {
+            "expected_rows": fill.rows,
+            "expected_shots": fill.shots,
+            "empty_slot_prob": fill.empty,
+            **token_signal(
+                plan,
+                rows=fill.rows,
+                agreement=agreement,
+                candidates=self.candidates,
+                public_agreement=public_agreement,
+            ),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "adjacency": self.release.adjacency,
+            "mechanism": self.rule.mechanism,
+            "noise_multiplier": self.noise_multiplier,
+            "noise_scale": noise_scale(self.release),
+            **self._logit_numbers(),
+            **dataclasses.asdict(self.design),
+            "redraw_every": self.release.redraw_every,
+            "shots_per_label": self.shots_per_label,
+            "max_tokens": {segment.name: segment.max_tokens for segment in self.segments},
+            "candidates": self.candidates,
+            "labels": [
+                {"label": label, "public_size": size, "sampling_rate": plan.sampler.sampling_rate}
+                for (label, plan), size in zip(self.branches, self.public_sizes, strict=True)
+            ],
+        }
+
+    def _logit_numbers(self) -> dict[str, Any]:
+        """Returns the parameters of the logit mechanisms other than their noise."""
+        if not self.rule.is_logit:
+            return {}
+        numbers = self.release.aggregation.to_dict()
+        shown: dict[str, Any] = {k: v for k, v in numbers.items() if k in {"clip", "blend_weight", "center"}}
+        shown["temperature"] = temperature_of(self.release)
+        if self.release.test is not None:
+            shown["free_tokens"] = self.release.test.threshold
+            shown["private_tokens"] = self.release.private_releases
+            shown["test_noise_multiplier"] = self.release.test.noise_multiplier
+        return shown
+
+
+def template_name(segment: str, length: int) -> str:
+    """Returns the ticket template of one block."""
+    return f"{segment}: {length} token{'s' if length > 1 else ''} on one sample"
+
+
+def deal_name(num_batches: int) -> str:
+    """Returns the ticket template of one allocation."""
+    return f"{num_batches} demonstration{'s' if num_batches > 1 else ''} on disjoint batches of one deal"
+
+
+def plan_generation(
+    public_sizes: Mapping[str | None, int],
+    *,
+    epsilon: float | None,
+    delta: float,
+    adjacency: Adjacency = "add_remove",
+    noise_multiplier: float | None = None,
+    mechanism: str | TokenRule = "gumbel",
+    design: RowDesign | None = None,
+    redraw_every: int | None = None,
+    shots_per_label: int = 1,
+    segments: Iterable[Segment] = (Segment("text", 60),),
+    candidates: int = 101,
+    partition: str = "private-examples",
+) -> GenerationPlan:
+    """Calibrates the noise of a generation to `epsilon`, or prices a given noise.
+
+    Args:
+      public_sizes: declared number of units per label ({None: n} where labels do not split).
+      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`.
+      delta: the share's delta.
+      adjacency: neighbouring relation.
+      noise_multiplier: given noise; None calibrates.
+      mechanism: one of `TOKEN_MECHANISMS`, or a `TokenRule` with its parameters.
+      design: shape of rows; by default `RowDesign.choose()`.
+      redraw_every: tokens per secret sample; None: 1, or all of a demonstration if one allocation serves a run.
+      shots_per_label: demonstrations per label.
+      segments: generated fields and their caps.
+      candidates: width of the public domain per token.
+      partition: the data set's public id.
+    """
+    check_adjacency(adjacency)
+    check_delta(delta)
+    rule = mechanism if isinstance(mechanism, TokenRule) else TokenRule(mechanism)
+    check_int("shots_per_label", shots_per_label, low=1)
+    check_int("candidates", candidates, low=2)
+    pieces = tuple(segments)
+    shape = design or RowDesign.choose()
+    redraw_every = _redraw_period(redraw_every, shape, rule, longest=max(piece.max_tokens for piece in pieces))
+    if shape.sampling == "fixed" and (adjacency != "replace_one" or len(public_sizes) > 1):
+        raise fail("sampling", "'poisson' (a fixed-size sample needs replace_one and no labels)", shape.sampling)
+    if rule.fixes_noise and noise_multiplier is not None:
+        raise fail("noise_multiplier", "None where clip and temperature are both given", noise_multiplier)
+    draft = GenerationPlan(
+        branches=tuple(
+            (
+                label,
+                rule.plan(
+                    shape.sampler(size, num_batches=shots_per_label),
+                    num_rows=shape.num_slots,
+                    noise_multiplier=1.0,  # replaced below
+                    adjacency=adjacency,
+                    redraw_every=redraw_every,
+                ),
+            )
+            for label, size in public_sizes.items()
+        ),
+        shots_per_label=shots_per_label,
+        segments=pieces,
+        candidates=candidates,
+        partition=partition,
+        design=shape,
+        public_sizes=tuple(public_sizes.values()),
+        epsilon=0.0,
+        delta=delta,
+        rule=rule,
+    )
+    if rule.fixes_noise:
+        return with_price(draft)
+    return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, with_noise=_with_noise)
+
+
+def _redraw_period(requested: int | None, shape: RowDesign, rule: TokenRule, *, longest: int) -> int:
+    """Returns the number of tokens per sample, checked against the shape of rows and the rule."""
+    if requested is not None:
+        check_int("redraw_every", requested, low=1, high=longest)
+    if shape.sampling == "disjoint":
+        if requested not in {None, longest}:
+            advice = "A demonstration uses its own batch of the allocation from its first token to its last."
+            raise fail("redraw_every", f"None (or max_tokens={longest}) with sampling='disjoint'", requested, advice)
+        return longest
+    with_redraw(shape)
+    period = requested or 1
+    if rule.free_tokens is not None and period < longest:
+        raise fail("redraw_every", f"max_tokens={longest}", period, "Free tokens need one sample per demonstration.")
+    return period
+
+
+def _with_noise(plan: GenerationPlan, noise_multiplier: float) -> GenerationPlan:
+    branches = tuple(
+        (
+            label,
+            plan.rule.plan(
+                branch.sampler,
+                num_rows=plan.design.num_slots,
+                noise_multiplier=noise_multiplier,
+                adjacency=branch.adjacency,
+                redraw_every=branch.redraw_every,
+            ),
+        )
+        for label, branch in plan.branches
+    )
+    return dataclasses.replace(plan, branches=branches)
+
+
+def advanced_composition_epsilon(epsilon_per_token: float, tokens: int, *, delta: float) -> float:
+    """Returns epsilon of `tokens` adaptive releases by advanced composition: for comparison only, never charged.
+
+    It is epsilon sqrt(2 tokens ln(1 / delta)) + tokens epsilon (e^epsilon - 1), in plain floats that are not rounded
+    up; `math.inf` where that overflows. What `accounting` charges for the same tokens, unsampled, is
+    `RepeatedEvent(BoundedRangeEvent(epsilon), tokens)`: epsilon^2 / 8 of zCDP a token, and so a fraction of this.
+
+    Args:
+      epsilon_per_token: pure epsilon of one token: the range of a score's change over the temperature.
+      tokens: how many tokens are released.
+      delta: of the composition.
+
+    Raises:
+      ConfigurationError: an argument out of range.
+
+    >>> round(advanced_composition_epsilon(0.1, 100, delta=1e-6), 3)
+    6.308
+
+    Source: Dwork and Roth (2014), The Algorithmic Foundations of Differential Privacy, Theorem 3.20, which Bhusal et
+      al. (2025) apply as their Lemma 3.
+    """
+    epsilon = check_epsilon(epsilon_per_token)
+    count = check_int("tokens", tokens, low=0)
+    spread = math.sqrt(2.0 * count * math.log(1.0 / check_delta(delta)))
+    try:
+        return epsilon * spread + count * epsilon * math.expm1(epsilon)
+    except OverflowError:
+        return math.inf if count else 0.0
+
+
+WORTH_LESS_WORK = 0.05
+"""Loss in the chance of the right token that `thriftiest` accepts for less computation."""
+_SHORT_PERIOD = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCost:
+    """Work of a local engine that keeps the KV cache of a sample until the next sample, from public caps.
+
+    The public prompt counts as one more row. Tokens are those of the prompts, without padding and without a discount
+    for a shared prefix.
+
+    Attributes:
+      prefills: prompts read from their first token, one for each row of every sample.
+      prefilled_tokens: tokens of these prompts.
+      decoded_tokens: one for each row and token after the first of a sample.
+    """
+
+    prefills: int
+    prefilled_tokens: int
+    decoded_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Every token that passes through the model."""
+        return self.prefilled_tokens + self.decoded_tokens
+
+
+def local_cost(plan: GenerationPlan, *, record_tokens: int = 60, instruction_tokens: int = 30) -> LocalCost:
+    """Returns the work of a local engine for the whole generation, every demonstration at its full length."""
+    check_int("record_tokens", record_tokens, low=1)
+    check_int("instruction_tokens", instruction_tokens, low=0)
+    prefills = prefilled = decoded = 0.0
+    for (_, release), size in zip(plan.branches, plan.public_sizes, strict=True):
+        fill = occupancy(release, size)
+        rows = fill.rows if release.row_shape == "units" else plan.design.num_slots
+        start = 0
+        for segment in plan.segments:
+            for length, count in release.blocks(segment.max_tokens):
+                for _ in range(count):
+                    prefills += rows + 1
+                    prefilled += rows * fill.shots * record_tokens + (rows + 1) * (instruction_tokens + start)
+                    decoded += (rows + 1) * (length - 1)
+                    start += length
+    demonstrations = plan.shots_per_label
+    return LocalCost(*(round(demonstrations * total) for total in (prefills, prefilled, decoded)))
+
+
+@dataclass(frozen=True, slots=True)
+class DesignOption:
+    """One design at the requested epsilon.
+
+    Attributes:
+      plan: the calibrated plan.
+      right_token_prob: expected chance that a token of the smallest declared label is the one most rows predict.
+      ceiling_prob: the same at unlimited epsilon: below 1 if tokens are sampled at a temperature.
+      private_calls: expected private model calls of the whole generation.
+      local: work of a local engine.
+    """
+
+    plan: GenerationPlan
+    right_token_prob: float
+    ceiling_prob: float
+    private_calls: int
+    local: LocalCost
+
+    @property
+    def rank(self) -> tuple[float, int, int, int]:
+        """Sort key, best first: right tokens to a tenth of a percent, fewer calls, fewer tokens, mechanism order."""
+        order = TOKEN_MECHANISMS.index(self.plan.rule.mechanism)
+        return -round(self.right_token_prob, 3), self.private_calls, self.local.tokens, order
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the option's public numbers."""
+        shown = self.plan.to_dict()
+        names = ("clip", "temperature", "blend_weight", "center")
+        return {
+            "mechanism": self.plan.rule.mechanism,
+            "rows": self.plan.design.rows,
+            "num_slots": self.plan.design.num_slots,
+            "shots_per_slot": self.plan.design.shots_per_slot,
+            "sampling": self.plan.design.sampling,
+            "redraw_every": self.plan.release.redraw_every,
+            "noise_multiplier": round(self.plan.noise_multiplier, 4),
+            **{name: shown[name] for name in names if name in shown},
+            "right_token_prob": round(self.right_token_prob, 4),
+            "ceiling_prob": round(self.ceiling_prob, 4),
+            "private_calls": self.private_calls,
+            **dataclasses.asdict(self.local),
+        }
+
+
+def thriftiest(options: Sequence[DesignOption]) -> DesignOption:
+    """Returns the option with the fewest tokens to compute among those nearly as good as the first."""
+    good = [o for o in options if o.right_token_prob >= options[0].right_token_prob - WORTH_LESS_WORK]
+    return min(good, key=lambda option: (option.local.tokens, option.rank))
+
+
+def best_drawn(options: Iterable[DesignOption]) -> DesignOption | None:
+    """Returns the best option that samples tokens from a softmax; None: there is none."""
+    return next((option for option in options if option.plan.rule.is_logit), None)
+
+
+def published_epsilon(plan: GenerationPlan) -> float | None:
+    """Returns the price of a plan's tokens by the analysis of the clip-and-blend paper, for comparison only.
+
+    The pure epsilon of a token is its range over its temperature; the tokens that one unit participates in compose by
+    advanced composition, without amplification. None for plans without logits, for plans with free tokens, which the
+    paper does not have, and if the number is not finite.
+    """
+    if not plan.rule.is_logit or plan.rule.free_tokens is not None:
+        return None
+    tokens = sum(segment.max_tokens for segment in plan.segments)
+    if plan.design.sampling != "disjoint":
+        tokens *= plan.shots_per_label
+    if plan.release.adjacency == "replace_one" and len(plan.branches) > 1:
+        tokens *= 2  # a unit may change its label
+    bound = advanced_composition_epsilon(1.0 / plan.noise_multiplier, tokens, delta=plan.delta)
+    return bound if math.isfinite(bound) else None
+
+
+def signal_of(plan: GenerationPlan, *, one_shot: float, public_agreement: float | None = None) -> dict[str, Any]:
+    """Returns the expected signal of the smallest declared label, with the label and the guesses that it assumes.
+
+    Args:
+      plan: the plan to look at.
+      one_shot: guessed share of one-shot rows that predict the same token; rows with more shots agree more.
+      public_agreement: guessed chance that the public model gives that token; None: a quarter of `one_shot`, however
+        many shots the rows see. It matters to logit mechanisms only, and is stated with them.
+    """
+    size, (label, _) = min(zip(plan.public_sizes, plan.branches, strict=True), key=lambda pair: pair[0])
+    shots = plan.expected_signal(one_shot, label=label)["expected_shots"]
+    agreement = agreement_of(shots, one_shot=one_shot)
+    public = PUBLIC_SHARE * one_shot if public_agreement is None else public_agreement
+    stated = {"label": label, "public_size": size, "agreement": agreement}
+    return {**stated, **plan.expected_signal(agreement, label=label, public_agreement=public)}
+
+
+@dataclass(slots=True)
+class _DesignSearch:
+    """Options by mechanism, shape and redraw period; those that the declared sizes do not allow are omitted.
+
+    Mechanisms with the same event share one calibration, which the accountant caches.
+    """
+
+    public_sizes: Mapping[str | None, int]
+    terms: dict[str, Any]
+    rules: dict[str, TokenRule]
+    agreement: float
+    public_agreement: float | None
+    record_tokens: int
+    seen: dict[tuple[str, RowDesign, int], DesignOption] = field(default_factory=dict)
+
+    def plan(self, name: str, design: RowDesign, redraw: int) -> GenerationPlan:
+        """Returns a calibrated plan."""
+        rule = self.rules[name]
+        return plan_generation(self.public_sizes, mechanism=rule, design=design, redraw_every=redraw, **self.terms)
+
+    def add(self, names: Iterable[str], designs: Iterable[RowDesign], redraws: Iterable[int]) -> None:
+        """Adds an option for every combination."""
+        shapes, periods = list(designs), list(redraws)
+        for key in ((name, design, redraw) for name in names for design in shapes for redraw in periods):
+            if key in self.seen:
+                continue
+            try:
+                plan = self.plan(*key)
+            except DPICLError:
+                continue
+            signal = signal_of(plan, one_shot=self.agreement, public_agreement=self.public_agreement)
+            chances = signal["right_token_prob"], signal["ceiling_prob"]
+            local = local_cost(plan, record_tokens=self.record_tokens)
+            self.seen[key] = DesignOption(plan, *chances, plan.cost().private_calls, local)
+
+    def options(self) -> list[DesignOption]:
+        """Returns the options, best first."""
+        return sorted(self.seen.values(), key=lambda option: option.rank)
+
+    def leaders(self) -> list[DesignOption]:
+        """Returns the options to continue from: the best or, if some sample from a softmax, the best of both kinds.
+
+        The worse of the two kinds may be better with another sampling, and both share their calibrations.
+        """
+        options = self.options()
+        drawn = best_drawn(options)
+        if drawn is None:
+            return options[:1]
+        return [*[option for option in options if option.plan.rule.mechanism == "gumbel"][:1], drawn]
+
+
+def compare(
+    public_sizes: Mapping[str | None, int],
+    *,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = "add_remove",
+    base: RowDesign | None = None,
+    redraw_every: int | None = None,
+    shots_per_label: int = 1,
+    max_tokens: int = 60,
+    candidates: int = 101,
+    record_tokens: int = 60,
+    agreement: float = 0.6,
+    public_agreement: float | None = None,
+    full_vocabulary: bool = False,
+    rule: TokenRule | None = None,
+) -> list[DesignOption]:
+    """Returns designs at equal records per token and equal epsilon, best first (see `DesignOption.rank`).
+
+    Compares the mechanisms on the starting shape, then other row shapes, then other sampling (a new sample every few
+    tokens, one per demonstration, one allocation of disjoint batches for all), each with the best mechanism so far or,
+    if the model returns its whole vocabulary, with Gumbel noise on probabilities and the best mechanism that samples
+    from a softmax. Designs that the declared sizes do not allow are omitted.
+
+    Args:
+      public_sizes: declared units per label.
+      epsilon: the share.
+      delta: its delta.
+      adjacency: neighbouring relation.
+      base: starting shape; its records per token (`num_slots * shots_per_slot`) are kept.
+      redraw_every: starting redraw period; None: 1, or `max_tokens` for disjoint batches.
+      shots_per_label: demonstrations per label.
+      max_tokens: tokens per demonstration.
+      candidates: width of the public domain.
+      record_tokens: public cap of a record, in tokens.
+      agreement: guessed share of one-shot rows that predict the same token.
+      public_agreement: see `signal_of`.
+      full_vocabulary: whether the model returns its whole vocabulary, which the logit mechanisms need.
+      rule: a mechanism with parameters, compared in place of its defaults; a clip that fixes the noise together with
+        a temperature is dropped, because epsilon determines the noise here.
+    """
+    check_real("agreement", agreement, low=0.0, high=1.0)
+    start = base or RowDesign.choose()
+    redraw_every = redraw_every or (max_tokens if start.sampling == "disjoint" else 1)
+    terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+    terms |= {"shots_per_label": shots_per_label, "segments": (Segment("text", max_tokens),), "candidates": candidates}
+    search = _DesignSearch(
+        public_sizes, terms, _rules(rule, full_vocabulary), agreement, public_agreement, record_tokens
+    )
+    search.add(search.rules, [start], [redraw_every])
+    if not search.seen:  # planning once more, outside the search, raises the reason
+        search.plan(next(iter(search.rules)), start, redraw_every)
+        raise ConfigurationError("designs: expected one that the declared sizes and caps allow, found none.")
+    for leader in search.leaders():
+        search.add([leader.plan.rule.mechanism], shapes_like(start, (1, 2, 4)), [redraw_every])
+    periods = sorted({1, redraw_every, min(_SHORT_PERIOD, max_tokens), max_tokens})
+    for leader in search.leaders():
+        name, design = leader.plan.rule.mechanism, leader.plan.design
+        search.add([name], dict.fromkeys((design, start) if full_vocabulary else (design,)), periods)
+        if shots_per_label > 1:  # one batch is a Poisson sample
+            search.add([name], [dataclasses.replace(_as_slots(design), sampling="disjoint")], [max_tokens])
+    return search.options()
+
+
+def _rules(rule: TokenRule | None, full_vocabulary: bool) -> dict[str, TokenRule]:
+    """Returns the mechanisms to compare, by name."""
+    names = TOKEN_MECHANISMS if full_vocabulary else tuple(MECHANISMS)
+    rules = {name: TokenRule(name) for name in names}
+    if rule is not None and rule.mechanism in rules:
+        rules[rule.mechanism] = dataclasses.replace(rule, clip=None) if rule.fixes_noise else rule
+    return rules
+
+
+def _as_slots(design: RowDesign) -> RowDesign:
+    return RowDesign.choose(rows="slots", num_slots=design.num_slots, shots_per_slot=design.shots_per_slot)

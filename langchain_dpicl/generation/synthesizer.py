@@ -1,0 +1,702 @@
+"""DemonstrationSynthesizer: generates demonstrations token by token (Tang et al. 2023, Algorithm 1)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl.backends.base import Token
+from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.backends.sync_async import EffectGenerator, run_sync
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.events import RunEvents, tells_refusals
+from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.distributed.executor import (
+    JobLease,
+    JobResult,
+    RemoteExecution,
+    TurnLostError,
+    Workplace,
+    check_reached,
+)
+from langchain_dpicl.distributed.ray import ExecutorLike, as_executor
+from langchain_dpicl.exceptions import ConfigurationError, MemoError, PrivacyBudgetError, PrivacyBudgetExceededError
+from langchain_dpicl.generation.decoding_loop import (
+    DEFAULT_STOP,
+    BlockTickets,
+    Decoding,
+    DecodingSpec,
+    Opener,
+    PartialText,
+    check_texts,
+    make_script,
+    write_draft,
+)
+from langchain_dpicl.generation.grammars import Grammar
+from langchain_dpicl.generation.plan import GenerationPlan, Segment, deal_name, plan_generation, template_name
+from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.release.curator import open_block
+from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.release.token_block import ReleaseBlock
+from langchain_dpicl.runs.generation_run import GenerationRun
+from langchain_dpicl.runs.streamed_run import new_bar, tick
+from langchain_dpicl.stores import MemoKey, ReleaseMemo
+from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
+
+DraftJob: TypeAlias = tuple[str | None, int]
+"""Label and number of a demonstration."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """The job description for workers that generate demonstrations; public.
+
+    Attributes:
+      ledger_id: the driver's ledger.
+      component: name of the share that pays.
+      epsilon: the requested share.
+      plan: what is released, and what it costs.
+      script: the public parameters, without an engine.
+      grammar: constrains the texts.
+      public: plan and script as reports show them; a worker's must be equal.
+      engine: the properties of the engine that the plan depends on.
+    """
+
+    ledger_id: str
+    component: str
+    epsilon: float | None
+    plan: GenerationPlan
+    script: DecodingSpec
+    grammar: Grammar | None
+    public: Mapping[str, Any]
+    engine: tuple[Any, ...]
+
+    @classmethod
+    def of(
+        cls, script: DecodingSpec, plan: GenerationPlan, *, ledger_id: str, component: str, epsilon: float | None
+    ) -> GenerationJob:
+        """Builds the job description; the script loses its engine."""
+        if plan.design.sampling == "disjoint":
+            advice = "All demonstrations of a label share one secret partition, which stays in one process."
+            raise fail("sampling", "'poisson' or 'fixed' with an executor", "disjoint", advice)
+        # Raises for tokens that cannot be stored in the memo, before anything is spent.
+        _token_out(script.backend.eos)
+        bare = dataclasses.replace(script, backend=None, grammar=None)  # type: ignore[arg-type]
+        grammar = None if script.grammar is None else script.grammar.grammar
+        public = {**plan.to_dict(), **script.to_dict()}
+        return cls(ledger_id, component, epsilon, plan, bare, grammar, public, _facts(script))
+
+    @property
+    def key(self) -> str:
+        """Public name, with a digest of all fields, so that two jobs of one component differ."""
+        return f"{self.ledger_id}/{self.component}/{query_of([repr(self)])}"
+
+    def begin(self, place: Workplace) -> Callable[[DraftJob], JobResult]:
+        """Declares the same share with the worker's own examples, and returns the function that runs one job."""
+        num_jobs = len(self.plan.branches) * self.plan.shots_per_label
+        private, budget, memo = place.paid(ledger_id=self.ledger_id, num_jobs=num_jobs)
+        backend = as_backend(place.llm)
+        grammar = None if self.grammar is None else self.grammar.bind(backend)
+        script = dataclasses.replace(self.script, backend=backend, grammar=grammar)
+        public = {**self.plan.to_dict(), **script.to_dict()}
+        # The plan was calibrated for the driver's model: a worker with another one would release under a wrong price.
+        changed = sorted(key for key in {**self.public, **public} if self.public.get(key) != public.get(key))
+        if changed or _facts(script) != self.engine:
+            raise fail("workplace", "the model that the plan was made with", f"differences in {changed or ['engine']}")
+        share = declare_share(
+            private,
+            budget,
+            self.plan,
+            component=self.component,
+            epsilon=self.epsilon,
+            public=self.public,
+            engines=[script],
+        )
+        where = f"{self.ledger_id}/{self.component}"
+        scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **public})
+        return _DemonstrationWriter(private, share, script, self.plan, memo, scope)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _DemonstrationWriter:
+    """Generates one demonstration at a time, and stores every released token before its ticket is committed."""
+
+    private: PrivateExamples
+    share: Share
+    script: DecodingSpec
+    plan: GenerationPlan
+    memo: ReleaseMemo
+    scope: str
+
+    def __call__(self, job: DraftJob) -> JobResult:
+        """Returns a demonstration from the memo, or completes it and stores it there."""
+        label, number = job
+        key = MemoKey(self.scope, tenant_of(""), query_of([label or "", str(label is None), str(number)]))
+        turn = JobLease(self.memo, key)
+        stored = _StoredDraft(PartialText(label, number), self.memo, key, turn)
+        stored.read()
+        if not stored.draft.done:
+            if not turn.take():
+                return turn.busy()
+            try:
+                # Read again under the lease: another worker may have finished meanwhile.
+                stored.read()
+                if not stored.draft.done and not self._written(stored):
+                    return JobResult("lost", tickets=stored.charged)
+            except TurnLostError:
+                return turn.busy(tickets=stored.charged)
+            except Exception as error:  # noqa: BLE001  reported by kind, with its cost
+                return JobResult.of_fault(error, tickets=stored.charged)
+            finally:
+                turn.leave()
+        return JobResult("done", stored.draft.values, tickets=stored.charged)
+
+    def _written(self, stored: _StoredDraft) -> bool:
+        """Completes the draft; False: no tickets remain for the missing tokens."""
+        seen: list[int] = []
+        while not stored.draft.done:
+            if not self._has_tickets(stored):
+                return False
+            try:
+                run_sync(write_draft(self.script, stored.draft, self._opener(stored), lambda: None))
+            except PrivacyBudgetExceededError:
+                owed = [block.owed for one in stored.draft.tickets.values() for block in one]
+                if owed == seen:
+                    raise
+                seen = owed  # other workers took tickets meanwhile: retry with the remaining ones
+            except TurnLostError:
+                raise  # another worker owns the draft in the memo
+            except BaseException:
+                with suppress(MemoError):  # raise the first error; store the released tokens if possible
+                    stored.write()
+                raise
+        stored.write()
+        return True
+
+    def _opener(self, stored: _StoredDraft) -> Opener:
+        return lambda draft, length, ticket, name, known: self._open(stored, length, name, known)  # noqa: ARG005  its own
+
+    def _has_tickets(self, stored: _StoredDraft) -> bool:
+        """Sets how many tickets each segment may still use; False: a segment that has not begun has none."""
+        draft = stored.draft
+        blocks = dict(self.plan.branches)[draft.label].blocks
+        draft.tickets = {}
+        for number, segment in enumerate(self.script.segments):
+            tickets = []
+            for length, count in blocks(segment.max_tokens):
+                remaining = self.share.remaining(template_name(segment.name, length), label=draft.label)
+                tickets.append(BlockTickets(length, max(0, min(count - stored.spent[number, length], remaining))))
+            draft.tickets[number] = tickets
+            begun = number < draft.segment or (number == draft.segment and bool(draft.tokens))
+            if not begun and not any(one.owed > 0 for one in tickets):
+                return False
+        return True
+
+    @contextmanager
+    def _open(self, stored: _StoredDraft, length: int, name: str, known: dict[str, str]) -> Iterator[ReleaseBlock]:
+        """Reserves one ticket for one block, so that a killed worker loses at most one; stores the released tokens."""
+        draft = stored.draft
+        template = template_name(self.script.segments[draft.segment].name, length)
+        stored.turn.check(stored.lazy_logits)
+        ticket = self.share.reserve(template, label=draft.label)
+        stored.charged += 1
+        try:
+            with open_block(
+                self.private,
+                ticket,
+                plan=dict(self.plan.branches)[draft.label],
+                length=length,
+                backend=self.script.backend,
+                render=self.script.wording.renderer(name, known),
+                choose=self.script.decoding.choose,
+                prefix=tuple(draft.tokens),
+            ) as block:
+                stored.spent[draft.segment, length] += 1
+                yield block
+                stored.write()  # before the commit
+        finally:
+            stored.charged -= ticket.give_back()
+
+
+@dataclass(slots=True, repr=False)
+class _StoredDraft:
+    """A draft and its state in the memo; released and public values only."""
+
+    draft: PartialText
+    memo: ReleaseMemo
+    key: MemoKey
+    turn: JobLease
+    spent: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
+    charged: int = 0
+    lazy_logits: str | None = None
+
+    def read(self) -> None:
+        """Loads the state of the draft from the memo."""
+        self.lazy_logits = self.memo.recall(self.key)
+        if self.lazy_logits is None:
+            return
+        state = json.loads(self.lazy_logits)
+        draft = self.draft
+        draft.values, draft.segment, draft.done = dict(state["values"]), state["segment"], state["done"]
+        draft.tokens = [_token_in(one) for one in state["tokens"]]
+        self.spent = Counter({(segment, length): count for segment, length, count in state["spent"]})
+
+    def write(self) -> None:
+        """Stores the draft; raises TurnLostError if another worker changed it."""
+        draft = self.draft
+        text = json.dumps(
+            {
+                "values": draft.values,
+                "segment": draft.segment,
+                "tokens": [_token_out(token) for token in draft.tokens],
+                "spent": [[segment, length, count] for (segment, length), count in self.spent.items()],
+                "done": draft.done,
+            }
+        )
+        if text == self.lazy_logits:
+            return
+        self.memo.remember(self.key, text, instead_of=self.lazy_logits)
+        # `remember` does not overwrite a value other than `instead_of`; the read shows who won.
+        if self.memo.recall(self.key) != text:
+            raise TurnLostError("memo: expected the draft that this worker stored, found one that another run changed.")
+        self.lazy_logits = text
+
+
+def _facts(script: DecodingSpec) -> tuple[Any, ...]:
+    """Returns the properties of an engine that a plan depends on."""
+    backend = script.backend
+    return type(backend).__name__, backend.max_top_k, _token_out(backend.eos), script.is_fused, script.candidates
+
+
+def _token_out(token: Token) -> Any:
+    """Returns a token as a JSON value."""
+    if isinstance(token, bytes):
+        return ["bytes", token.hex()]
+    if isinstance(token, str | int) and not isinstance(token, bool):
+        return ["text" if isinstance(token, str) else "number", token]
+    raise fail("llm", "an engine whose tokens are bytes, text or numbers", type(token).__name__)
+
+
+def _token_in(pair: Any) -> Token:
+    kind, value = pair
+    return bytes.fromhex(value) if kind == "bytes" else value
+
+
+class DisjointBatches:
+    """The deals of a generation on disjoint batches: demonstration b of a label reads batch b of the label's deal.
+
+    Formal guarantees:
+      - A label's units are dealt once, when its first demonstration begins, after its one ticket burnt; no batch
+        releases more than the ticket paid for, over all attempts and resumed runs together.
+      - The ticket is committed when the last demonstration of the label is written; it stays spent whatever happens.
+      - No field of a demonstration releases more than its own cap, also where another field left some over.
+    """
+
+    def __init__(self, private: PrivateExamples, share: Share, plan: GenerationPlan) -> None:
+        self._private = private
+        self._share = share
+        self._plan = plan
+        self._reserved: dict[str | None, Reservation] = {}
+        self._dealt: dict[str | None, DealtSample] = {}
+        self._fields_left: dict[tuple[str | None, int, int], int] = {}
+
+    def reserve(self, label: str | None) -> int:
+        """Reserves a label's ticket unless it is; returns how many tickets that took."""
+        if label in self._reserved:
+            return 0
+        self._reserved[label] = self._share.reserve(deal_name(self._plan.shots_per_label), label=label, count=1)
+        return 1
+
+    def left(self, label: str | None, number: int, segment: int) -> int:
+        """Returns how many releases of one field of a demonstration are still paid for; public.
+
+        None are where a stop struck between burning the ticket and dealing: a deal that is paid for once is not dealt
+        twice.
+        """
+        cap = self._fields_left.get((label, number, segment), self._plan.segments[segment].max_tokens)
+        if label in self._dealt:
+            return min(cap, self._dealt[label].num_left(number))
+        reservation = self._reserved.get(label)
+        return cap if reservation is None or reservation.unburnt else 0
+
+    @contextlib.contextmanager
+    def open(self, label: str | None, number: int, segment: int, **options: Any) -> Iterator[ReleaseBlock]:
+        """Opens a block for what is left of one field of a label's demonstration; see `DealtSample.batch`."""
+        if label not in self._reserved:
+            raise PrivacyBudgetError("deal: expected a reserved ticket, found none. Call run() of the synthesizer.")
+        if label not in self._dealt:
+            length = sum(part.max_tokens for part in self._plan.segments)
+            self._dealt[label] = open_deal(
+                self._private, self._reserved[label], plan=dict(self._plan.branches)[label], length=length
+            )
+        left = self.left(label, number, segment)
+        if left <= 0:
+            raise PrivacyBudgetError("deal: expected a release still paid for, found none left. Declare a component.")
+        with self._dealt[label].batch(number, length=left, **options) as block:
+            try:
+                yield block
+            finally:
+                self._fields_left[label, number, segment] = block.left
+
+    def finish(self, label: str | None) -> None:
+        """Commits a label's ticket once all its demonstrations are written, and forgets the deal."""
+        if label in self._dealt:
+            self._dealt.pop(label).close()
+            self._reserved[label].commit()
+
+    def __repr__(self) -> str:
+        return "DisjointBatches(<private>)"
+
+
+@tells_how_to_build()
+class DemonstrationSynthesizer(GenerationRun[PartialText]):
+    """Generates differentially private demonstrations once; they can be used without limit.
+
+    Formal guarantees:
+      - Everything it returns or shows is a post-processing of indices released under `plan`, whose event is charged
+        to the budget as the share of this component before the first private record is read.
+      - Stopping (EOS, stop strings, length) looks at released tokens only.
+
+    Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption. Inside a
+    LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `run_events`.
+    """
+
+    _noun = "synthesizer"
+
+    def __init__(
+        self,
+        private: PrivateExamples,
+        script: DecodingSpec,
+        *,
+        budget: Budget,
+        share: Share,
+        plan: GenerationPlan,
+        elsewhere: RemoteExecution | None = None,
+    ) -> None:
+        drafts = [PartialText(label, number) for number in range(plan.shots_per_label) for label, _ in plan.branches]
+        super().__init__(private, drafts, budget=budget, share=share, elsewhere=elsewhere)
+        self._script = script
+        self.plan = plan
+        self._deals = DisjointBatches(private, share, plan) if plan.design.sampling == "disjoint" else None
+
+    @classmethod
+    @tells_refusals("DemonstrationSynthesizer")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: Any,
+        budget: Any = None,
+        config: Any = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        instruction: str | None = None,
+        generation_prompt: Any = None,
+        example_prompt: Any = None,
+        open_label_key: str | None = None,
+        open_labels: Sequence[str] | None = None,
+        max_label_tokens: int = 10,
+        shots_per_label: int = 1,
+        max_tokens: int = 60,
+        grammar: Grammar | None = None,
+        mechanism: str = "gumbel",
+        clip: float | None = None,
+        blend_weight: float | None = None,
+        center: str | None = None,
+        free_tokens: float | None = None,
+        private_tokens: int | None = None,
+        rows: str | None = None,
+        num_slots: int | None = None,
+        shots_per_slot: int | None = None,
+        sampling: str = "poisson",
+        overfill: float | None = None,
+        redraw_every: int | None = None,
+        public_top_k: int | None = 100,
+        stop: Sequence[str] | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        component: str | None = None,
+        executor: ExecutorLike = None,
+    ) -> DemonstrationSynthesizer:
+        """Plans the noise, declares the share and returns a synthesizer; nothing is spent yet.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here.
+          llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
+            private prompts.
+          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
+          config: a RunnableConfig whose callbacks may hold the budget.
+          epsilon: this component's share of the budget (its noise is calibrated to it).
+          delta: the share's delta; by default in proportion to epsilon.
+          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
+          instruction: public task description, the first paragraph of every prompt.
+          generation_prompt: template of one record, text field last (see `GenerationTemplate`).
+          example_prompt: template that will show the demonstrations; checked here so that it fails before spending.
+          open_label_key: field of a label that is open text (no declared labels): it is generated first, or drawn
+            from `open_labels`, and never copied from a record.
+          open_labels: public list to draw open labels from.
+          max_label_tokens: cap of a generated open label, in tokens.
+          shots_per_label: demonstrations per label; their costs compose.
+          max_tokens: cap of a demonstration's text, in tokens.
+          grammar: constrains the texts, for instance `Grammar.json_schema(...)`; tokens that it forces cost nothing.
+          mechanism: "gumbel", "gaussian" or "permute_and_flip" on next-token probabilities; "recentered_clip",
+            "difference_clip" or "clip_and_blend" on logits, from a model that shows its whole vocabulary.
+          clip: largest magnitude of a clipped logit or difference (logit mechanisms); None: computed from temperature
+            and noise. With `temperature` it determines the noise.
+          blend_weight: share of the private rows in the score ("clip_and_blend"); 0.5 by default.
+          center: "max" (default) or "none": what is subtracted from a row's logits ("clip_and_blend").
+          free_tokens: share of the rows in (0, 1) below which, by a noisy test, the total variation between their mean
+            and the public distribution makes a token public and free (logit mechanisms, `redraw_every=max_tokens`).
+          private_tokens: with `free_tokens`, the maximum number of private tokens per sample; later tokens are public.
+          rows: "units" (every sampled unit is a row of its own) or "slots" (k-shot prompts).
+          num_slots: number of slots, or expected number of unit rows.
+          shots_per_slot: records per slot; 1 for unit rows.
+          sampling: "poisson", "disjoint" (one secret partition per label: each demonstration reads its own batch for
+            all of its tokens), or "fixed" (balanced partition; `replace_one` without labels only).
+          overfill: expected units per shot of a slot.
+          redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration, the only value for
+            "disjoint". None: 1 otherwise.
+          public_top_k: candidates per token, taken from the public prompt (no more than the model reports; the plan
+            shows how many); None: the whole vocabulary.
+          stop: strings that end a field; by default a line break, or nothing with a grammar.
+          temperature: of the released token's softmax (logit mechanisms; 1 by default); for "gaussian", sampling
+            temperature on the noised vector, 0 (default) takes the largest.
+          top_k: sample among this many noised candidates (mechanism "gaussian" only).
+          top_p: nucleus sampling on the noised vector (mechanism "gaussian" only).
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
+          executor: a `RayExecutor`, or "ray": workers generate the demonstrations, each with its own records, model
+            and ledger connection; demonstrations that they released under this `component` are reused. None: this
+            process.
+
+        Raises:
+          ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, a different budget, or too small a budget.
+
+        Source: Tang et al. (2023), Algorithm 1.
+        """
+        spender = resolve_budget(budget, config)
+        label_key = _label_key(private, open_label_key, open_labels)
+        segments: tuple[Segment, ...] = (Segment("text", max_tokens),)
+        if open_label_key is not None and open_labels is None:
+            # An open label is private text: it is generated before the text, at a cost of its own.
+            segments = (Segment("label", max_label_tokens), *segments)
+        clipping = {"clip": clip, "blend_weight": blend_weight, "center": center}
+        tested = {"free_tokens": free_tokens, "private_tokens": private_tokens}
+        rule, decoding = _rules(mechanism, temperature, {**clipping, **tested}, top_k=top_k, top_p=top_p)
+        script = make_script(
+            private,
+            as_backend(llm),
+            label_key=label_key,
+            instruction=instruction,
+            generation_prompt=generation_prompt,
+            example_prompt=example_prompt,
+            segments=segments,
+            public_top_k=public_top_k,
+            stop=stop if stop is not None else (DEFAULT_STOP if grammar is None else ()),
+            decoding=decoding,
+            open_labels=open_labels,
+            needs_logits=rule.is_logit,
+            grammar=grammar,
+        )
+        plan = plan_generation(
+            public_sizes(private),
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            adjacency=spender.adjacency,
+            noise_multiplier=noise_multiplier,
+            mechanism=rule,
+            design=RowDesign.choose(
+                rows=rows,
+                num_slots=num_slots,
+                shots_per_slot=shots_per_slot,
+                sampling=sampling,
+                overfill=overfill,
+                smallest_size=min(public_sizes(private).values()),
+            ),
+            redraw_every=redraw_every,
+            shots_per_label=shots_per_label,
+            segments=segments,
+            candidates=script.candidates,
+            partition=private.dataset_id,
+        )
+        # The margin follows from the calibrated clip, which is known only now.
+        script = dataclasses.replace(script, margin=public_margin(plan.release))
+        name = component if component is not None else spender.fresh_name("few-shot")
+        # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.
+        elsewhere = _elsewhere(executor, spender, script, plan, component=name, epsilon=epsilon)
+        share = declare_share(
+            private,
+            spender,
+            plan,
+            component=name,
+            epsilon=epsilon,
+            public={**plan.to_dict(), **script.to_dict()},
+            engines=[script],
+        )
+        return cls(private, script, budget=spender, share=share, plan=plan, elsewhere=elsewhere)
+
+    @property
+    def demonstrations(self) -> list[dict[str, str]]:
+        """The demonstrations released so far (public)."""
+        return [self._example(draft) for draft in self._items if draft.done]
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _give_back(self, draft: PartialText, events: RunEvents) -> None:
+        for block in (block for tickets in draft.tickets.values() for block in tickets):
+            if block.reservation is not None and block.reservation.refundable and block.reservation.unburnt:
+                back = block.reservation.give_back()
+                # An unfinished draft reserves the returned tickets again in its next run; a finished one needs none.
+                block.owed, block.reservation = (0 if draft.done else back), None
+                events.tickets -= back
+
+    def _make(self, draft: PartialText, bar: Any, events: RunEvents) -> EffectGenerator[None]:
+        self._reserve(draft, events)
+        yield from write_draft(self._script, draft, self._open, lambda: tick(bar))
+        if self._deals is not None and all(other.done for other in self._items if other.label == draft.label):
+            # The partition of a label is secret and no longer needed.
+            self._deals.finish(draft.label)
+
+    def _job(self, draft: PartialText) -> DraftJob:
+        return draft.label, draft.number
+
+    def _take(self, draft: PartialText, values: dict[str, str], bar: Any) -> None:
+        draft.values, draft.done = dict(values), True
+        for _ in range(self._tokens_per_draft):
+            tick(bar)
+
+    def _reserve(self, draft: PartialText, events: RunEvents) -> None:
+        """Reserves every ticket that one demonstration still needs, before its first private call."""
+        plan = dict(self.plan.branches)[draft.label]
+        segments = self._script.segments
+        if not draft.tickets:
+            draft.tickets = {
+                number: [BlockTickets(length, count) for length, count in plan.blocks(segment.max_tokens)]
+                for number, segment in enumerate(segments)
+            }
+        if self._deals is not None:
+            events.tickets += self._deals.reserve(draft.label)
+            for number, tickets in draft.tickets.items():
+                # One ticket pays for all demonstrations of a label; `owed` only says whether blocks remain.
+                tickets[0].owed = int(self._deals.left(draft.label, draft.number, number) > 0)
+            return
+        for number, tickets in draft.tickets.items():
+            for block in tickets:
+                if block.owed and block.reservation is None:
+                    template = template_name(segments[number].name, block.length)
+                    block.reservation = self._share.reserve(template, label=draft.label, count=block.owed)
+                    events.tickets += block.owed
+                    block.owed = 0
+
+    def _open(
+        self, draft: PartialText, length: int, ticket: Reservation | None, name: str, known: dict[str, str]
+    ) -> AbstractContextManager[ReleaseBlock]:
+        if self._deals is not None:
+            return self._deals.open(
+                draft.label,
+                draft.number,
+                draft.segment,
+                backend=self._script.backend,
+                render=self._script.wording.renderer(name, known),
+                choose=self._script.decoding.choose,
+                prefix=tuple(draft.tokens),
+            )
+        if ticket is None:
+            raise fail("ticket", "a reservation", ticket)
+        return open_block(
+            self._private,
+            ticket,
+            plan=dict(self.plan.branches)[draft.label],
+            length=length,
+            backend=self._script.backend,
+            render=self._script.wording.renderer(name, known),
+            choose=self._script.decoding.choose,
+            prefix=tuple(draft.tokens),
+        )
+
+    def _so_far(self) -> str:
+        return f"{len(self.demonstrations)} of {len(self._items)} demonstrations are"
+
+    def _examples(self, draft: PartialText) -> list[dict[str, str]]:
+        return [self._example(draft)]
+
+    def _example(self, draft: PartialText) -> dict[str, str]:
+        known = self._script.known(draft)
+        return {name: known[name] for name in sorted(self._script.wording.generated_fields)}
+
+    def _plan_for_report(self) -> dict[str, Any]:
+        return {**self.plan.to_dict(), **self._script.to_dict()}
+
+    @property
+    def _tokens_per_draft(self) -> int:
+        return sum(segment.max_tokens for segment in self._script.segments)
+
+    def _bar(self, progress: bool | None) -> Any:
+        return new_bar(self._tokens_per_draft * len(self._items), "token", "private generation", progress=progress)
+
+    def _show(self, bar: Any) -> None:
+        with suppress(OSError, ValueError):
+            bar.set_postfix_str(f"{len(self.demonstrations)}/{len(self._items)} demonstrations")
+
+    def __repr__(self) -> str:
+        return f"DemonstrationSynthesizer(component={self._share.component!r}, plan={self.plan!r})"
+
+
+def _elsewhere(
+    executor: ExecutorLike, budget: Budget, script: DecodingSpec, plan: GenerationPlan, **paid: Any
+) -> RemoteExecution | None:
+    """Returns the remote execution, or None without an executor."""
+    workers = as_executor(executor)
+    if workers is None:
+        return None
+    check_reached(budget, is_one_host=workers.is_one_host)
+    work = GenerationJob.of(script, plan, ledger_id=budget.ledger_id, **paid)
+    return RemoteExecution(workers, work, is_ours=executor == "ray")
+
+
+def public_sizes(private: PrivateExamples) -> dict[str | None, int]:
+    """Returns the declared size of every branch."""
+    return {label: private.public_size_of(label) for label in (private.labels or (None,))}
+
+
+def _label_key(private: PrivateExamples, key: str | None, labels: Sequence[str] | None) -> str | None:
+    if key is None:
+        if labels is not None:
+            raise fail("open_labels", "None without open_label_key", labels)
+        return private.label_key
+    if private.label_key is not None or key not in private.fields:
+        msg = f"open_label_key: expected a declared field of examples without declared labels, found {key!r}."
+        raise ConfigurationError(msg)
+    if labels is not None and len(set(check_texts("open_labels", labels))) != len(labels):
+        raise fail("open_labels", "distinct texts of a public list", type(labels).__name__)
+    return key
+
+
+def _rules(
+    mechanism: str, temperature: float | None, options: dict[str, Any], *, top_k: int | None, top_p: float
+) -> tuple[TokenRule, Decoding]:
+    """Returns the token rule and the decoding; `temperature` goes to the one of them that the mechanism uses."""
+    is_logit = mechanism in LOGIT_MECHANISMS
+    rule = TokenRule(mechanism, temperature=temperature if is_logit else None, **options)
+    decoding = Decoding(temperature=0.0 if is_logit else temperature or 0.0, top_k=top_k, top_p=top_p)
+    if mechanism != "gaussian" and not decoding.is_default:
+        advice = "That mechanism releases only an index; use mechanism='gaussian'."
+        raise fail("temperature, top_k, top_p", f"their defaults with mechanism={mechanism!r}", decoding, advice)
+    return rule, decoding

@@ -1,0 +1,1 @@
+"""PromptPATE (Duan et al. 2023): teachers, labelling, pools, example selectors."""

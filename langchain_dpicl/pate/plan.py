@@ -1,0 +1,575 @@
+"""Compares plans of labels for public inputs at equal epsilon, and says which one to take."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from langchain_dpicl.planning.cost import Cost, with_noise_for, with_price
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_adjacency,
+    check_choice,
+    check_delta,
+    check_int,
+    check_positive,
+    check_real,
+    fail,
+)
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.method_tickets import (
+    TEACHERS,
+    Teachers,
+    label_tickets,
+)
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
+from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation
+from langchain_dpicl.privacy.mechanisms.noise import Mechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.runs.query_plan import RowsPlan, check_design, expected_rows, expected_votes, query_signal
+
+_STEPS = 1000  # guesses of the agreement are thousandths
+
+
+@dataclass(frozen=True, slots=True)
+class LabellingPlan(RowsPlan):
+    """Everything public about labels for `max_queries` public inputs: what will run, what it is charged and will cost.
+
+    Formal guarantees:
+      - `teachers="fresh"`: `max_queries` tickets of `release.block_event(1)`, a fresh secret sample for each input.
+      - `teachers="one_sample"`: one ticket of `release.block_event(max_queries, max_answers)`: all labels come from one
+        secret sample, composed inside and amplified once.
+      - `teachers="fixed"`: `max_queries` tickets of one release without amplification; with Confident-GNMax instead
+        `max_queries` tickets of a test and `max_answers` of an answer.
+      - All tickets together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
+
+    Attributes:
+      release: sampling, aggregation, noise and adjacency of one label.
+      max_queries: inputs that the share pays for.
+      width: candidates of one release, constants included.
+      design: the shape of rows.
+      public_size: declared units.
+      partition: the `dataset_id` of the examples.
+      epsilon: upper bound of all labels together at `delta`.
+      delta: the share's delta, the declared gap of the noise included.
+      teachers: "fresh", "one_sample" or "fixed".
+      max_answers: labels that the share pays for if tests are charged separately; None: one per input.
+      threshold: votes below which the largest noisy vote is rejected: post-processing of a released histogram, so
+        Gaussian noise only, and free; None: nothing is rejected.
+    """
+
+    teachers: Teachers = "fresh"
+    max_answers: int | None = None
+    threshold: float | None = None
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share; unburnt ones can be handed back."""
+        return label_tickets(
+            self.release, teachers=self.teachers, max_queries=self.max_queries, max_answers=self.max_answers
+        )
+
+    def cost(
+        self,
+        *,
+        record_tokens: int = 60,
+        query_tokens: int = 60,
+        answer_tokens: int = 1,
+        calls_per_row: int = 1,
+        public_rows: int = 1,
+        student_calls: int = 0,
+        student_shots: int = 1,
+    ) -> Cost:
+        """Returns model calls and tokens over all inputs, from public caps (no discount for caches)."""
+        check_int("student_calls", student_calls, low=0)
+        check_int("student_shots", student_shots, low=1)
+        teachers = RowsPlan.cost(
+            self,
+            record_tokens=record_tokens,
+            query_tokens=query_tokens,
+            answer_tokens=answer_tokens,
+            calls_per_row=calls_per_row,
+            public_rows=public_rows,
+        )
+        return Cost(
+            teachers.private_calls,
+            teachers.public_calls + student_calls,
+            teachers.tokens_in + student_calls * (student_shots * record_tokens + query_tokens),
+            teachers.tokens_out + student_calls * answer_tokens,
+        )
+
+    def expected_signal(self, agreement: float) -> dict[str, float]:
+        """Computes `RowsPlan.expected_signal`; a rejected input counts as an abstention."""
+        return expected_votes(self, agreement, threshold=self.threshold)
+
+    def agreement_needed(self, chance: float = 0.95) -> float | None:
+        """Returns the least agreement of rows at which the right label is released with probability `chance`.
+
+        Formal guarantees:
+          - The result is a multiple of .001; if it is not 0, .001 less does not reach `chance`.
+        """
+        check_real("chance", chance, low=0.0, high=1.0, low_open=True)
+
+        def is_reached(step: int) -> bool:
+            return self.expected_signal(step / _STEPS)["right_label_prob"] >= chance
+
+        if not is_reached(_STEPS):
+            return None
+        return bisect.bisect_left(range(_STEPS), True, key=is_reached) / _STEPS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values; `verify_report` rebuilds the tickets from `release` in it."""
+        out = {
+            **RowsPlan.to_dict(self),
+            "release": self.release.to_dict(),
+            "teachers": self.teachers,
+            "max_answers": self.max_answers,
+            "threshold": self.threshold,
+        }
+        mechanism = self.release.mechanism
+        if isinstance(mechanism, ConfidentGNMaxMechanism):
+            linf = self.release.sensitivity.require("linf")
+            out["threshold"] = mechanism.threshold
+            out["test_noise_multiplier"] = mechanism.test_noise_multiplier
+            out["test_noise_scale"] = mechanism.test_noise_multiplier * linf
+        return out
+
+
+DEFAULT_FIXED_TEACHERS = 200
+"""Default number of fixed teachers: one-shot prompts, as many as in the paper."""
+
+
+def plan_labelling(
+    public_size: int,
+    *,
+    epsilon: float | None,
+    delta: float,
+    max_queries: int,
+    width: int,
+    teachers: Teachers = "fresh",
+    adjacency: Adjacency = "add_remove",
+    aggregation: Aggregation | None = None,
+    mechanism: Mechanism | str = "gumbel",
+    noise_multiplier: float | None = None,
+    max_answers: int | None = None,
+    design: RowDesign | None = None,
+    constants: Sequence[float] = (),
+    threshold: float | None = None,
+    partition: str = "private-examples",
+    is_rough: bool = False,
+) -> LabellingPlan:
+    """Calibrates the noise of labels for `max_queries` inputs to `epsilon`, or prices a given noise.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`. Ignored for
+        Confident-GNMax, whose noise is given with the mechanism.
+      delta: the share's delta.
+      max_queries: inputs that the share pays for.
+      width: candidates of one release, `constants` included.
+      teachers: "fresh" draws a new secret sample for every input, "one_sample" one for all of them, "fixed" deals the
+        units into slots once and keeps them (`adjacency="replace_one"` only).
+      adjacency: neighbouring relation.
+      aggregation: how rows add up; `VoteSum()` by default.
+      mechanism: a mechanism (its noise is replaced) or its name; or a `ConfidentGNMaxMechanism` (its noise is kept).
+      noise_multiplier: given noise; None calibrates.
+      max_answers: with Confident-GNMax and teachers that are drawn once, the labels that the share pays for; None: one
+        per input.
+      design: shape of rows; by default `RowDesign.choose(smallest_size=public_size)`, and for fixed teachers a
+        partition into 200 slots of one shot, or one per unit if there are fewer.
+      constants: public scores of further candidates, such as one to abstain.
+      threshold: votes below which the largest noisy vote is rejected; Gaussian noise only.
+      partition: the data set's public id.
+      is_rough: calibrates several times faster, with a few percent more noise; for comparisons of many plans.
+    """
+    check_adjacency(adjacency)
+    check_delta(delta)
+    check_int("public_size", public_size, low=1)
+    check_int("max_queries", max_queries, low=1)
+    check_int("width", width, low=len(constants) + 1)
+    check_name("partition", partition)
+    check_choice("teachers", teachers, TEACHERS)
+    shape = _design(design, teachers=teachers, adjacency=adjacency, public_size=public_size)
+    noise = mechanism_by_name(mechanism)(noise_multiplier=1.0) if isinstance(mechanism, str) else mechanism
+    draft = LabellingPlan(
+        release=ReleasePlan(
+            sampler=shape.sampler(public_size),
+            aggregation=VoteSum() if aggregation is None else aggregation,
+            mechanism=noise,
+            adjacency=adjacency,
+            redraw_every=max_queries if teachers == "one_sample" else 1,
+            constants=tuple(constants),
+        ),
+        max_queries=max_queries,
+        width=width,
+        design=shape,
+        public_size=public_size,
+        partition=partition,
+        epsilon=0.0,
+        delta=delta,
+        teachers=teachers,
+        max_answers=_answers(max_answers, noise, teachers=teachers, max_queries=max_queries),
+        threshold=_threshold(threshold, noise),
+    )
+    if isinstance(noise, ConfidentGNMaxMechanism):
+        if noise_multiplier is not None:
+            raise fail("noise_multiplier", "None: confident_gnmax has its own noise", noise_multiplier)
+        return with_price(draft)
+    return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
+
+
+def rejection(
+    abstain_below: float | None, design: RowDesign, *, public_size: int, mechanism: Mechanism | str
+) -> dict[str, Any]:
+    """Returns the arguments of `plan_labelling` that reject inputs with too few votes: `constants` and `threshold`.
+
+    A released histogram is compared with the threshold; a released index has one more candidate, to abstain.
+    """
+    if abstain_below is None:
+        return {"constants": (), "threshold": None}
+    check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)
+    kind = mechanism_by_name(mechanism) if isinstance(mechanism, str) else type(mechanism)
+    if kind is ConfidentGNMaxMechanism:
+        raise fail("abstain_below", "None with confident_gnmax, which has a threshold of its own", abstain_below)
+    votes = abstain_below * expected_rows(design, public_size)
+    if kind.releases == "vector":
+        return {"constants": (), "threshold": votes}
+    return {"constants": (votes,), "threshold": None}
+
+
+def _design(design: RowDesign | None, *, teachers: Teachers, adjacency: Adjacency, public_size: int) -> RowDesign:
+    """Returns the shape of rows, checked against how teachers are drawn."""
+    if teachers != "fixed":
+        shape = check_design(design or RowDesign.choose(smallest_size=public_size), adjacency)
+        if shape.sampling in {"partition", "disjoint"}:
+            expected = f"'poisson' or 'fixed' with teachers={teachers!r}"
+            raise fail("sampling", expected, shape.sampling, "A partition is for teachers='fixed'.")
+        return shape
+    if adjacency != "replace_one":
+        advice = "Adding a unit moves others between fixed teachers. Use teachers='fresh', which also costs "
+        advice += "far less, or a budget with adjacency='replace_one'."
+        raise fail("adjacency", "'replace_one' with teachers='fixed'", adjacency, advice)
+    slots = min(DEFAULT_FIXED_TEACHERS, public_size)
+    requested = design or RowDesign.choose(num_slots=slots, sampling="partition")
+    shape = check_design(requested, adjacency)
+    if shape.sampling != "partition":
+        raise fail("sampling", "'partition' with teachers='fixed'", shape.sampling)
+    return shape
+
+
+def _answers(max_answers: int | None, mechanism: Mechanism, *, teachers: Teachers, max_queries: int) -> int | None:
+    """Returns the number of answers that are charged separately from their tests; None: none is."""
+    if isinstance(mechanism, ConfidentGNMaxMechanism) and teachers != "fresh":
+        answers = max_queries if max_answers is None else max_answers
+        return check_int("max_answers", answers, low=1, high=max_queries)
+    if max_answers is not None:
+        expected = "None (only confident_gnmax with teachers that are drawn once charges answers separately)"
+        raise fail("max_answers", expected, max_answers)
+    return None
+
+
+def _threshold(threshold: float | None, mechanism: Mechanism) -> float | None:
+    """Returns the threshold, which needs a mechanism that releases a noisy vector."""
+    if threshold is None:
+        return None
+    if mechanism.releases != "vector":
+        raise fail("threshold", f"None: {mechanism.name} releases no noisy vector", threshold)
+    return check_real("threshold", threshold, low=-LARGEST, high=LARGEST)
+
+
+# Rows, and shots per row.
+_REDRAWN = ((40, 1), (100, 1), (200, 1), (25, 4), (50, 4))
+# Fixed teachers are not amplified: only more of them raise the signal above the noise.
+_FIXED = (100, 200, 400)
+# The adjacency that each way of drawing teachers is meant for and compared under.
+_HONEST: dict[Teachers, Adjacency] = {"fixed": "replace_one", "one_sample": "add_remove", "fresh": "add_remove"}
+
+
+class TeacherPrice(NamedTuple):
+    """The price of one way of drawing teachers.
+
+    Attributes:
+      teachers: "fixed", "one_sample" or "fresh".
+      adjacency: the neighbouring relation of the price.
+      sampling_rate: chance of a unit to be in a sample; 1 for fixed teachers.
+      noise_multiplier: standard deviation of the noise over the sensitivity of a vote.
+      epsilon: upper bound of all labels together.
+      delta: the delta of the bound.
+    """
+
+    teachers: Teachers
+    adjacency: Adjacency
+    sampling_rate: float
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the row as JSON values."""
+        return self._asdict()
+
+
+def compare_teachers(
+    public_size: int, *, num_teachers: int, noise: float, max_queries: int, delta: float, labels: int = 2
+) -> list[TeacherPrice]:
+    """Returns the price of the same noise on the same number of one-shot teachers, for each way of drawing them.
+
+    Fixed teachers are priced under `replace_one`, because their partition is not secret; the others are unit rows under
+    `add_remove`. Each input releases one histogram with Gaussian noise; its threshold and best label are free.
+
+    Args:
+      public_size: declared number of units.
+      num_teachers: fixed prompts, or expected prompts of a sample.
+      noise: standard deviation in votes.
+      max_queries: inputs that get a label.
+      delta: the delta of the bounds.
+      labels: length of the histogram; it changes only the declared gap of the noise.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range.
+
+    >>> [
+    ...     round(row.epsilon, 3)
+    ...     for row in compare_teachers(6920, num_teachers=200, noise=20, max_queries=500, delta=1e-6)
+    ... ]
+    [8.306, 1.385, 0.119]
+    """
+    check_positive("noise", noise)
+    check_int("labels", labels, low=2)
+    check_int("num_teachers", num_teachers, low=1)
+
+    def row(teachers: Teachers, adjacency: Adjacency) -> TeacherPrice:
+        is_fixed = teachers == "fixed"
+        design = RowDesign.choose(num_slots=num_teachers, sampling="partition" if is_fixed else "poisson")
+        votes = VoteSum().sensitivity(row_shape=design.rows, adjacency=adjacency).require("l2")
+        plan = plan_labelling(
+            public_size,
+            epsilon=None,
+            noise_multiplier=noise / votes,
+            delta=delta,
+            max_queries=max_queries,
+            width=labels,
+            teachers=teachers,
+            adjacency=adjacency,
+            mechanism="gaussian",
+            design=design,
+        )
+        rate = plan.release.sampler.sampling_rate
+        return TeacherPrice(teachers, adjacency, rate, plan.noise_multiplier, plan.epsilon, delta)
+
+    return [row(teachers, adjacency) for teachers, adjacency in _HONEST.items()]
+
+
+# -- proposals ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LabellingOption:
+    """One plan of labels at the requested epsilon.
+
+    Attributes:
+      plan: the plan; its noise is up to a few percent higher than that of `plan_labelling`.
+      agreement: guessed chance that a row of this shape votes for the right label.
+      right_label_prob: expected chance that an input gets the right label.
+      chance: the requested chance.
+      agreement_needed: least agreement of rows that reaches `chance`; None: no agreement does.
+      private_calls: expected private model calls of all inputs, one per row.
+    """
+
+    plan: LabellingPlan
+    agreement: float
+    right_label_prob: float
+    chance: float
+    agreement_needed: float | None = field(init=False)
+    private_calls: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "agreement_needed", self.plan.agreement_needed(self.chance))
+        object.__setattr__(self, "private_calls", self.plan.cost().private_calls)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the right label is expected with the requested chance."""
+        return self.right_label_prob >= self.chance
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Sort key, best first: enough right labels, for more inputs, with fewer calls, and then more right labels.
+
+        Options without enough right labels come last, those with more right labels first.
+        """
+        right, calls = -round(self.right_label_prob, 3), float(self.private_calls)
+        place = float(MECHANISMS.index(self.plan.release.mechanism.name))
+        if self.is_enough:
+            return 0.0, -float(self.plan.max_queries), calls, right, place
+        return 1.0, right, -float(self.plan.max_queries), calls, place
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the option's public numbers."""
+        design = self.plan.design
+        return {
+            "teachers": self.plan.teachers,
+            "mechanism": self.plan.release.mechanism.name,
+            "rows": design.rows,
+            "num_slots": design.num_slots,
+            "shots_per_slot": design.shots_per_slot,
+            "sampling": design.sampling,
+            "max_queries": self.plan.max_queries,
+            "noise_multiplier": round(self.plan.noise_multiplier, 4),
+            "agreement": round(self.agreement, 4),
+            "agreement_needed": self.agreement_needed,
+            "right_label_prob": round(self.right_label_prob, 4),
+            "is_enough": self.is_enough,
+            "private_calls": self.private_calls,
+        }
+
+
+def propose_labelling(
+    public_size: int,
+    *,
+    epsilon: float,
+    delta: float,
+    public_inputs: int,
+    labels: int,
+    adjacency: Adjacency = "add_remove",
+    teachers: Sequence[Teachers] = TEACHERS,
+    mechanisms: Sequence[str] = MECHANISMS,
+    designs: Sequence[RowDesign] | None = None,
+    max_queries: int | None = None,
+    abstain_below: float | None = None,
+    agreement: float = 0.6,
+    chance: float = 0.95,
+) -> list[LabellingOption]:
+    """Returns plans at equal epsilon, best first (see `LabellingOption.rank`), at least one.
+
+    For each way of drawing teachers, compares shapes of rows with the first mechanism, then the other mechanisms on the
+    best shape. An option labels as many inputs, out of all, a half, a quarter ... of them, as get the right label with
+    probability `chance` at the guessed agreement; if none of these numbers does, the smallest. Shapes with more rows
+    than declared units, and fixed teachers under `add_remove`, are omitted.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: the share.
+      delta: its delta.
+      public_inputs: number of inputs without labels.
+      labels: labels an input can have; at least two inputs per label are tried, if there are as many.
+      adjacency: neighbouring relation.
+      teachers: ways of drawing teachers.
+      mechanisms: names, at least one; shapes are compared with the first.
+      designs: shapes of rows to compare, partitions for fixed teachers; by default 40, 100 and 200 rows of
+        one record, 25 and 50 of four, and 100, 200 and 400 fixed teachers.
+      max_queries: how many of the inputs get a label; None: as many as possible, see above.
+      abstain_below: share of the expected rows below which an input is rejected; None: none is rejected.
+      agreement: guessed chance that a one-shot row votes for the right label; rows with more shots agree more.
+      chance: wanted probability that an input gets the right label.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range, or nothing is left to compare.
+    """
+    check_int("public_size", public_size, low=1)
+    check_int("public_inputs", public_inputs, low=1)
+    check_int("labels", labels, low=2)
+    check_real("agreement", agreement, low=0.0, high=1.0)
+    check_real("chance", chance, low=0.0, high=1.0, low_open=True)
+    if not mechanisms or not teachers:
+        raise fail("mechanisms, teachers", "at least one of each", (tuple(mechanisms), tuple(teachers)))
+    search = _TeacherSearch(public_size, epsilon, delta, labels, adjacency, abstain_below, agreement, chance)
+    counts = _halves(public_inputs, least=2 * labels)
+    if max_queries is not None:
+        counts = [check_int("max_queries", max_queries, low=1, high=public_inputs)]
+    first, *others = (check_choice("mechanism", name, MECHANISMS) for name in dict.fromkeys(mechanisms))
+    options: list[LabellingOption] = []
+    for way in dict.fromkeys(teachers):
+        check_choice("teachers", way, TEACHERS)
+        if way == "fixed" and adjacency != "replace_one":
+            continue
+        shapes = _shapes(way, public_size) if designs is None else _deal_designs(way, designs)
+        tried = [search.option(way, first, shape, counts) for shape in shapes]
+        if tried:
+            best = min(tried, key=lambda one: one.rank).plan.design
+            options += [*tried, *(search.option(way, name, best, counts) for name in others)]
+    if not options:
+        advice = "Fixed teachers need adjacency='replace_one'."
+        raise fail("teachers", "one that these terms allow", tuple(teachers), advice)
+    return sorted(options, key=lambda one: one.rank)
+
+
+class _TeacherSearch(NamedTuple):
+    """The parameters that all options share."""
+
+    public_size: int
+    epsilon: float
+    delta: float
+    labels: int
+    adjacency: Adjacency
+    abstain_below: float | None
+    agreement: float
+    chance: float
+
+    def option(self, teachers: Teachers, mechanism: str, design: RowDesign, counts: Sequence[int]) -> LabellingOption:
+        """Returns the option with the most inputs that get the right label, or with the fewest if none do.
+
+        `counts` descend, so the chance of the right label ascends and a binary search finds the first count.
+        """
+        plans: dict[int, tuple[LabellingPlan, dict[str, float]]] = {}
+
+        def is_enough(place: int) -> bool:
+            plan = self._plan(teachers, mechanism, design, counts[place])
+            plans[place] = plan, query_signal(plan, one_shot=self.agreement)
+            return plans[place][1]["right_label_prob"] >= self.chance
+
+        place = 0
+        if not is_enough(0) and len(counts) > 1:
+            rest = range(1, len(counts) - 1)  # the last one is used if no other is enough
+            place = 1 + bisect.bisect_left(rest, True, key=is_enough)
+        if place not in plans:
+            is_enough(place)
+        plan, signal = plans[place]
+        return LabellingOption(plan, signal["agreement"], signal["right_label_prob"], self.chance)
+
+    def _plan(self, teachers: Teachers, mechanism: str, design: RowDesign, max_queries: int) -> LabellingPlan:
+        rejected = rejection(self.abstain_below, design, public_size=self.public_size, mechanism=mechanism)
+        return plan_labelling(
+            self.public_size,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            max_queries=max_queries,
+            width=self.labels + len(rejected["constants"]),
+            teachers=teachers,
+            adjacency=self.adjacency,
+            mechanism=mechanism,
+            design=design,
+            is_rough=True,
+            **rejected,
+        )
+
+
+def _halves(inputs: int, *, least: int) -> list[int]:
+    """Returns the numbers of inputs to try, in descending order."""
+    counts = [inputs]
+    while counts[-1] // 2 >= least:
+        counts.append(counts[-1] // 2)
+    return counts
+
+
+def _deal_designs(teachers: Teachers, designs: Sequence[RowDesign]) -> Iterator[RowDesign]:
+    """Yields the shapes, as partitions if teachers are fixed."""
+    for shape in designs:
+        is_fixed = teachers == "fixed"
+        partition = {"num_slots": shape.num_slots, "shots_per_slot": shape.shots_per_slot, "sampling": "partition"}
+        yield RowDesign.choose(**partition) if is_fixed else shape  # type: ignore[arg-type]
+
+
+def _shapes(teachers: Teachers, public_size: int) -> Iterator[RowDesign]:
+    """Yields shapes of rows with at most one row per declared unit."""
+    if teachers == "fixed":
+        for slots in dict.fromkeys(min(slots, public_size) for slots in _FIXED):
+            yield RowDesign.choose(num_slots=slots, sampling="partition")
+        return
+    for rows, shots in dict.fromkeys((min(rows, public_size), shots) for rows, shots in _REDRAWN):
+        yield RowDesign.choose(num_slots=rows, shots_per_slot=shots)

@@ -1,0 +1,1 @@
+"""Expected utility and cost of a plan, from public numbers only."""

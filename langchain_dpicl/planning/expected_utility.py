@@ -1,0 +1,438 @@
+"""Computes the expected utility of a plan: how full its slots are, and how likely the right index is released."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from langchain_dpicl.privacy._validate import (
+    ROW_SHAPES,
+    RowShape,
+    check_choice,
+    check_int,
+    check_positive,
+    check_real,
+    fail,
+)
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, Sampler
+
+_Column: TypeAlias = tuple[np.ndarray, int]
+"""float64[n] votes of a candidate, and the number of candidates with these votes."""
+
+PUBLIC_SHARE = 0.25
+"""Default guess of the public model's chance of the right token, as a share of a row's chance."""
+AGREEMENT_PER_DOUBLING = 0.05
+_UNLIMITED_CLIP = 1e3
+_GRID = 2001
+# Votes are summed over counts within this many deviations, and noise is integrated over the same range.
+_REACH, _NEGLIGIBLE = 7.0, 1e-10
+_NUM_NODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Expected occupancy of rows, from declared sizes.
+
+    Attributes:
+      rows: expected number of rows with at least one unit.
+      shots: expected units per row after truncation (slots count empty ones too).
+      empty: chance that a slot is empty (0 for unit rows).
+    """
+
+    rows: float
+    shots: float
+    empty: float
+
+
+def occupancy(plan: ReleasePlan, public_size: int) -> Occupancy:
+    """Returns the expected occupancy of one sample from `public_size` units."""
+    sampler = plan.sampler
+    if isinstance(sampler, PoissonUnits):
+        return Occupancy(rows=public_size * sampler.sampling_rate, shots=1.0, empty=0.0)
+    shots, slots = sampler.shots_per_slot, sampler.num_slots
+    if isinstance(sampler, BalancedSlots | PartitionedSlots):
+        filled = min(shots, public_size / slots)
+        return Occupancy(rows=min(slots, public_size), shots=filled, empty=max(0.0, 1.0 - public_size / slots))
+    from scipy import stats
+
+    counts = np.arange(shots)
+    places = sampler.num_rows if isinstance(sampler, AllocatedSlots) else slots
+    # A slot holds Binomial(n, q / M) units before truncation; M counts the slots of all batches of one deal.
+    chance = stats.binom.pmf(counts, public_size, sampler.sampling_rate / places)
+    expected = float((counts * chance).sum() + shots * (1.0 - chance.sum()))
+    return Occupancy(rows=slots * (1.0 - float(chance[0])), shots=expected, empty=float(chance[0]))
+
+
+def votes(rows: float, agreement: float, candidates: int) -> np.ndarray:
+    """Returns float64[d] of expected votes: right index, one rival with half of the wrong votes, the others."""
+    out = np.full(max(candidates, 2), rows * (1 - agreement) / 2 / max(candidates - 2, 1))
+    out[0], out[1] = rows * agreement, rows * (1 - agreement) / 2
+    return out
+
+
+def noise_scale(plan: ReleasePlan) -> float:
+    """Returns the scale of the noise on the sum (standard deviation, Gumbel or exponential scale)."""
+    bound = getattr(plan.sensitivity, plan.mechanism.norm)
+    return float(plan.mechanism.noise_multiplier * bound)
+
+
+def expected_values(
+    plan: ReleasePlan, *, rows: float, agreement: float, candidates: int, public_agreement: float | None = None
+) -> np.ndarray:
+    """Returns float64[d]: the expected sum before noise, of the right token, one rival and the others.
+
+    For sums of probabilities these are `votes`. For logit sums every row in use gives the right token the probability
+    `agreement`, and the public prompt gives it `public_agreement`; half of the remainder goes to one rival, the same
+    for both, and the rest is spread evenly. The plan's own aggregation centres, clips and adds them; an unused row adds
+    zeros, which for differences to the public logits equals the public prompt. Logits are assumed to be log
+    probabilities, which matters if rows are clipped without centring.
+
+    Args:
+      plan: the release.
+      rows: expected number of rows in use.
+      agreement: guessed chance of the right token in a row.
+      candidates: d, public.
+      public_agreement: guessed chance of the right token after the public prompt; None: `PUBLIC_SHARE` of `agreement`.
+    """
+    mean = plan.aggregation
+    if not isinstance(mean, ClippedLogitMean | ClippedDifferenceMean):
+        return votes(rows, agreement, candidates)
+    row = _log_votes(agreement, candidates)
+    public = _log_votes(_public_guess(agreement, public_agreement), candidates)
+    share = mean.bounded_rows(row[None], width=row.size, public=public)[0]
+    no_rows = np.empty((0, row.size))
+    alone = mean.bound(no_rows, row_shape="units", adjacency="add_remove", width=row.size, public=public).value
+    return np.asarray(alone + rows * share)
+
+
+def _log_votes(agreement: float, candidates: int) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(votes(1.0, agreement, candidates)))
+
+
+def _public_guess(agreement: float, public_agreement: float | None) -> float:
+    if public_agreement is None:
+        return PUBLIC_SHARE * agreement
+    return check_real("public_agreement", public_agreement, low=0.0, high=1.0)
+
+
+def token_signal(
+    plan: ReleasePlan, *, rows: float, agreement: float, candidates: int, public_agreement: float | None = None
+) -> dict[str, float]:
+    """Returns the chance that a released token is the one most rows predict, by the same measure for all mechanisms.
+
+    The measure ignores variety: noise on a sum of probabilities selects its maximum, while the logit mechanisms sample
+    from a softmax and miss the likeliest token at times even without privacy. `ceiling_prob` states that limit.
+
+    Args:
+      plan: the release.
+      rows: expected number of rows in use.
+      agreement: guessed chance of the right token in a row.
+      candidates: width of the public domain.
+      public_agreement: see `expected_values`.
+
+    Returns:
+      `signal_to_noise` ((right - rival) / deviation of the noise), `right_token_prob`, `ceiling_prob` (the same at
+      unlimited epsilon: nothing clipped, the same temperature) and, for logit sums, the `public_agreement` it rests on.
+    """
+    guess = {"rows": rows, "agreement": agreement, "candidates": candidates, "public_agreement": public_agreement}
+    values = expected_values(plan, **guess)  # type: ignore[arg-type]
+    mean = plan.aggregation
+    if isinstance(mean, ClippedLogitMean | ClippedDifferenceMean):
+        unclipped = dataclasses.replace(plan, aggregation=dataclasses.replace(mean, clip=_UNLIMITED_CLIP))
+        ceiling = _softmax_chance(expected_values(unclipped, **guess) / noise_scale(plan))  # type: ignore[arg-type]
+        stated = {"public_agreement": _public_guess(agreement, public_agreement)}
+    else:
+        ceiling, stated = float(values[0] == values.max()) / float((values == values.max()).sum()), {}
+    return {
+        **stated,
+        "signal_to_noise": float((values[0] - values[1]) / noise_deviation(plan)),
+        "right_token_prob": _chance_of_first(plan, values),
+        "ceiling_prob": ceiling,
+    }
+
+
+def _chance_of_first(plan: ReleasePlan, values: np.ndarray) -> float:
+    """Returns the probability that index 0 is released, by closed form or quadrature.
+
+    Index 0 wins with probability `E[prod_i F(v_0 - v_i + noise)]`; for Gumbel noise this is the softmax.
+    """
+    scaled = values / noise_scale(plan)
+    if plan.mechanism.name == "gumbel":
+        return _softmax_chance(scaled)
+    from scipy import stats
+
+    law = stats.norm if plan.mechanism.name == "gaussian" else stats.expon
+    # Midpoint rule over the quantiles of the noise on index 0; equal gaps are evaluated once.
+    u = (np.arange(_GRID) + 0.5) / _GRID
+    noise = law.ppf(u)
+    unique, counts = np.unique(scaled[0] - scaled[1:], return_counts=True)
+    log_chance = (counts[:, None] * law.logcdf(unique[:, None] + noise[None, :])).sum(axis=0)
+    return float(np.exp(log_chance).mean())
+
+
+def _softmax_chance(scores: np.ndarray) -> float:
+    """Returns the probability of index 0 under the softmax of float64[d]."""
+    return float(1.0 / np.exp(np.minimum(scores - scores[0], 700.0)).sum())  # e^-700 is 0 to the last digit
+
+
+def vote_chances(
+    plan: ReleasePlan, public_size: int, *, agreement: float, labels: int, threshold: float | None = None
+) -> np.ndarray:
+    """Returns the chances that hard votes release each candidate, including the randomness of the votes.
+
+    Rows in use vote for the right label with chance `agreement`, independently. Half of the other votes go to one rival
+    and the rest are spread evenly (their expectation is used, which overstates the right label by up to about .01);
+    with two labels all go to the other one. Slots are assumed to be empty independently of each other.
+
+    Args:
+      plan: the release.
+      public_size: declared units.
+      agreement: chance that a row in use votes for the right label.
+      labels: candidates that rows vote for; the plan's constants come after them.
+      threshold: least value of the largest coordinate of a released noisy vector; Gaussian noise only.
+
+    Returns:
+      float64[2 + c]: the right label, any other label, each constant. With a threshold, or a mechanism that tests one,
+      float64[3 + c]: the last entry is the chance that nothing reached it.
+    """
+    if threshold is not None and plan.mechanism.releases != "vector":
+        raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
+    chance, right, wrong = _vote_counts(plan, public_size, agreement, smooth=_smoothness(plan))
+    rivals = [(wrong / min(2, labels - 1), 1), (wrong / 2 / max(1, labels - 2), labels - 2)] if labels > 1 else []
+    constants = [(np.full_like(right, constant), 1) for constant in plan.constants]
+    columns = [(right, 1), *rivals, *constants]
+    # Each winner's column stands for one candidate; the rivals together are the remainder.
+    winners = (0, *range(1 + len(rivals), len(columns)))
+    if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
+        rejected = [_test_fails(plan, plan.mechanism, columns)]
+        won = [float(chance @ ((1.0 - rejected[0]) * _wins(plan, columns, column))) for column in winners]
+    else:
+        rejected = [] if threshold is None else [_all_below(plan, columns, threshold)]
+        won = [float(chance @ _wins(plan, columns, column, threshold=threshold)) for column in winners]
+    failed = [float(chance @ share) for share in rejected]
+    return np.array([won[0], max(0.0, 1.0 - sum(won) - sum(failed)), *won[1:], *failed])
+
+
+def _test_fails(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism, columns: list[_Column]) -> np.ndarray:
+    """Returns float64[n]: the chance that the largest count with the noise of the test is below the threshold."""
+    from scipy import special
+
+    largest = np.max([values for values, count in columns if count], axis=0)
+    return np.asarray(special.ndtr((mechanism.threshold - largest) / _test_scale(plan, mechanism)))
+
+
+def _test_scale(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism) -> float:
+    return mechanism.test_noise_multiplier * plan.sensitivity.require("linf")
+
+
+def _all_below(plan: ReleasePlan, columns: list[_Column], threshold: float) -> np.ndarray:
+    """Returns float64[n]: the chance that every noisy count is below the threshold."""
+    from scipy import special
+
+    below = [special.ndtr((threshold - values) / noise_scale(plan)) ** count for values, count in columns if count]
+    return np.asarray(np.prod(below, axis=0))
+
+
+def _smoothness(plan: ReleasePlan) -> float:
+    """Returns a step of vote counts over which the chances hardly change: half of the least noise scale."""
+    scales = [noise_scale(plan)]
+    if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
+        scales.append(_test_scale(plan, plan.mechanism))
+    return min(scales) / 2.0
+
+
+def _vote_counts(
+    plan: ReleasePlan, public_size: int, agreement: float, *, smooth: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns float64[n] chances, and float64[n] numbers of right and of other votes that have these chances.
+
+    Counts are sampled up to `smooth` votes apart if their distributions are wider than that.
+    """
+    from scipy import stats
+
+    trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
+    used = occupancy(plan, public_size).rows / trials  # the chance that a unit, or a slot, votes
+    shares = used * agreement, used * (1.0 - agreement)
+    spread = min(np.sqrt(trials * share * (1.0 - share)) for share in (*shares, used))
+    # A sum over every h-th count of a normal law has an error of about e^{-2 (pi deviation / h)^2}; for two counts the
+    # deviations of both and of their sum matter.
+    step = max(1.0, np.floor(min(smooth, spread / 2.0)))
+    right, wrong = np.meshgrid(*(_likely(trials, share, step) for share in shares), indexing="ij")
+    not_right = 1.0 - used * agreement  # the chance of no vote for the right label
+    other = min(1.0, used * (1.0 - agreement) / not_right) if not_right > 0 else 0.0
+    chance = stats.binom.pmf(right, trials, used * agreement) * stats.binom.pmf(wrong, trials - right, other)
+    likely = chance > _NEGLIGIBLE
+    return chance[likely] / chance[likely].sum(), right[likely], wrong[likely]
+
+
+def _likely(trials: int, chance: float, step: float) -> np.ndarray:
+    mean = trials * chance
+    reach = _REACH * np.sqrt(mean * (1.0 - chance)) + 1.0
+    return np.arange(max(0.0, np.floor(mean - reach)), min(float(trials), np.ceil(mean + reach)) + 1.0, step)
+
+
+def _wins(plan: ReleasePlan, columns: list[_Column], winner: int, *, threshold: float | None = None) -> np.ndarray:
+    """Returns float64[n]: the chance that a column of one candidate has the noisy maximum and reaches `threshold`."""
+    scale = noise_scale(plan)
+    own = columns[winner][0]
+    gaps = [((own - values) / scale, count) for i, (values, count) in enumerate(columns) if count and i != winner]
+    if plan.mechanism.name == "gumbel":
+        odds = np.ones_like(own)
+        for gap, count in gaps:
+            odds += count * np.exp(np.minimum(-gap, 700.0))  # beyond this exponent the chance is 0 to the last digit
+        return np.asarray(1.0 / odds)
+    if plan.mechanism.norm == "l2":
+        return _normal_wins(gaps, None if threshold is None else (threshold - own) / scale, own.size)
+    return _exponential_wins(gaps, own.size)
+
+
+def _normal_wins(gaps: list[_Column], least: np.ndarray | None, size: int) -> np.ndarray:
+    """Returns float64[n]: the chance that normal noise is at least `least` and no rival's exceeds it by the gap.
+
+    The integrand is analytic: with up to 10 rivals the error is below 1e-10, with 1,000 below 1e-4.
+    """
+    from scipy import special
+
+    nodes, weights = _nodes()
+    low = np.full((1, 1), -_REACH) if least is None else np.clip(least, -_REACH, _REACH)[:, None]
+    noise = low + (_REACH - low) * nodes  # [n, z]
+    chance = np.repeat(np.exp(-(noise**2) / 2.0), size // len(noise), axis=0)
+    for gap, count in gaps:
+        chance *= _to_the(special.ndtr(gap[:, None] + noise), count)
+    return np.asarray((_REACH - low)[:, 0] * (chance @ weights) / np.sqrt(2.0 * np.pi))
+
+
+def _exponential_wins(gaps: list[_Column], size: int) -> np.ndarray:
+    """Returns float64[n]: the same for exponential noise, exact with up to 127 rivals.
+
+    In `v = e^-noise`, which is uniform, the integrand is a polynomial whose degree is the number of rivals, and 0 if a
+    gap is larger than the noise.
+    """
+    nodes, weights = _nodes()
+    least = np.max([np.zeros(size), *(-gap for gap, _ in gaps)], axis=0)  # of the noise
+    chance = np.ones((size, nodes.size))
+    for gap, count in gaps:
+        chance *= _to_the(1.0 - np.exp(-gap - least)[:, None] * nodes, count)
+    return np.asarray(np.exp(-least) * (chance @ weights))
+
+
+@functools.cache
+def _nodes() -> np.ndarray:
+    """Returns float64[2, n]: nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
+    return np.asarray((np.polynomial.legendre.leggauss(_NUM_NODES) + np.array([[1.0], [0.0]])) / 2.0)
+
+
+def _to_the(base: np.ndarray, count: int) -> np.ndarray:
+    return base if count == 1 else np.asarray(base**count)
+
+
+def noise_deviation(plan: ReleasePlan) -> float:
+    """Returns the standard deviation of the noise on one coordinate of the sum."""
+    if plan.mechanism.norm == "l2":
+        return noise_scale(plan)
+    deviation = {"gumbel": float(np.pi / np.sqrt(6)), "permute_and_flip": 1.0}[plan.mechanism.name]
+    return noise_scale(plan) * deviation
+
+
+def agreement_of(shots: float, *, one_shot: float) -> float:
+    """Returns the guessed agreement of rows with `shots` records: `one_shot` plus .05 per doubling, at most .99."""
+    check_real("agreement", one_shot, low=0.0, high=1.0)
+    return float(min(0.99, one_shot + AGREEMENT_PER_DOUBLING * np.log2(max(shots, 1.0))))
+
+
+DEFAULT_NUM_SLOTS = 40
+DEFAULT_OVERFILL = 1.5
+SAMPLINGS = ("poisson", "fixed", "partition", "disjoint")
+
+
+@dataclass(frozen=True, slots=True)
+class RowDesign:
+    """The shape of rows before noise is chosen.
+
+    Attributes:
+      rows: "units" or "slots".
+      num_slots: slots, or expected unit rows.
+      shots_per_slot: records per slot (1 for unit rows).
+      sampling: "poisson", "fixed" (a secret sample of fixed size), "partition" (every unit stays in one slot) or
+        "disjoint" (one secret allocation per run: a unit is in the batch of at most one demonstration).
+      overfill: expected units per shot of a slot.
+    """
+
+    rows: RowShape
+    num_slots: int
+    shots_per_slot: int
+    sampling: str
+    overfill: float
+
+    @classmethod
+    def choose(
+        cls,
+        *,
+        rows: str | None = None,
+        num_slots: int | None = None,
+        shots_per_slot: int | None = None,
+        sampling: str = "poisson",
+        overfill: float | None = None,
+        smallest_size: int | None = None,
+    ) -> RowDesign:
+        """Fills in defaults: unit rows unless several shots per slot, or another sampling than Poisson, are requested.
+
+        Without `num_slots` there are 40 rows, or `smallest_size` (the least declared size) if that is fewer.
+        """
+        check_choice("sampling", sampling, SAMPLINGS)
+        shots = check_int("shots_per_slot", 1 if shots_per_slot is None else shots_per_slot, low=1)
+        shape = rows if rows is not None else ("slots" if shots > 1 or sampling != "poisson" else "units")
+        check_choice("rows", shape, ROW_SHAPES)
+        if shape == "units" and (shots > 1 or sampling != "poisson"):
+            raise fail("rows", "'slots' with several shots per slot or sampling other than 'poisson'", shape)
+        most = DEFAULT_NUM_SLOTS if smallest_size is None else min(DEFAULT_NUM_SLOTS, smallest_size)
+        slots = check_int("num_slots", most if num_slots is None else num_slots, low=1)
+        is_random = shape == "slots" and sampling in {"poisson", "disjoint"}
+        fill = (DEFAULT_OVERFILL if is_random else 1.0) if overfill is None else overfill
+        return cls(shape, slots, shots, sampling, check_positive("overfill", fill))  # type: ignore[arg-type]
+
+    def sampler(self, public_size: int, *, num_batches: int = 1) -> Sampler:
+        """Returns the sampler for a pool of `public_size` declared units."""
+        if public_size < self.num_slots:
+            raise fail("public_size", f"at least num_slots={self.num_slots}", public_size, "Use fewer slots.")
+        if self.sampling == "fixed":
+            return BalancedSlots(num_slots=self.num_slots, shots_per_slot=self.shots_per_slot, public_size=public_size)
+        if self.sampling == "partition":
+            return PartitionedSlots(self.num_slots, self.shots_per_slot, public_size)
+        wanted = self.num_slots * self.shots_per_slot * self.overfill
+        if self.sampling == "disjoint":
+            rate = min(1.0, num_batches * wanted / public_size)
+            return AllocatedSlots(rate, num_batches, self.num_slots, self.shots_per_slot)
+        rate = min(1.0, wanted / public_size)
+        if self.rows == "units":
+            return PoissonUnits(sampling_rate=rate)
+        return PoissonSlots(sampling_rate=rate, num_slots=self.num_slots, shots_per_slot=self.shots_per_slot)
+
+
+def with_redraw(design: RowDesign) -> RowDesign:
+    """Returns the design if its samples are redrawn; a partition or an allocation is not."""
+    if design.sampling in {"partition", "disjoint"}:
+        advice = "'partition' is for teachers='fixed' only, 'disjoint' for demonstrations."
+        raise fail("sampling", "'poisson' or 'fixed'", design.sampling, advice)
+    return design
+
+
+def shapes_like(start: RowDesign, all_shots: Iterable[int], *, sampling: str = "poisson") -> Iterator[RowDesign]:
+    """Yields shapes with as many records as `start`: unit rows, then slots of the numbers of shots that divide them."""
+    records = start.num_slots * start.shots_per_slot
+    yield RowDesign.choose(rows="units", num_slots=records)
+    for shots in all_shots:
+        slots, rest = divmod(records, shots)
+        if rest == 0 and slots >= 2:
+            yield RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots, sampling=sampling)

@@ -1,0 +1,424 @@
+"""Holds private examples, which only releases that are charged to a ledger can read."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    PrivacyBudgetMismatchError,
+    PrivateAccessError,
+    RecordError,
+)
+from langchain_dpicl.privacy._validate import check_delta, check_int, fail
+from langchain_dpicl.privacy.data.unit_pool import NO_SPLIT, Opaque, OpenPool, Pool, Sealed, make_opaque_pool
+from langchain_dpicl.privacy.data.units import (
+    SPLIT_RULE,
+    Declaration,
+    LabelsByUnit,
+    forms_of,
+    has_moved,
+    labels_by_unit,
+    make_declaration,
+    read_units,
+    record_bound_labels,
+    relabel_unit,
+    unit_name,
+)
+
+__all__ = ["Pool", "PrivateExamples"]
+
+
+class _UnitBinding:
+    """The state that all declarations of the same units share."""
+
+    __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock")
+
+    def __init__(self, keep_bound: Callable[[str, object | None], None]) -> None:
+        self.keep_bound: Callable[[str, object | None], None] | None = keep_bound  # None after the first call
+        self.lock = threading.Lock()
+        # The examples that are split by topics; `topic_examples` returns one object for equal declarations.
+        self.by_declaration: dict[Declaration, PrivateExamples] = {}
+        self.ledger_id: str | None = None
+        self.exposed = False  # opened without a charge
+
+
+class PrivateExamples(Opaque):
+    """Private examples, readable only through releases that are charged to a ledger.
+
+    Formal guarantees:
+      - A unit (one record, or all records of one `unit_key`) has one position in one label, chosen by a rule that
+        looks at that unit alone; adding or removing a unit changes no other unit.
+      - After construction nothing depends on the records: no length, iteration, equality by content, pickle or
+        copy exists, and no error, repr or format shows content or counts.
+      - They are attached to at most one ledger, permanently; attached examples refuse every read without a charge, and
+        examples that were read without a charge can never be attached.
+
+    Args:
+      records: texts, or mappings with the declared fields. Zero records are fine.
+      public_size: declared number of units, or one number per label. Public and required; it sets sampling rates. A
+        wrong number costs utility, not privacy.
+      text_key: field that holds the text.
+      label_key: field that holds the label, if labels split the examples.
+      labels: every label that may occur, in the order that breaks ties. Public.
+      unit_key: field that names the unit (for instance a user). None: every record is a unit of its own.
+      fields: further text fields that prompts may use.
+      dataset_id: declared name of the data set. Public; two data sets on one ledger need two names.
+      max_chars: characters kept of each text; longer texts are cut. Public.
+      records_per_unit: the number of first records kept of each unit. Public.
+
+    Raises:
+      ConfigurationError: a public argument is out of range.
+      RecordError: a record lacks a field, holds no text or an undeclared label, or a unit has another label than in
+        examples of this `dataset_id` that this process bound to an existing ledger. Index and value are hidden.
+
+    Example:
+      >>> private = PrivateExamples(
+      ...     [{"text": "my card was charged twice", "queue": "billing"}],
+      ...     label_key="queue",
+      ...     labels=("billing", "login"),
+      ...     public_size=12_000,
+      ... )
+      >>> private
+      PrivateExamples(dataset_id='private-examples', content=<private>)
+      >>> private.fields
+      ('text', 'queue')
+    """
+
+    __slots__ = ("_bond", "_declared", "_identity", "_open", "_redeclare", "_remove", "_root")
+
+    def __init__(
+        self,
+        records: Iterable[Mapping[str, Any] | str],
+        *,
+        public_size: int | Mapping[str, int] | None = None,
+        text_key: str = "text",
+        label_key: str | None = None,
+        labels: Iterable[str] | None = None,
+        unit_key: str | None = None,
+        fields: Iterable[str] = (),
+        dataset_id: str = "private-examples",
+        max_chars: int = 20_000,
+        records_per_unit: int = 1,
+    ) -> None:
+        wrong_container = _container_fault(records)
+        source = iter(()) if wrong_container else iter(records)
+        del records
+        if wrong_container:
+            raise ConfigurationError(wrong_container)
+        if public_size is None:
+            raise fail("public_size", "the declared number of units, or one number per label", None, _NO_SIZE)
+        declared = self._declared = make_declaration(
+            dataset_id=dataset_id,
+            public_size=public_size,
+            text_key=text_key,
+            label_key=label_key,
+            labels=labels,
+            unit_key=unit_key,
+            fields=fields,
+            max_chars=max_chars,
+            records_per_unit=records_per_unit,
+        )
+        units, fault = read_units(source, declared)
+        del source
+        if units is None:
+            raise RecordError(fault + " Index and value are hidden; check the records where they are made.")
+        label_of = labels_by_unit(units, declared)
+        if has_moved(label_of, declared):
+            del units, label_of
+            raise RecordError(_MOVED)
+        self._adopt(declared, make_opaque_pool(units), _UnitBinding(_keeping(label_of, declared)))
+
+    @classmethod
+    def from_documents(cls, documents: Iterable[Any], **declared: Any) -> PrivateExamples:
+        """Builds private examples from LangChain documents.
+
+        Args:
+          documents: objects with `page_content` (the text) and `metadata` (the other fields).
+          **declared: the keyword arguments of `PrivateExamples`.
+
+        Raises:
+          ConfigurationError: a public argument is out of range.
+          RecordError: a document cannot be read as a record.
+        """
+        wrong_container = _container_fault(documents)
+        source = None if wrong_container else _document_records(documents, declared.get("text_key", "text"))
+        del documents
+        if source is None:
+            raise ConfigurationError(wrong_container)
+        return cls(source, **declared)
+
+    def redeclared(
+        self,
+        *,
+        dataset_id: str,
+        public_size: int | Mapping[str, int],
+        label_key: str | None = None,
+        labels: Iterable[str] | None = None,
+        fold_case: bool = True,
+    ) -> PrivateExamples:
+        """Declares the same units again: with another size, or split by labels that were released since.
+
+        Formal guarantees:
+          - All declarations share the units and the ledger: binding, opening or removing through one applies to all,
+            and their releases add up on one ledger. Binding one also binds the first declaration under its name, so
+            other processes cannot bind the same units to another ledger of the same store.
+          - The rule that gives a unit its label is part of the declaration: one name never has two splits.
+          - A unit's label is chosen by looking at that unit alone: the most frequent of the declared labels among the
+            values of `label_key` in its records, compared by the public rule of `normalized`, ties going to the label
+            declared first. Its other records are left out; a unit without a declared label is in no label's branch.
+
+        Args:
+          dataset_id: public name of this declaration; has to be new.
+          public_size: as in the constructor. The budget's delta has to suit the first declaration's as well.
+          label_key: a declared field that holds the new label; None: labels stay as they are.
+          labels: every label that splits the units from now on, in the order that breaks ties. Public: declared, or
+            released by a discovery. Without `label_key`: the present labels, in their order.
+          fold_case: whether labels are compared without case.
+
+        Raises:
+          ConfigurationError: a public argument is out of range, or the examples have a label already.
+          RecordError: the units could not be split; the message hides the cause.
+        """
+        old, root = self._declared, self._root or self
+        if dataset_id == old.dataset_id:
+            raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
+        if not isinstance(fold_case, bool):
+            raise fail("fold_case", "True or False", fold_case)
+        if label_key is not None and (old.label_key is not None or label_key not in old.fields):
+            known = [] if old.label_key is not None else [name for name in old.fields if name != old.text_key]
+            raise fail("label_key", f"one of {known}", label_key, "Declare it among `fields`, without labels.")
+        declared = make_declaration(
+            dataset_id=dataset_id,
+            public_size=public_size,
+            text_key=old.text_key,
+            label_key=old.label_key if label_key is None else label_key,
+            labels=(old.labels or None) if label_key is None and labels is None else labels,
+            unit_key=old.unit_key,
+            fields=old.extra_fields,
+            max_chars=old.max_chars,
+            records_per_unit=old.records_per_unit,
+            redeclared={
+                "from": root.dataset_id,
+                "fold_case": (old.origin or (None, None))[1] if label_key is None else fold_case,
+                "rule": SPLIT_RULE,
+            },
+        )
+        if old.label_key is not None and declared.labels != old.labels:
+            raise fail("labels", f"the declared ones, {list(old.labels)}, in their order", list(declared.labels))
+        opened: OpenPool | None = self._open
+        if label_key is not None:
+            forms = forms_of(declared.labels, fold_case=fold_case)
+            split = functools.partial(relabel_unit, declared=declared, forms=forms, fold_case=fold_case)
+            opened = self._redeclare(declared.labels, split)
+        if opened is None:
+            raise RecordError(NO_SPLIT)
+        again = PrivateExamples.__new__(PrivateExamples)
+        again._adopt(declared, (opened, self._remove, self._redeclare), self._bond, root)  # noqa: SLF001  its own class
+        return again
+
+    def _adopt(
+        self, declared: Declaration, sealed: Sealed, bond: _UnitBinding, root: PrivateExamples | None = None
+    ) -> None:
+        self._declared = declared
+        self._open, self._remove, self._redeclare = sealed
+        self._bond, self._identity, self._root = bond, object(), root
+
+    @property
+    def dataset_id(self) -> str:
+        """The declared name of the data set."""
+        return self._declared.dataset_id
+
+    @property
+    def public_size(self) -> int | dict[str, int]:
+        """The declared number of units, per label if it was declared so."""
+        size = self._declared.public_size
+        return size if isinstance(size, int) else dict(size)
+
+    @property
+    def text_key(self) -> str:
+        """The field that holds the text."""
+        return self._declared.text_key
+
+    @property
+    def label_key(self) -> str | None:
+        """The field that holds the label, or None."""
+        return self._declared.label_key
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The declared labels, or None if labels do not split the examples."""
+        return self._declared.labels or None
+
+    @property
+    def unit_key(self) -> str | None:
+        """The field that names the unit, or None."""
+        return self._declared.unit_key
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every declared field, text and label included."""
+        return self._declared.fields
+
+    @property
+    def max_chars(self) -> int:
+        """Characters kept of each text."""
+        return self._declared.max_chars
+
+    @property
+    def records_per_unit(self) -> int:
+        """Records kept of each unit."""
+        return self._declared.records_per_unit
+
+    @property
+    def declaration(self) -> dict[str, Any]:
+        """All declared values as JSON, as ledgers and reports show them."""
+        return self._declared.to_dict()
+
+    def public_size_of(self, label: str | None) -> int:
+        """Returns the declared number of units of a label, or of all units for None.
+
+        One number declared over several labels counts as spread evenly, rounded down to at least 1; this affects
+        utility only.
+
+        Args:
+          label: a declared label, or None for all units.
+
+        Raises:
+          ConfigurationError: the label is not declared.
+        """
+        self._check_label(label)
+        size = self._declared.public_size
+        if label is None:
+            return self._declared.total_size
+        if isinstance(size, int):
+            return max(1, size // len(self._declared.labels))
+        return dict(size)[label]
+
+    def check_delta(self, delta: float) -> None:
+        """Refuses a delta above 1 / (10 * public_size), for this and the first declaration of the units.
+
+        Args:
+          delta: the budget's delta.
+
+        Raises:
+          ConfigurationError: delta is out of range or above the limit.
+        """
+        checked = check_delta(delta)
+        for each in self._lineage:
+            limit = 1 / (10 * each._declared.total_size)  # noqa: SLF001  its own class
+            if checked > limit:
+                expected = f"at most 1/(10 * public_size) = {limit:.3g} for {each.dataset_id!r}"
+                advice = "A larger delta may give away whole records. Lower delta, or correct public_size."
+                raise fail("delta", expected, delta, advice)
+
+    def remove(self, unit: str | int) -> None:
+        """Deletes the content of one unit. Its position stays, so rates, sampling and ledger do not change.
+
+        Does not tell whether the unit existed. Releases made before the removal stay as they are.
+
+        Args:
+          unit: value of `unit_key` (7 and "7" name the same unit); without `unit_key`, the 0-based position that
+            the record had at construction.
+
+        Raises:
+          ConfigurationError: `unit` is not of the type that names a unit here.
+        """
+        if self.unit_key is None:
+            name: str | None = str(check_int("unit", unit, low=0)) if isinstance(unit, int) else None
+        else:
+            name = unit_name(unit)
+        if name is None:
+            wanted = "a position (an integer)" if self.unit_key is None else f"a value of {self.unit_key!r}"
+            raise fail("unit", wanted, type(unit).__name__)
+        self._remove(name)
+
+    def _attach(self, ledger_id: str) -> None:
+        """Binds these examples to one ledger, permanently; the same ledger again changes nothing."""
+        with self._bond.lock:
+            if self._bond.exposed:
+                msg = f"{self.dataset_id!r} was read without a charge, so no ledger can protect it. Build it again."
+                raise PrivateAccessError(msg)
+            if self._bond.ledger_id not in {None, ledger_id}:
+                raise self._other_ledger(ledger_id)
+            self._bond.ledger_id = ledger_id
+
+    def _keep_bound(self, ledger: object | None) -> None:
+        """Records the labels of bound units once; `ledger` is the store whose end frees the record, or None."""
+        with self._bond.lock:
+            record, self._bond.keep_bound = self._bond.keep_bound, None
+        if record is not None and self._ledger_id is not None:
+            record(self._ledger_id, ledger)
+
+    @property
+    def _lineage(self) -> tuple[PrivateExamples, ...]:
+        """The first declaration of these units, then this one; a ledger binds both."""
+        return (self,) if self._root is None else (self._root, self)
+
+    @property
+    def _ledger_id(self) -> str | None:
+        return self._bond.ledger_id
+
+    def _pool(self, label: str | None, *, ledger_id: str | None) -> Pool:
+        """Opens the pool of one label, or of all units. Only the curator may call this."""
+        self._check_label(label)
+        with self._bond.lock:
+            if ledger_id is None:
+                self._expose()
+            elif ledger_id != self._ledger_id:
+                raise self._other_ledger(ledger_id)
+        return self._open(label)
+
+    def _other_ledger(self, ledger_id: str) -> PrivacyBudgetMismatchError:
+        msg = f"{self.dataset_id!r}: expected ledger {self._ledger_id}, to which it is bound, found {ledger_id}."
+        return PrivacyBudgetMismatchError(f"{msg} Use the budget on which budget.bind(private) was called.")
+
+    def _expose(self) -> None:
+        if self._ledger_id is not None:
+            msg = f"{self.dataset_id!r} is bound to a ledger and refuses every read without a privacy charge."
+            raise PrivateAccessError(msg)
+        self._bond.exposed = True
+
+    def _check_label(self, label: str | None) -> None:
+        if label is not None and label not in self._declared.labels:
+            raise fail("label", f"None or a declared label among {list(self._declared.labels)}", label)
+
+    def __repr__(self) -> str:
+        declared = getattr(self, "_declared", None)  # absent while an error of the constructor is shown
+        return f"PrivateExamples(dataset_id={declared and declared.dataset_id!r}, content=<private>)"
+
+
+_NO_SIZE = (
+    "Give PrivateExamples(records, public_size=...): a public figure or a round number, not the number of records, "
+    "which is private."
+)
+_MOVED = (
+    "records: expected every unit to have the label that it has in the bound examples of this dataset_id, found "
+    "another label. The unit would be read under two labels at the price of one. Index and value are hidden; restore "
+    "the label, leave the unit out, or give these records a dataset_id and a share of their own."
+)
+
+
+def _keeping(labels: LabelsByUnit, declared: Declaration) -> Callable[[str, object | None], None]:
+    """Returns a closure over the labels, so that no attribute shows how many units there are."""
+    return lambda ledger_id, ledger: record_bound_labels(labels, declared, ledger_id, ledger)
+
+
+def _container_fault(records: Any) -> str:
+    """Returns what is wrong with the container of records, by its type alone."""
+    if hasattr(records, "iloc"):
+        return "records: expected an iterable of texts or mappings, found a table. Use table.to_dict('records')."
+    if isinstance(records, (str, bytes, Mapping)) or not isinstance(records, Iterable):
+        return f"records: expected an iterable of texts or mappings, found {type(records).__name__}."
+    return ""
+
+
+def _document_records(documents: Iterable[Any], text_key: str) -> Iterator[Any]:
+    """Yields each document as a record; None, which is a record fault, where it cannot be read."""
+    for document in documents:
+        metadata = getattr(document, "metadata", None)
+        content = getattr(document, "page_content", None)
+        yield {**metadata, text_key: content} if isinstance(metadata, Mapping) and content is not None else None

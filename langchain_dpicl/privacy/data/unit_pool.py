@@ -1,0 +1,163 @@
+"""Encloses private units in functions that open a pool of them, remove one, or split them by other labels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
+
+from langchain_dpicl.exceptions import PrivateAccessError
+from langchain_dpicl.privacy.data.units import Unit, Units, records_of
+
+T = TypeVar("T")
+
+
+class Opaque:
+    """Cannot be copied, pickled or formatted, so that no default of Python shows its content."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        msg = f"{type(self).__name__}: private content cannot be pickled. Build it again where it is needed."
+        raise PrivateAccessError(msg)
+
+
+class Pool(Opaque):
+    """The units of one label, or all of them, as the curator reads them. Counts and content are private."""
+
+    __slots__ = ("_count", "_name", "_read")
+
+    def __init__(
+        self, count: Callable[[], int], read: Callable[[int], Unit], name: Callable[[int], str] | None = None
+    ) -> None:
+        self._count = count
+        self._read = read
+        self._name = name
+
+    @property
+    def num_units(self) -> int:
+        """The private number of units, removed ones included: they keep their position and hold no record."""
+        return self._count()
+
+    def records(self, position: int) -> Unit:
+        """Returns copies of the records of the unit at `position`; empty if it was removed."""
+        if not 0 <= position < self._count():
+            raise PrivateAccessError("Pool: expected a position of this pool, found another.")
+        return self._read(position)
+
+    def name(self, position: int) -> str:
+        """Returns the private name of the unit at `position`; only in a pool of all units."""
+        if self._name is None or not 0 <= position < self._count():
+            raise PrivateAccessError("Pool: expected a position of a pool of all units, found another.")
+        return self._name(position)
+
+    def __repr__(self) -> str:
+        return "Pool(<private>)"
+
+
+OpenPool: TypeAlias = Callable[[str | None], Pool]
+"""Opens the pool of a label, or of all units."""
+Split: TypeAlias = Callable[[Unit], tuple[Unit, str]]
+"""Returns a unit's records of its label, and the label, from that unit alone; () and "" if it has no label."""
+Redeclare: TypeAlias = Callable[[tuple[str, ...], Split], OpenPool | None]
+"""Splits the units by other labels with the given rule; returns None if that failed."""
+Sealed: TypeAlias = tuple[OpenPool, Callable[[str], None], Redeclare]
+"""Functions that open a pool, remove a unit, and split the units by other labels."""
+
+
+def make_opaque_pool(units: Units) -> Sealed:
+    """Returns three closures, which are the only references to the content."""
+
+    def open_pool(label: str | None) -> Pool:
+        if label is None:
+            return Pool(
+                lambda: len(units.contents), lambda position: tuple(records_of(units, position)), _name_of(units)
+            )
+        index = units.by_label[label]
+        return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
+
+    def remove(name: str) -> None:
+        # The position stays, so that the units of other positions and all sampling rates do not change.
+        position = units.positions.pop(name, None)
+        if position is not None:
+            units.contents[position] = ()
+
+    def redeclare(labels: tuple[str, ...], split: Split) -> OpenPool | None:
+        return _run_guarded(lambda: _split_units(units, labels, split))
+
+    return open_pool, remove, redeclare
+
+
+NO_SPLIT = "records: the units could not be split. The cause is hidden; nothing was released or charged."
+"""The message of a split that failed, for any reason."""
+
+
+def _name_of(units: Units) -> Callable[[int], str]:
+    """Returns a function from a position to the unit's name; "" for a unit that was removed before the first call.
+
+    The list of names is built on the first call: only retrieval needs it, and the time to build it depends on the
+    private number of units.
+    """
+    lock = threading.Lock()
+    made: list[list[str]] = []
+
+    def name_of(position: int) -> str:
+        with lock:
+            if not made:
+                made.append(_names(units))
+        return made[0][position]
+
+    return name_of
+
+
+def _names(units: Units) -> list[str]:
+    names = [""] * len(units.contents)
+    for name, position in list(units.positions.items()):
+        names[position] = name
+    return names
+
+
+def _run_guarded(action: Callable[[], T]) -> T | None:
+    """Returns what `action` returns, or None if it raised anything but KeyboardInterrupt, which is raised anew.
+
+    The traceback of an error or interrupt must not carry the frames that read private units.
+    """
+    interrupted = False
+    try:
+        return action()
+    except BaseException as error:  # noqa: BLE001  callers raise one error for all causes
+        interrupted = isinstance(error, KeyboardInterrupt)
+    if interrupted:
+        raise KeyboardInterrupt
+    return None
+
+
+def _split_units(units: Units, labels: tuple[str, ...], split: Split) -> OpenPool:
+    """Splits units by other labels; keeps positions only, so a unit that is removed later is removed here too."""
+
+    def records(position: int) -> Unit:
+        relabelled = _run_guarded(lambda: split(units.contents[position]))
+        return () if relabelled is None else relabelled[0]
+
+    places: dict[str, list[int]] = {label: [] for label in labels}
+    for position in range(len(units.contents)):
+        label = split(units.contents[position])[1]
+        if label:
+            places[label].append(position)
+
+    def open_pool(label: str | None) -> Pool:
+        if label is None:
+            return Pool(lambda: len(units.contents), records, _name_of(units))
+        index = places[label]
+        return Pool(lambda: len(index), lambda position: records(index[position]))
+
+    return open_pool

@@ -1,0 +1,130 @@
+"""Makes the tickets of labels for public inputs, and rebuilds their release from a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int, fail
+from langchain_dpicl.privacy.accounting.events import Event, canonical_json
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
+from langchain_dpicl.privacy.extensions.registry import AGGREGATIONS, MECHANISMS, SAMPLERS, mechanism_by_name
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+
+Teachers: TypeAlias = Literal["fresh", "one_sample", "fixed"]
+TEACHERS: tuple[Teachers, ...] = get_args(Teachers)
+"""How private prompts are sampled: anew for every input, once in secret for all inputs, or not at all."""
+
+LABEL_TEMPLATE = "label"
+"""The ticket template of one label."""
+SAMPLE_TEMPLATE = "labels"
+"""The ticket template of all labels from one secret sample."""
+TEST_TEMPLATE = "test"
+"""The ticket template of one test of fixed teachers' agreement."""
+ANSWER_TEMPLATE = "answer"
+"""The ticket template of one label from fixed teachers that have passed the test."""
+
+_MECHANISMS = {name: mechanism_by_name(name) for name in MECHANISMS} | {
+    ConfidentGNMaxMechanism.name: ConfidentGNMaxMechanism
+}
+
+
+def label_tickets(
+    release: ReleasePlan, *, teachers: Teachers, max_queries: int, max_answers: int | None = None
+) -> tuple[Ticket, ...]:
+    """Returns the refundable tickets of labels for `max_queries` public inputs.
+
+    Formal guarantees:
+      - "fresh": a ticket of `release.block_event(1)` for each input.
+      - "one_sample": one ticket of `release.block_event(max_queries, max_answers)`.
+      - "fixed": as "fresh", on teachers that nothing amplifies; with Confident-GNMax a ticket of its test for each
+        input, and `max_answers` tickets of its answer.
+    """
+    mechanism = release.mechanism
+    if teachers == "one_sample":
+        return (_ticket(SAMPLE_TEMPLATE, release.block_event(max_queries, max_answers), 1),)
+    if teachers == "fixed" and isinstance(mechanism, ConfidentGNMaxMechanism):
+        answers = max_queries if max_answers is None else max_answers
+        return (
+            _ticket(TEST_TEMPLATE, mechanism.test_event, max_queries),
+            _ticket(ANSWER_TEMPLATE, mechanism.answer_event, answers),
+        )
+    return (_ticket(LABEL_TEMPLATE, release.block_event(1), max_queries),)
+
+
+def _ticket(template: str, event: Event, count: int) -> Ticket:
+    return Ticket(template=template, event=event, max_count=count, refundable=True)
+
+
+def label_release(shown: Mapping[str, Any]) -> ReleasePlan:
+    """Rebuilds a release from the JSON of `ReleasePlan.to_dict`, from the closed lists of parts.
+
+    Formal guarantees:
+      - The `to_dict` of the result equals `shown`, its sensitivity included.
+
+    Raises:
+      ConfigurationError: an unknown part, or parameters that no part has or that do not fit together.
+      LookupError, TypeError: `shown` has another form.
+    """
+    release = ReleasePlan(
+        sampler=_part("sampler", shown["sampler"], SAMPLERS),
+        aggregation=_part("aggregation", shown["aggregation"], AGGREGATIONS),
+        mechanism=_part("mechanism", shown["mechanism"], _MECHANISMS),
+        adjacency=shown["adjacency"],
+        redraw_every=shown["redraw_every"],
+        constants=tuple(shown.get("constants", ())),
+    )
+    if canonical_json(release.to_dict()) != canonical_json(dict(shown)):
+        raise fail("release", f"as its parts show it: {release.to_dict()}", dict(shown))
+    return release
+
+
+def _part(kind: str, shown: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+    """Returns the sampler, aggregation or mechanism with this name and these parameters."""
+    parameters = dict(shown)
+    return known[check_choice(kind, parameters.pop("name"), known)](**parameters)
+
+
+STEP_TEMPLATE = "step"
+"""The ticket template of one training step."""
+
+
+def step_release(
+    *, sampling_rate: float, l2_clip_norm: float, noise_multiplier: float, adjacency: Adjacency
+) -> ReleasePlan:
+    """Returns the release of one training step: the noisy sum of the clipped gradients of a fresh Poisson sample."""
+    return ReleasePlan(
+        sampler=PoissonUnits(sampling_rate),
+        aggregation=ClippedGradientSum(l2_clip_norm),
+        mechanism=GaussianMechanism(noise_multiplier),
+        adjacency=adjacency,
+    )
+
+
+def training_tickets(release: ReleasePlan, steps: int) -> tuple[Ticket, ...]:
+    """Returns the refundable tickets of `steps` training steps.
+
+    Formal guarantees:
+      - One ticket of `release.block_event(1)` for each step: a fresh secret sample every time.
+    """
+    event = release.block_event(1)
+    return (Ticket(template=STEP_TEMPLATE, event=event, max_count=check_int("steps", steps, low=1), refundable=True),)
+
+
+def training_release(shown: Mapping[str, Any]) -> ReleasePlan:
+    """Rebuilds the release of a step from the JSON of `ReleasePlan.to_dict`; errors as `label_release`.
+
+    Formal guarantees:
+      - The `to_dict` of the result equals `shown`, its sensitivity included, and it is a training step: Poisson units,
+        clipped gradients, Gaussian noise, a fresh sample every time.
+    """
+    release = label_release(shown)
+    parts = (type(release.sampler), type(release.aggregation), type(release.mechanism))
+    if parts != (PoissonUnits, ClippedGradientSum, GaussianMechanism) or release.redraw_every != 1:
+        expected = "Poisson units, clipped gradients and Gaussian noise, redrawn every step"
+        raise fail("release", expected, [shown["sampler"], shown["aggregation"], shown["mechanism"]])
+    return release

@@ -1,0 +1,284 @@
+"""Reserves the tickets of a share, burns them before the first private call, and commits them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, NoReturn, SupportsIndex
+
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivacyBudgetExceededError
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, Amount, is_written, round_down
+from langchain_dpicl.privacy.ledger.state import COMMIT, GIVE_BACK, LedgerState, Slot, allowance
+from langchain_dpicl.privacy.ledger.store import LedgerRecord
+from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
+
+
+class Uncopyable:
+    """Cannot be copied or pickled: a copy of a budget, share or reservation would spend twice."""
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        msg = f"{type(self).__name__}: cannot be pickled, its copy would spend the budget again. Share a durable store."
+        raise PrivacyBudgetError(msg)
+
+
+class Reservation(Uncopyable):
+    """Tickets that are charged, durably, and not yet used. Made by `Share.reserve`.
+
+    Formal guarantees:
+      - At most `count` tickets burn, whatever the interleaving of threads, and none in a forked copy.
+      - Only tickets that never burnt return, only if refundable, and only to the slot they came from.
+
+    Attributes:
+      entry: number of the reservation's line in the ledger; public.
+      entry_hash: the line's hash; receipts hold it, so that a rolled back ledger can be detected.
+      adjacency: the neighbouring relation that the tickets were priced under.
+      component: name of the component that reserved it.
+      partition: `dataset_id` that declares its labels; None: the component declared none.
+      template: the ticket's template ("gdp" or "zcdp" for a pool).
+      label: the declared label whose units the tickets may read, or None.
+      event: what one ticket may release.
+    """
+
+    def __init__(
+        self,
+        desk: LedgerWriter,
+        line: LedgerRecord,
+        component: Component,
+        slot: Slot,
+        *,
+        count: int,
+        event: Event,
+        refundable: bool,
+    ) -> None:
+        self.ledger_id = desk.header.ledger_id
+        self.entry = line.seq
+        self.entry_hash = line.hash
+        self.adjacency = desk.header.adjacency
+        self.component = component.name
+        self.partition = component.partition
+        self.template, self.label = slot
+        self.count = count
+        self.event = event
+        self.refundable = refundable
+        self._desk = desk
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._unburnt = count
+        self._uncommitted = 0
+
+    @property
+    def unburnt(self) -> int:
+        """Tickets that may still burn."""
+        return self._unburnt
+
+    @property
+    def uncommitted(self) -> int:
+        """Tickets burnt and not yet committed."""
+        return self._uncommitted
+
+    def burn(self, count: int = 1) -> None:
+        """Uses tickets up. Call it before the first private call that they pay for.
+
+        Args:
+          count: number of tickets.
+
+        Raises:
+          PrivacyBudgetExceededError: fewer tickets are left.
+          LedgerError: this is a forked copy of the reservation.
+          ConfigurationError: the count is below 1.
+        """
+        # No line is written: the ledger counts every reserved ticket as spent already.
+        check_int("count", count, low=1)
+        self._check_home()
+        with self._lock:
+            if count > self._unburnt:
+                msg = f"burn: requested {count} tickets of {self.component!r}, remaining {self._unburnt}. Reserve more."
+                raise PrivacyBudgetExceededError(msg, requested=count, remaining=self._unburnt)
+            self._unburnt -= count
+            self._uncommitted += count
+
+    def commit(self, count: int = 1) -> None:
+        """Records that the noised result of burnt tickets is stored.
+
+        Args:
+          count: number of tickets.
+
+        Raises:
+          LedgerError: fewer tickets are burnt and not yet committed, or this is a forked copy of the reservation.
+          ConfigurationError: the count is below 1.
+        """
+        check_int("count", count, low=1)
+        self._check_home()
+        with self._lock:
+            if count > self._uncommitted:
+                msg = f"commit: expected at most {self._uncommitted} burnt tickets of"
+                raise LedgerError(f"{msg} {self.component!r}, found {count}.")
+            self._desk.settle(COMMIT, self.entry, count)
+            self._uncommitted -= count
+
+    def give_back(self) -> int:
+        """Returns refundable, unburnt tickets to their slot, and how many; none of them can burn afterwards."""
+        if os.getpid() != self._pid:  # a forked copy: the parent's tickets stay spent
+            return 0
+        with self._lock:
+            # Set to 0 first: if the write fails the tickets stay spent and cannot be used either.
+            count, self._unburnt = self._unburnt, 0
+            if not count or not self.refundable:
+                return 0
+            self._desk.settle(GIVE_BACK, self.entry, count)
+            return count
+
+    def _check_home(self) -> None:
+        if os.getpid() != self._pid:
+            raise LedgerError("reservation: expected the process that reserved it, found a fork. Reserve anew there.")
+
+    def __repr__(self) -> str:
+        return f"Reservation({self.component!r}, {self.template!r}, label={self.label!r}, count={self.count})"
+
+
+class Holding(Uncopyable):
+    """The parts that shares and pools have in common."""
+
+    def __init__(self, desk: LedgerWriter, component: Component, standing: ShareStatus) -> None:
+        self._desk = desk
+        self._component = component
+        self._standing = standing
+
+    @property
+    def component(self) -> str:
+        """Public name of the component."""
+        return self._component.name
+
+    @property
+    def epsilon(self) -> float | None:
+        """The charge of the share (of a joint plan: the whole plan's); None while the plan is open."""
+        terms = self._terms()
+        return None if terms is None else terms.epsilon
+
+    @property
+    def delta(self) -> float | None:
+        """As `epsilon`."""
+        terms = self._terms()
+        return None if terms is None else terms.delta
+
+    @property
+    def sealed(self) -> bool:
+        """Whether a first reservation has made the share final."""
+        return self.component in self._desk.refresh().shares
+
+    def _terms(self) -> ShareTerms | None:
+        sealed = self._desk.refresh().shares.get(self.component)
+        return sealed.terms if sealed is not None else self._standing.terms
+
+    def _left(self, slot: Slot) -> float:
+        return round_down(self._remaining(slot, self._desk.refresh()))
+
+    def _remaining(self, slot: Slot, state: LedgerState) -> Amount:
+        full = allowance(self._component, slot)  # refuses a slot that the component has not
+        return state.left(self.component, slot) if self.component in state.shares else full
+
+    def _take(
+        self,
+        slot: Slot,
+        count: int,
+        *,
+        event: Event,
+        refundable: bool,
+        amount: float = 1.0,
+        tenant: str | None = None,
+        cap: int | None = None,
+    ) -> Reservation:
+        mine = self._standing, self._component, slot
+        line = self._desk.reserve(*mine, count=count, amount=amount, tenant=tenant, tenant_cap=cap)
+        return Reservation(self._desk, line, self._component, slot, count=count, event=event, refundable=refundable)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.component!r})"
+
+
+class Share(Holding):
+    """A component's tickets. Made by `Budget.declare`.
+
+    Formal guarantees:
+      - Over the ledger's life and all processes, at most `max_count` tickets of each (template, label) are out.
+      - The first reservation seals the share in the ledger; from then on its terms cannot change.
+    """
+
+    @property
+    def event(self) -> Event:
+        """What all tickets together may release."""
+        return self._component.event
+
+    def remaining(self, template: str, *, label: str | None = None) -> int:
+        """Returns how many tickets can still be reserved.
+
+        Args:
+          template: of the ticket.
+          label: of the ticket.
+        """
+        return int(self._left((template, label)))
+
+    def committed(self, template: str, *, label: str | None = None) -> int:
+        """Returns how many tickets were used and committed, in every process; arguments as `remaining`."""
+        with self._desk.lock:
+            slot, state = (template, label), self._desk.refresh()
+            reserved = allowance(self._component, slot) - self._remaining(slot, state)
+            unsettled = sum(
+                opened.count
+                for opened in state.open_reservations()
+                if (opened.component, opened.template, opened.label) == (self.component, *slot)
+            )
+            return int(reserved) - unsettled
+
+    def used_by(self, tenant: str) -> int:
+        """Returns how many tickets a tenant has reserved or used, in every process.
+
+        Args:
+          tenant: public name; "": the tickets without a tenant.
+        """
+        return self._desk.refresh().used_by(tenant, self.component)
+
+    def reserve(
+        self,
+        template: str,
+        *,
+        label: str | None = None,
+        count: int = 1,
+        tenant: str | None = None,
+        tenant_cap: int | None = None,
+    ) -> Reservation:
+        """Charges tickets, atomically and durably, before any private record is read.
+
+        Args:
+          template: of the ticket.
+          label: of the ticket.
+          count: number of tickets.
+          tenant: public name of who asks; the ledger counts each tenant's tickets. None: no tenant, "".
+          tenant_cap: most tickets of this share that the tenant may have, those of every process together.
+
+        Raises:
+          PrivacyBudgetExceededError: fewer tickets are left, to all or to the tenant, or the share no longer fits the
+            budget.
+          SealedShareError: the share was replaced, or is sealed on other terms.
+          ConfigurationError: no such ticket, a count below 1, or the share's plan is still open.
+          LedgerError: the ledger cannot be read or written; nothing is granted.
+        """
+        ticket = self._component.ticket(template, label)
+        check_int("count", count, low=1)
+        if tenant is not None and (not isinstance(tenant, str) or len(tenant) > MAX_NAME_LENGTH):
+            raise fail("tenant", f"a text of at most {MAX_NAME_LENGTH} characters", type(tenant).__name__)
+        if tenant is not None and not is_written(tenant):
+            raise fail("tenant", "valid Unicode text", "half of a surrogate pair", "Decode it again.")
+        if tenant_cap is not None:
+            check_int("tenant_cap", tenant_cap, low=0)
+        slot, refundable = (template, label), ticket.refundable
+        return self._take(slot, count, event=ticket.event, refundable=refundable, tenant=tenant, cap=tenant_cap)

@@ -1,0 +1,386 @@
+"""Defines the hash-chained lines of a ledger, the protocol of its stores, and a store in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from langchain_dpicl.exceptions import DPICLError, LedgerError
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
+from langchain_dpicl.privacy.accounting.events import canonical_json
+
+LEDGER_FORMAT = 1
+
+T = TypeVar("T")
+
+_parsed = json.JSONDecoder().raw_decode
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _now() -> str:
+    return _stamp_of(time.time() // 1)
+
+
+@functools.lru_cache(maxsize=1)
+def _stamp_of(second: float) -> str:
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # outside years 1 to 9999, or no number
+        return datetime.fromtimestamp(second, UTC).isoformat()
+    msg = f"ledger: expected a clock between the years 1 and 9999, found {second} seconds since 1970. Set the clock."
+    raise LedgerError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHeader:
+    """The identity and limits of a ledger; its digest is the first link of the chain.
+
+    Attributes:
+      ledger_id: random name of the ledger; private examples are bound to it.
+      name: public name for people.
+      epsilon: limit of the whole ledger.
+      delta: limit of the whole ledger.
+      adjacency: the one neighbouring relation of everything on the ledger.
+      stamp: time of creation (UTC); informative.
+      ledger_format: version of the line format.
+    """
+
+    ledger_id: str
+    name: str
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    stamp: str = dataclasses.field(default_factory=_now)
+    ledger_format: int = LEDGER_FORMAT
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the header, hex."""
+        return _digest(canonical_json(self.to_dict()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form; `from_dict` inverts it exactly."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LedgerHeader:
+        """Rebuilds a header from storage.
+
+        Args:
+          data: the result of `to_dict`.
+
+        Raises:
+          LedgerError: another format, or a field is missing, unknown or out of range.
+        """
+        _require_fields(cls, data)
+        if data["ledger_format"] != LEDGER_FORMAT:
+            msg = f"ledger: expected format {LEDGER_FORMAT}, found {data['ledger_format']!r}. Use the matching version."
+            raise LedgerError(msg)
+        fault = ""
+        try:
+            check_epsilon(data["epsilon"])
+            check_delta(data["delta"])
+            check_adjacency(data["adjacency"])
+        except DPICLError as error:
+            fault = str(error)
+        if fault:
+            msg = f"ledger: the header is broken ({fault})"
+            raise LedgerError(msg)
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """One line of a ledger, chained to the line before. It holds no private content.
+
+    Attributes:
+      seq: 1, 2, 3, ... without gaps.
+      prev: hash of the line before; the header's digest for the first.
+      kind: what happened (see `ledger_state`).
+      body: JSON object.
+      stamp: time of writing (UTC); informative.
+      hash: SHA-256 over all of the above, hex.
+    """
+
+    seq: int
+    prev: str
+    kind: str
+    body: Mapping[str, Any]
+    stamp: str
+    hash: str
+
+    @property
+    def computed_hash(self) -> str:
+        """The hash of the content; differs from `hash` if the line was changed."""
+        return _chain_digest(self.seq, self.prev, self.kind, canonical_json(self.body), self.stamp)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form; `from_dict` inverts it exactly."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LedgerRecord:
+        """Rebuilds a record from storage; does not check its place in the chain.
+
+        Args:
+          data: the result of `to_dict`.
+
+        Raises:
+          LedgerError: a field is missing or unknown.
+        """
+        _require_fields(cls, data)
+        return cls(**data)
+
+
+def _require_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
+    names = {field.name for field in dataclasses.fields(cls)}
+    keys = set(data) if isinstance(data, Mapping) else set()
+    if keys != names:
+        msg = f"{cls.__name__}: expected the fields {sorted(names)}, found {sorted(map(str, keys))}."
+        raise LedgerError(msg)
+
+
+def next_record(seq: int, head: str, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
+    """Returns the line that follows line `seq` with hash `head`; stores use it to append."""
+    return _StoredLine.after(seq, head, kind, canonical_json(body)).record(seq + 1, head)
+
+
+def _chain_digest(seq: int, prev: str, kind: str, body: str, stamp: str) -> str:
+    """Returns the digest of the canonical JSON of a line: all its members, sorted; `body` is canonical JSON already."""
+    text = canonical_json
+    number = seq if type(seq) is int else text(seq)  # a line from elsewhere may hold any JSON value
+    return _digest(f'{{"body":{body},"kind":{text(kind)},"prev":{text(prev)},"seq":{number},"stamp":{text(stamp)}}}')
+
+
+class _StoredLine(NamedTuple):
+    """A line as kept in memory, with its body as text, so that no reader of a record can change the ledger."""
+
+    kind: str
+    body: str
+    stamp: str
+    hash: str
+
+    @classmethod
+    def after(cls, seq: int, head: str, kind: str, body: str) -> _StoredLine:
+        """Returns the line that follows line `seq` with hash `head`."""
+        stamp = _now()
+        return cls(kind, body, stamp, _chain_digest(seq + 1, head, kind, body, stamp))
+
+    def record(self, seq: int, prev: str) -> LedgerRecord:
+        """Returns the line as record number `seq`, with a body of its own."""
+        return LedgerRecord(seq, prev, self.kind, _parsed(self.body)[0], self.stamp, self.hash)
+
+
+class LedgerTransaction(Protocol):
+    """The ledger as its only writer sees it; unusable once the transaction ends."""
+
+    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+        """Returns every line with `seq > after`, in order, lines of this transaction included.
+
+        Args:
+          after: number of the last known line; 0: from the first on.
+        """
+
+    def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
+        """Adds one line, which lasts if the transaction commits.
+
+        Args:
+          kind: what happened.
+          body: a JSON object without private content.
+        """
+
+
+@runtime_checkable
+class LedgerStore(Protocol):
+    """Keeps one ledger. `tests/contracts/store.py` is the suite every implementation passes.
+
+    A store, and its transactions, may also have `head()`, which returns the number and hash of the last line (0 and
+    the header's digest where there is none), so that unchanged ledgers are not read again. The transactions of a
+    database of several ledgers have `bind(dataset_id)`, which records that this ledger binds a data set, and raises a
+    `PrivacyBudgetMismatchError` if another ledger does.
+
+    Formal guarantees that an implementation gives:
+      - One writer at a time over all processes; a transaction sees every line committed before it began.
+      - When a transaction ends without an exception its lines survive what `durable` claims; otherwise none of them
+        ever appears.
+      - Lines are never changed, dropped or reordered. What cannot be read, locked or written is a `LedgerError`.
+    """
+
+    @property
+    def durable(self) -> bool:
+        """Whether lines survive the end of this process."""
+
+    @property
+    def description(self) -> str:
+        """Where the ledger lives, in public words for reports, such as "in memory; dies with this process"."""
+
+    def create(self, header: LedgerHeader) -> LedgerHeader:
+        """Writes `header` if there is none yet; returns the header that the ledger has (the first writer wins).
+
+        Args:
+          header: limits and name.
+        """
+
+    def header(self) -> LedgerHeader | None:
+        """Returns the header, or None before `create`."""
+
+    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+        """Returns every committed line with `seq > after`, in order.
+
+        Args:
+          after: number of the last known line; 0: from the first on.
+        """
+
+    def transaction(self) -> AbstractContextManager[LedgerTransaction]:
+        """Opens the ledger for its only writer; waits for its turn. Does not nest.
+
+        Raises:
+          LedgerError: there is no header yet, the transaction is nested, or the store failed.
+        """
+
+
+def hide_password(value: T) -> Callable[[], T]:
+    """Returns a closure over a value that may hold a password, so that no repr and no frame variable shows it."""
+    return lambda: value
+
+
+class InMemoryStore:
+    """Keeps a ledger in this process, until it ends. Threads may share it, other processes cannot.
+
+    Example:
+      >>> store = InMemoryStore()
+      >>> store.durable, store.description
+      (False, 'in memory; dies with this process')
+    """
+
+    durable = False
+    description = "in memory; dies with this process"
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._header: LedgerHeader | None = None
+        self._lines: list[_StoredLine] = []
+        self._view: _MemoryTransaction | None = None
+        self._pid = os.getpid()
+
+    def create(self, header: LedgerHeader) -> LedgerHeader:
+        """Keeps `header` unless there is one; returns the header that the ledger has."""
+        self._check_process()
+        with self._lock:
+            if self._header is None:
+                self._header = header
+            return self._header
+
+    def header(self) -> LedgerHeader | None:
+        """Returns the header, or None before `create`."""
+        self._check_process()
+        return self._header
+
+    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+        """Returns every committed line with `seq > after`."""
+        self._check_process()
+        with self._lock:
+            return _records(self._header, self._lines, after)
+
+    def head(self) -> tuple[int, str]:
+        """Returns the number and hash of the last line, or 0 and the header's digest."""
+        self._check_process()
+        with self._lock:
+            return _head(self._header, self._lines)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[LedgerTransaction]:
+        """Opens the ledger for one thread; keeps its lines only if the block ends well."""
+        self._check_process()
+        with self._lock:
+            if self._view is not None:
+                raise LedgerError("ledger: expected no open transaction in this thread, found one. Close it first.")
+            if self._header is None:
+                raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
+            committed = len(self._lines)
+            try:
+                self._view = _MemoryTransaction(self._header, self._lines)
+                yield self._view
+            except BaseException:
+                del self._lines[committed:]
+                raise
+            finally:
+                view, self._view = self._view, None  # first: an interrupt here must not block later transactions
+                if view is not None:
+                    view.alive = False
+
+    def _check_process(self) -> None:
+        # A forked child holds a copy of the ledger: both would spend the same budget.
+        if os.getpid() != self._pid:
+            raise LedgerError("ledger: an in-memory ledger belongs to the process that made it. Use a durable store.")
+
+    def __repr__(self) -> str:
+        return f"InMemoryStore({self.description})"
+
+    def __copy__(self) -> InMemoryStore:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InMemoryStore:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise LedgerError("ledger: an in-memory ledger cannot be pickled: its copy would spend the budget again.")
+
+
+class _MemoryTransaction:
+    """One transaction of an `InMemoryStore`."""
+
+    def __init__(self, header: LedgerHeader, lines: list[_StoredLine]) -> None:
+        self._header = header
+        self._lines = lines
+        self.alive = True
+
+    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+        self._check_alive()
+        return _records(self._header, self._lines, after)
+
+    def head(self) -> tuple[int, str]:
+        self._check_alive()
+        return _head(self._header, self._lines)
+
+    def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
+        self._check_alive()
+        lines = self._lines
+        text, (_, head) = canonical_json(body), _head(self._header, lines)
+        # Queries reserve equal bodies again and again: their text is kept once.
+        for line in lines[-2:]:
+            text = line.body if line.body == text else text
+        lines.append(_StoredLine.after(len(lines), head, kind, text))
+        return lines[-1].record(len(lines), head)
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise LedgerError("ledger: expected an open transaction, found one that has ended. Open another.")
+
+
+def _records(header: LedgerHeader | None, lines: list[_StoredLine], after: int) -> tuple[LedgerRecord, ...]:
+    """Returns the lines with `seq > after` as records, each with a body of its own."""
+    _, prev = _head(header, lines[after - 1 : after] if after else [])
+    records = []
+    for seq, line in enumerate(lines[after:], start=after + 1):
+        records.append(line.record(seq, prev))
+        prev = line.hash
+    return tuple(records)
+
+
+def _head(header: LedgerHeader | None, lines: list[_StoredLine]) -> tuple[int, str]:
+    if lines:
+        return len(lines), lines[-1].hash
+    return 0, "" if header is None else header.digest

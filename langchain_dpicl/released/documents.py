@@ -1,0 +1,254 @@
+"""Released synthetic documents with their privacy report, as a value, a JSON file and a vector store."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
+
+from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.released.demonstrations import epsilon_of
+from langchain_dpicl.released.files import FileForm, StoredAsJson, plain_json
+
+FORMAT = "langchain-dpicl/synthetic-documents"
+VERSION = 1
+
+_FORM = FileForm("synthetic documents", FORMAT, VERSION, frozenset({"documents", "topics", "plan", "report"}))
+_LARGEST = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticText:
+    """One synthetic document.
+
+    Attributes:
+      text: the content.
+      topic: the released keyword that it was generated for.
+      number: its index among the texts of the topic.
+    """
+
+    text: str
+    topic: str
+    number: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise fail("text", "text", type(self.text).__name__)
+        check_name("topic", self.topic)
+        check_int("number", self.number, low=0)
+
+    def document(self, release: str) -> Document:
+        """Returns the LangChain document: with `topic`, `number` and `release` as metadata and a stable id."""
+        metadata = {"topic": self.topic, "number": self.number, "release": release}
+        # A UUID, because some stores accept no other ids.
+        named = uuid.uuid5(uuid.NAMESPACE_URL, f"{FORMAT}/{release}/{self.number}/{self.topic}")
+        return Document(id=str(named), page_content=self.text, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class SyntheticDocuments(StoredAsJson):
+    """Synthetic documents by topic, with the topics' noisy counts and their privacy report.
+
+    Formal guarantees:
+      - Holds public values only: indexing, searching, copying, printing, saving and filtering it is free
+        post-processing.
+      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
+        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
+        `verify_report(documents)` recomputes the price.
+
+    Args:
+      texts: the documents, in the order of their topics.
+      topics: (keyword, noisy count of its units) pairs, the largest count first.
+      report: JSON-able privacy report.
+      plan: JSON-able public plan.
+
+    Raises:
+      ConfigurationError: a value is of another type, a topic is unknown, or a document occurs twice.
+
+    Example:
+      >>> text = SyntheticText("a card payment was declined", "card", 0)
+      >>> report = {"private": True, "epsilon": 1.0}
+      >>> store = SyntheticDocuments((text,), (("card", 120),), report, {}).to_vector_store()
+      >>> store.as_retriever().invoke("why was my card declined?")[0].metadata["topic"]
+      'card'
+    """
+
+    texts: tuple[SyntheticText, ...]
+    topics: tuple[tuple[str, int], ...]
+    report: Mapping[str, Any]
+    plan: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        texts, topics = (
+            _check_tuple("texts", self.texts),
+            tuple(_topic(pair) for pair in _check_tuple("topics", self.topics)),
+        )
+        names = [topic for topic, _ in topics]
+        if not all(isinstance(text, SyntheticText) for text in texts):
+            raise fail("texts", "SyntheticText, each of them", [type(text).__name__ for text in texts][:3])
+        places = [(text.topic, text.number) for text in texts]
+        if len(set(names)) != len(names) or len(set(places)) != len(places) or not {t for t, _ in places} <= set(names):
+            raise fail("texts, topics", "distinct documents of distinct listed topics", names)
+        object.__setattr__(self, "texts", texts)
+        object.__setattr__(self, "topics", topics)
+        object.__setattr__(self, "report", plain_json("report", self.report))
+        object.__setattr__(self, "plan", plain_json("plan", self.plan))
+        epsilon_of(self.report)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def epsilon(self) -> float:
+        """The reported upper bound on epsilon."""
+        return epsilon_of(self.report)
+
+    @property
+    def release_id(self) -> str:
+        """Public name of this release, of 12 hexadecimal digits; ids of documents contain it."""
+        return release_id(self.report, self.topics)
+
+    @property
+    def documents(self) -> list[Document]:
+        """The non-empty documents, with `topic`, `number` and `release` as metadata and stable ids."""
+        release = self.release_id
+        return [text.document(release) for text in self.texts if text.text.strip()]
+
+    def filtered(self, keep: Callable[[Document], bool]) -> SyntheticDocuments:
+        """Returns the documents that pass a test; free, also if the test calls public models.
+
+        Args:
+          keep: the test, for instance a model's judgement whether the text is about its topic.
+        """
+        passed = [text for text in self.texts if keep(text.document(self.release_id))]
+        return dataclasses.replace(self, texts=tuple(passed))
+
+    def to_vector_store(self, store: VectorStore | None = None, *, embedding: Embeddings | None = None) -> VectorStore:
+        """Adds the documents to a vector store under stable ids.
+
+        Documents that the store already has are not added again; a store without `get_by_ids` is given all of them.
+
+        Args:
+          store: any LangChain vector store with its embeddings; None: a new one in memory.
+          embedding: embeddings of the new store; None: `LocalEmbeddings`, without network.
+
+        Raises:
+          ConfigurationError: both are given, or `store` is not a vector store.
+        """
+        store = _check_store(store, embedding)
+        ids = [str(document.id) for document in self.documents]
+        try:
+            stored = store.get_by_ids(ids)
+        except NotImplementedError:  # a store without lookup by id
+            stored = []
+        if documents := _missing(self.documents, stored):
+            store.add_documents(documents, ids=[str(document.id) for document in documents])
+        return store
+
+    async def ato_vector_store(
+        self, store: VectorStore | None = None, *, embedding: Embeddings | None = None
+    ) -> VectorStore:
+        """Async version of `to_vector_store`."""
+        store = _check_store(store, embedding)
+        ids = [str(document.id) for document in self.documents]
+        try:
+            stored = await store.aget_by_ids(ids)
+        except NotImplementedError:  # a store without lookup by id
+            stored = []
+        if documents := _missing(self.documents, stored):
+            await store.aadd_documents(documents, ids=[str(document.id) for document in documents])
+        return store
+
+    def as_retriever(self, *, embedding: Embeddings | None = None, **search: Any) -> VectorStoreRetriever:
+        """Returns a stock retriever over the documents, in memory.
+
+        Args:
+          embedding: as for `to_vector_store`.
+          **search: of `VectorStore.as_retriever`: `search_type`, `search_kwargs`.
+        """
+        return self.to_vector_store(embedding=embedding).as_retriever(**search)
+
+    def to_json(self) -> str:
+        """Returns the JSON text; `from_json` reads it back to an equal object if the report is one of this package."""
+        state = {
+            "documents": [dataclasses.asdict(text) for text in self.texts],
+            "topics": [list(pair) for pair in self.topics],
+            "plan": self.plan,
+            "report": self.report,
+        }
+        return _FORM.text(state)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads what `to_json` wrote, and nothing else.
+
+        Args:
+          text: the JSON text; nothing in it is executed.
+
+        Raises:
+          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
+            was changed after it was written, or a report whose claims its ledger's report contradicts.
+        """
+        state = _FORM.read(text)
+        return cls(
+            tuple(text_of(item) for item in _check_tuple("documents", state["documents"])),
+            tuple(_topic(pair) for pair in _check_tuple("topics", state["topics"])),
+            state["report"],
+            state["plan"],
+        )
+
+
+def release_id(report: Mapping[str, Any], topics: Sequence[tuple[str, int]]) -> str:
+    """Returns a public name of 12 hexadecimal digits, a digest of the report's ids and the topics."""
+    named = {name: report.get(name) for name in ("ledger_id", "component", "dataset_id")}
+    whole = canonical_json({**named, "topics": [list(pair) for pair in topics]})
+    return hashlib.sha256(whole.encode("utf-8")).hexdigest()[:12]
+
+
+def text_of(item: Any) -> SyntheticText:
+    """Returns one document from its JSON form."""
+    names = {field.name for field in dataclasses.fields(SyntheticText)}
+    if not isinstance(item, Mapping) or set(item) != names:
+        raise ConfigurationError(f"documents: expected objects with {sorted(names)}, found another.")
+    return SyntheticText(**item)
+
+
+def _topic(pair: Any) -> tuple[str, int]:
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        raise ConfigurationError("topics: expected pairs of a keyword and a whole number, found something else.")
+    return check_name("topic", pair[0]), check_int("topics", pair[1], low=-_LARGEST, high=_LARGEST)
+
+
+def _check_tuple(name: str, values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise fail(name, "a sequence", type(values).__name__)
+    return tuple(values)
+
+
+def _missing(documents: Sequence[Document], stored: Sequence[Document]) -> list[Document]:
+    """Returns the documents that a store lacks; some stores raise for an id that they already have."""
+    # Ids are stable (`SyntheticText.document`), so equal ids are equal documents.
+    known = {document.id for document in stored}
+    return [document for document in documents if document.id not in known]
+
+
+def _check_store(store: Any, embedding: Any) -> VectorStore:
+    if store is None:
+        return InMemoryVectorStore(LocalEmbeddings() if embedding is None else embedding)
+    if not isinstance(store, VectorStore):
+        advice = "Make it first, with its embeddings: FAISS(...), Chroma(...), InMemoryVectorStore(...)."
+        raise fail("store", "a LangChain vector store", type(store).__name__, advice)
+    if embedding is not None:
+        raise fail("embedding", "None together with store, which has its own", type(embedding).__name__)
+    return store

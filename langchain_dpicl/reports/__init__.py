@@ -1,0 +1,1 @@
+"""Reports, their rendering and their verification. Spends nothing and reads no record."""

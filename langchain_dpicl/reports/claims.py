@@ -1,0 +1,230 @@
+"""Checks the content digest of a saved release and the claims of its report."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import check_adjacency, check_delta, check_epsilon, check_real, fail
+from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.ledger.amounts import exact, round_up
+from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
+from langchain_dpicl.reports.rendering import PACKAGE, are_words_of, check_wrappers, own_version, words_of
+from langchain_dpicl.reports.verify import UNREADABLE, describe_fault
+
+REPORT_FORMAT = 1
+INSTRUCTION_ONLY = "instruction only"
+CONTENT_DIGEST = "content_digest"
+"""Where a file's report, or a file without one, holds the digest of its content."""
+
+_LEDGER = {"ledger_id", "name", "durable", "storage"}
+
+
+def content_digest(state: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a file's content: of all its values, report and plan included, but the digest itself.
+
+    Formal guarantees:
+      - Values that JSON writes alike have one digest, however the file is laid out; others have different ones.
+
+    Args:
+      state: the JSON object of the file, whatever digest stands in it.
+
+    Raises:
+      ValueError: a number is not finite.
+    """
+    whole = {key: value for key, value in state.items() if key != CONTENT_DIGEST}
+    if isinstance(report := whole.get("report"), Mapping):
+        whole["report"] = {key: value for key, value in report.items() if key != CONTENT_DIGEST}
+    return json_digest(whole)
+
+
+def json_digest(value: Any) -> str:
+    """Returns the SHA-256 of a JSON value; of values that JSON writes alike the same.
+
+    Args:
+      value: the JSON value.
+
+    Raises:
+      ValueError: a number is not finite.
+    """
+    # UTF-16: a character that JSON gave in two halves and the same one in one piece have the same bytes.
+    return hashlib.sha256(canonical_json(value).encode("utf-16-le", "surrogatepass")).hexdigest()
+
+
+def with_content_digest(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a file's JSON object with its content digest, which stands in the report if there is one.
+
+    Args:
+      state: the object without it.
+    """
+    digest = {CONTENT_DIGEST: content_digest(state)}
+    return {**state, "report": {**state["report"], **digest}} if "report" in state else {**state, **digest}
+
+
+def content_problems(state: Mapping[str, Any]) -> Iterator[str]:
+    """Compares a file's JSON object with the content digest in it.
+
+    Args:
+      state: the object.
+    """
+    holder = state.get("report", state)
+    digest = holder.get(CONTENT_DIGEST) if isinstance(holder, Mapping) else None
+    try:
+        is_same = digest == content_digest(state)
+    except UNREADABLE:
+        is_same = False
+    if not is_same:
+        yield f"{CONTENT_DIGEST}: the content was changed after it was written"
+
+
+def check_claims(report: Mapping[str, Any]) -> None:
+    """Refuses the report of a saved release whose cost does not follow from what stands in it.
+
+    Formal guarantees:
+      - What passes is the report of nothing charged (empty), of a baseline at the cost that baselines have, or one that
+        claims epsilon, delta, adjacency, data set and ledger as the share of its component has them, in a ledger's
+        report whose digest, sums and limits agree.
+      - No price is computed: that the share's epsilon is what its tickets cost is told by `verify_report`.
+
+    Args:
+      report: JSON values.
+
+    Raises:
+      ConfigurationError: it is another.
+    """
+    problems: list[str] = []
+    try:
+        problems.extend(_claims(report))
+    except UNREADABLE as error:
+        problems.append(f"it cannot be read: {describe_fault(error)}")
+    if problems:
+        advice = "The file was changed, or was not written by this package; get it again from who released it."
+        raise ConfigurationError(
+            f"report: expected claims that its ledger's report bears out, found {problems[0]}. {advice}"
+        )
+
+
+def _claims(report: Mapping[str, Any]) -> Iterator[str]:
+    if not report:
+        return
+    yield from kind_problems(report)
+    if "budget" not in report:
+        if baseline_epsilon(report) != report.get("epsilon"):
+            yield "no ledger's report under 'budget', and no baseline"
+        return
+    inner = report["budget"]
+    yield from header_problems(inner)
+    shares = (
+        ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
+        for item in inner["shares"]
+        if any(one["name"] == report["component"] for one in item["components"])
+    )
+    yield from claim_problems(report, inner, next(shares, None))
+
+
+def kind_problems(report: Mapping[str, Any]) -> Iterator[str]:
+    """Tells what makes two reports of one, each of which claims another cost.
+
+    Args:
+      report: of a release, or a ledger's.
+    """
+    if "budget" in report and "report_format" in report:
+        yield "report_format: expected it inside 'budget' alone"
+    if "report" in report:
+        yield "report: expected one, found another inside it"
+
+
+def baseline_epsilon(report: Mapping[str, Any]) -> float | str | None:
+    """Returns the epsilon of a baseline: 0 of an instruction alone, else "infinity"; None: it is no baseline.
+
+    Args:
+      report: JSON values.
+    """
+    if report.get("baseline") == INSTRUCTION_ONLY and report.get("epsilon") == 0 and report.get("delta") == 0:
+        return 0.0
+    return "infinity" if "baseline" in report or report.get("private") is False else None
+
+
+def claim_problems(report: Mapping[str, Any], inner: Mapping[str, Any], terms: ShareTerms | None) -> Iterator[str]:
+    """Compares what a release claims with the share of its component.
+
+    Args:
+      report: of the release.
+      inner: the ledger's report in it.
+      terms: of that share; None: there is none.
+    """
+    name = report.get("component")
+    if terms is None:
+        yield f"component: expected a share of the ledger's report, found {name!r}"
+        return
+    charged = {"private": True, "epsilon": terms.epsilon, "delta": terms.delta, "adjacency": inner["adjacency"]}
+    own = own_component(terms, name)
+    expected = charged if own.partition is None else {**charged, "dataset_id": own.partition}
+    for key, value in expected.items():
+        if report.get(key) != value:
+            yield f"{key}: expected {value!r}, as in the share of {name!r}, found {report.get(key)!r}"
+    if "ledger_id" in report and report["ledger_id"] != (paid := inner["ledger"]["ledger_id"]):
+        yield f"ledger_id: expected {paid!r}, as in the ledger's report, found {report['ledger_id']!r}"
+
+
+def own_component(terms: ShareTerms, name: Any) -> Component:
+    """Returns the component of a share that has this name.
+
+    Args:
+      terms: of the share.
+      name: of one of its components.
+    """
+    return next(component for component in terms.components if component.name == name)
+
+
+def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
+    """Compares what stands around the shares of a ledger's report: format, digest, sums, limits and words.
+
+    Args:
+      data: the JSON form of the report.
+    """
+    for name, value in (("report_format", REPORT_FORMAT), ("package", PACKAGE)):
+        if data[name] != value:
+            yield f"{name}: expected {value!r}, found {data[name]!r}"
+    if data["digest"] != report_digest({key: value for key, value in data.items() if key != "digest"}):
+        yield "digest: the report was changed after it was made"
+    limits = {"epsilon": check_epsilon(data["limits"]["epsilon"]), "delta": check_delta(data["limits"]["delta"])}
+    for name, limit in limits.items():
+        total = round_up_sum(check_real(name, share[name], low=0.0) for share in data["shares"])
+        if data["promised"][name] != total:
+            yield f"promised {name}: expected {total!r}, the sum over shares, found {data['promised'][name]!r}"
+        if exact(total) > exact(limit):
+            yield f"limits: shares add to {name} {total!r}, above {limit!r}"
+    if data["version"] == own_version():
+        adjacency = check_adjacency(data["adjacency"])
+        for name in words_of(adjacency, limits["epsilon"]):
+            if not are_words_of(data, name, adjacency, limits["epsilon"]):
+                yield f"{name}: not the words of this version"
+    _check_ledger(data["ledger"])
+    check_wrappers(data.get("allowed_wrappers", []))
+
+
+def _check_ledger(ledger: Any) -> None:
+    if not isinstance(ledger, Mapping) or not set(ledger) >= _LEDGER:
+        raise fail("ledger", f"a JSON object with {sorted(_LEDGER)}", ledger)
+
+
+def round_up_sum(values: Any) -> float:
+    """Returns the sum of public amounts, rounded up.
+
+    Args:
+      values: the amounts.
+    """
+    return round_up(sum((exact(value) for value in values), Fraction(0)))
+
+
+def report_digest(data: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a ledger's report without its digest.
+
+    Args:
+      data: the JSON form.
+    """
+    return hashlib.sha256(canonical_json(dict(data)).encode("utf-8")).hexdigest()

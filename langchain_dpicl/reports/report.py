@@ -1,0 +1,585 @@
+"""Builds the report of what a budget granted, from public values only, and recomputes such reports."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Protocol, TypeAlias, get_args
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_positive, check_real, fail
+from langchain_dpicl.privacy.data.units import Declaration, make_declaration
+from langchain_dpicl.privacy.extensions.joint_plans import share_price
+from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.ledger.tickets import (
+    Component,
+    Kind,
+    ShareTerms,
+    event_of_components,
+    implementation_delta_of,
+)
+from langchain_dpicl.reports.claims import (
+    REPORT_FORMAT,
+    baseline_epsilon,
+    claim_problems,
+    content_problems,
+    header_problems,
+    kind_problems,
+    own_component,
+    report_digest,
+    round_up_sum,
+)
+from langchain_dpicl.reports.rendering import PACKAGE, markdown_of, own_version, package_versions, text_of, words_of
+from langchain_dpicl.reports.verify import (
+    RECOMPUTE_TOLERANCE,
+    UNREADABLE,
+    VerificationContext,
+    describe_fault,
+    is_same_number,
+    origin_problems,
+    own_cost,
+    parameter_problems,
+    participation_problems,
+    problems_in,
+    shows_labels,
+    shows_participation,
+)
+from langchain_dpicl.reports.verify_methods import (
+    are_counts,
+    are_documents,
+    count_problems,
+    document_problems,
+    is_pool,
+    label_problems,
+    pool_problems,
+    prompt_problems,
+    released_count_problems,
+    released_document_problems,
+    shows_counts,
+    shows_documents,
+    shows_training,
+    training_problems,
+)
+
+MAX_ROWS = 200
+DEFAULT_SECONDS = 60.0
+METHOD = (
+    "At each delta every sealed share (a joint plan once) is priced anew at its part of it, delta * its own delta / "
+    "the sum of all their deltas, rounded down; the prices are added, rounded up. That is basic composition: an upper "
+    "bound of everything the sealed shares can ever release together, not the least one. What is proved at a smaller "
+    "delta, or by the charges at the sum of their deltas, also bounds every larger delta. A share may be charged more "
+    "than it costs, and shares that were declared but never sealed are not in the table: they have released nothing."
+)
+_Priced: TypeAlias = tuple[float, float | None]  # delta, and the sum of all prices there
+NO_BOUND = "no finite bound at this delta"
+
+
+@dataclass(frozen=True, slots=True)
+class EpsilonRow:
+    """A bound at one delta.
+
+    Attributes:
+      delta: at which delta.
+      epsilon: the bound, rounded up; infinite where nothing is proved; None where time ran out.
+      note: why there is no finite bound; "" where there is one.
+    """
+
+    delta: float
+    epsilon: float | None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form, with null where there is no finite bound."""
+        finite = self.epsilon is not None and math.isfinite(self.epsilon)
+        return {"delta": self.delta, "epsilon": self.epsilon if finite else None, "note": self.note}
+
+
+@dataclass(frozen=True, slots=True)
+class EpsilonTable:
+    """Epsilon of everything sealed, over deltas. Made by `PrivacyReport.epsilons`.
+
+    Formal guarantees:
+      - What the sealed shares release together is (epsilon, delta)-DP for every row: all rows hold at once.
+      - Epsilon never grows with delta.
+
+    Attributes:
+      rows: sorted by delta.
+      method: how they were computed.
+    """
+
+    rows: tuple[EpsilonRow, ...]
+    method: str = METHOD
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        return {"method": self.method, "rows": [row.to_dict() for row in self.rows]}
+
+
+def default_deltas(limit: float) -> tuple[float, ...]:
+    """Returns a ledger's delta and three smaller ones, a power of ten apart."""
+    return tuple(round_down(exact(limit) / 10**step) for step in (3, 2, 1, 0))
+
+
+def epsilon_table(
+    shares: Sequence[ShareTerms],
+    deltas: Sequence[float],
+    *,
+    adjacency: Adjacency,
+    max_seconds: float | None = DEFAULT_SECONDS,
+) -> EpsilonTable:
+    """Prices sealed shares at other deltas; no price is begun once `max_seconds` (None: no limit) are over.
+
+    Raises:
+      ConfigurationError: a delta is not in (0, 1), or there are none or too many.
+    """
+    wanted = sorted({check_delta(delta) for delta in deltas})
+    if not 1 <= len(wanted) <= MAX_ROWS:
+        raise fail("deltas", f"1 to {MAX_ROWS} values in (0, 1)", len(wanted))
+    seconds = math.inf if max_seconds is None else check_positive("max_seconds", max_seconds)
+    end = time.monotonic() + seconds
+    late = f"not computed within {seconds:g} s"
+    raw: dict[float, float | None] = {}
+    for delta in reversed(wanted):  # the largest delta first: it is used most
+        raw[delta] = _composed_price(shares, delta, adjacency=adjacency, end=end)
+    return EpsilonTable(tuple(_rows(shares, [(delta, raw[delta]) for delta in wanted], late=late)))
+
+
+def _rows(shares: Sequence[ShareTerms], raw: Sequence[_Priced], *, late: str) -> Iterator[EpsilonRow]:
+    charged, total = _sum(share.epsilon for share in shares), _sum_of_deltas(shares)
+    least = math.inf
+    for delta, value in raw:
+        least = min(least, math.inf if value is None else value)
+        if exact(delta) >= total:
+            least = min(least, charged)
+        if least < math.inf:
+            yield EpsilonRow(delta, least)
+        else:
+            yield EpsilonRow(delta, value, late if value is None else NO_BOUND)
+
+
+def _composed_price(shares: Sequence[ShareTerms], delta: float, *, adjacency: Adjacency, end: float) -> float | None:
+    """Returns the sum of all prices at their parts of `delta`; None where time ran out."""
+    total, prices = _sum_of_deltas(shares), []
+    for share in shares:
+        if time.monotonic() >= end:
+            return None
+        part = round_down(exact(delta) * exact(share.delta) / total)
+        gap = implementation_delta_of(share.components)
+        if not part or effective_delta(part, gap) <= 0:
+            return math.inf
+        cost, _ = share_price(share.components, delta=part, adjacency=adjacency, opinions=False)
+        if cost == math.inf:
+            return math.inf
+        prices.append(cost)
+    return _sum(prices)
+
+
+def _sum_of_deltas(shares: Sequence[ShareTerms]) -> Fraction:
+    return sum((exact(share.delta) for share in shares), Fraction(0))
+
+
+def _sum(values: Any) -> float:
+    return round_up(sum((exact(value) for value in values), Fraction(0)))
+
+
+def table_problems(table: Any, shares: Sequence[ShareTerms], *, adjacency: Adjacency) -> Iterator[str]:
+    """Recomputes the bounds that a report states over deltas; too low is wrong, too high is not."""
+    stated = [(check_delta(row["delta"]), row["epsilon"]) for row in table["rows"]]
+    bounds = [(delta, check_real("epsilon", value, low=0.0)) for delta, value in stated if value is not None]
+    if not bounds:
+        return
+    recomputed = epsilon_table(shares, [delta for delta, _ in bounds], adjacency=adjacency, max_seconds=None)
+    costs: Mapping[float, float | None] = {row.delta: row.epsilon for row in recomputed.rows}
+    for delta, value in bounds:
+        cost = costs[delta]
+        if cost is None or value < cost * (1 - RECOMPUTE_TOLERANCE):
+            yield f"epsilons: {value!r} at delta {delta!r}, but the sealed shares cost up to {cost!r} there"
+
+
+_VERIFIERS = (
+    ("labelling", shows_labels, label_problems),
+    ("training", shows_training, training_problems),
+    ("counts", shows_counts, count_problems),
+    ("synthetic documents", shows_documents, document_problems),
+    ("filter", shows_participation, participation_problems),
+)
+"""Each method by name: which components show its parameters, and what compares them with the component's terms."""
+_RELEASED = (
+    ("entries", is_pool, pool_problems),
+    ("counts", are_counts, released_count_problems),
+    ("documents", are_documents, released_document_problems),
+)
+"""Each kind of saved release: what recognises it, and what compares it with the component that its report names."""
+_RELEASES = {"examples", "entries", "arrays", "counts", "documents"}
+"""Keys of which a saved release has one beside its report: demonstrations, a pool, a prompt, counts, documents."""
+_CLAIMS = {"budget", "report_format", "baseline"}
+"""Keys of which a report has one, and no release."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareEntry:
+    """A share in a report: its terms, and when its first reservation sealed it (None: declared, nothing ran yet)."""
+
+    terms: ShareTerms
+    sealed_at: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        return {**self.terms.to_dict(), "sealed_at": self.sealed_at}
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyReport:
+    """What was promised under one ledger. Made by `Budget.report`.
+
+    Formal guarantees:
+      - Every value is public: declarations, prices and the time a share was sealed; nothing depends on a record
+        or on how many tickets were used.
+      - `epsilon` and `delta` bound everything the shares listed can ever release together (basic composition).
+
+    Attributes:
+      ledger: id, name, limits and adjacency.
+      durable: whether the ledger survives its process.
+      storage: public words on where it lives.
+      datasets: declarations of the data sets bound.
+      shares: sealed ones first, then those declared in this process only.
+      version: of this package.
+      allowed_wrappers: modules that operators named in processes that this ledger paid in; see `allow_wrappers`.
+      packages: versions of what computes prices, in the process that made the report; other processes may have
+        declared shares with others.
+      table: epsilon at other deltas, where `with_epsilons` was asked for it.
+    """
+
+    ledger: LedgerHeader
+    durable: bool
+    storage: str
+    datasets: tuple[Mapping[str, Any], ...]
+    shares: tuple[ShareEntry, ...]
+    version: str
+    allowed_wrappers: tuple[str, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=package_versions)
+    table: EpsilonTable | None = None
+
+    @classmethod
+    def build(
+        cls,
+        ledger: LedgerHeader,
+        store: LedgerStore,
+        bindings: Mapping[str, Mapping[str, Any]],
+        shares: Sequence[ShareEntry],
+        wrappers: Sequence[str],
+    ) -> PrivacyReport:
+        """Freezes what the ledger says now.
+
+        Args:
+          ledger: the ledger's first line.
+          store: where it lives.
+          bindings: the declaration of each data set, by `dataset_id`.
+          shares: sealed ones in the order of the ledger, then those declared only.
+          wrappers: what operators allowed to stand before private calls.
+        """
+        datasets = tuple(copy.deepcopy(dict(bindings[name])) for name in sorted(bindings))
+        return cls(ledger, store.durable, store.description, datasets, tuple(shares), own_version(), tuple(wrappers))
+
+    @property
+    def epsilon(self) -> float:
+        """Sum over all shares, rounded up."""
+        return round_up_sum(share.terms.epsilon for share in self.shares)
+
+    @property
+    def delta(self) -> float:
+        """Sum over all shares, rounded up."""
+        return round_up_sum(share.terms.delta for share in self.shares)
+
+    def epsilons(
+        self, deltas: Sequence[float] | None = None, *, max_seconds: float | None = DEFAULT_SECONDS
+    ) -> EpsilonTable:
+        """Bounds epsilon of everything sealed at other deltas; prices it anew, which takes seconds a share and delta.
+
+        Args:
+          deltas: in (0, 1), at most 200; None: the ledger's own and a tenth, hundredth and thousandth of it.
+          max_seconds: no price is begun after so long, and rows without one say so; None: no limit.
+
+        Raises:
+          ConfigurationError: an argument is out of range.
+        """
+        wanted = default_deltas(self.ledger.delta) if deltas is None else deltas
+        sealed = [share.terms for share in self.shares if share.sealed_at is not None]
+        return epsilon_table(sealed, wanted, adjacency=self.ledger.adjacency, max_seconds=max_seconds)
+
+    def with_epsilons(
+        self, deltas: Sequence[float] | None = None, *, max_seconds: float | None = DEFAULT_SECONDS
+    ) -> PrivacyReport:
+        """Returns the report with the table of `epsilons` in all its forms."""
+        return replace(self, table=self.epsilons(deltas, max_seconds=max_seconds))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form, with a digest over all of it."""
+        data = {
+            "report_format": REPORT_FORMAT,
+            "package": PACKAGE,
+            "version": self.version,
+            "packages": dict(self.packages),
+            "ledger": {
+                "ledger_id": self.ledger.ledger_id,
+                "name": self.ledger.name,
+                "durable": self.durable,
+                "storage": self.storage,
+            },
+            "adjacency": self.ledger.adjacency,
+            "limits": {"epsilon": self.ledger.epsilon, "delta": self.ledger.delta},
+            "promised": {"epsilon": self.epsilon, "delta": self.delta},
+            "datasets": [dict(dataset) for dataset in self.datasets],
+            "shares": [share.to_dict() for share in self.shares],
+            **({} if self.table is None else {"epsilons": self.table.to_dict()}),
+            **({} if not self.allowed_wrappers else {"allowed_wrappers": list(self.allowed_wrappers)}),
+            **words_of(self.ledger.adjacency, self.ledger.epsilon),
+        }
+        return copy.deepcopy({**data, "digest": report_digest(data)})
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Returns the JSON text that `verify_report` reads.
+
+        Args:
+          indent: spaces per level; None: one line.
+        """
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+
+    def to_text(self) -> str:
+        """Returns the report for people."""
+        return text_of(self.to_dict())
+
+    def to_markdown(self) -> str:
+        """Returns the report for people, with every mechanism, opinion and parameter, as Markdown."""
+        return markdown_of(self.to_dict())
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+class CarriesReport(Protocol):
+    """Something released that carries the report of its cost, such as `ReleasedDemonstrations` or `LabelledPool`."""
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """The JSON-able report."""
+
+
+Reported: TypeAlias = str | bytes | Mapping[str, Any] | PrivacyReport | CarriesReport
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedReport:
+    """What a verifier found.
+
+    Attributes:
+      epsilon: sum of the recomputed costs of all shares (of a release: the cost of its own share); infinite where one
+        could not be recomputed, nothing is protected, or a labelled pool or prompt is not the one that was paid for.
+      delta: sum of the deltas they were recomputed at (of a release: its own).
+      ok: whether nothing is wrong.
+      problems: what is wrong, in words.
+    """
+
+    epsilon: float
+    delta: float
+    ok: bool
+    problems: tuple[str, ...]
+
+
+def verify_report(report: Reported) -> VerifiedReport:
+    """Recomputes a report: events from tickets, prices from events, sums, and what is shown beside them.
+
+    Formal guarantees:
+      - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, delta is at most
+        1/(10 * public_size) of every data set, and parameters shown (noise, rates, sizes) are those of the tickets; how
+        far that goes for labels, a `LabelledPool` or a `SoftPrompt` is in `shown_labels` and `shown_training`.
+      - Of the text of a saved release it means also that its content (texts, labels, counts; the digest of a prompt's
+        numbers) is what its content digest names.
+      - What is priced is what is claimed: where two reports could be read in what is given, it is refused.
+      - It does not mean that the report is genuine. Digests are no signatures: they catch accidents, a forger can
+        rewrite a whole file. Keep the ledger and call `Budget.verify`, or sign the report and keep the signature.
+      - Of the baselines "instruction only" is ok at epsilon 0, which is its author's word; the others never are.
+
+    Args:
+      report: JSON text, mapping or object of a `PrivacyReport`; or a release: `ReleasedDemonstrations`, a
+        `LabelledPool`, a `SoftPrompt`, the `report` of one, a template's `privacy_report`, or the text of a saved
+        release (of a soft prompt: of its `soft_prompt.json`).
+
+    Raises:
+      ConfigurationError: it is none of these.
+    """
+    holder = _check_report_type(report)
+    data = _report_of(holder)
+    component = None
+    if "budget" in data:
+        verified, component = _verify_release(data)
+    elif "report_format" in data:
+        verified = _verify_budget(data)[0]
+    elif "baseline" in data or data.get("private") is False:
+        verified = _verify_baseline(data)
+    else:
+        raise _no_report(f"an object with the keys {sorted(map(str, data))}")
+    is_file = isinstance(holder, Mapping) and data is not holder
+    problems = [*verified.problems, *(content_problems(holder) if is_file else ())]
+    for kind, is_kind, compared in _RELEASED:
+        if is_kind(holder):
+            problems += problems_in(compared(holder, component), kind)
+    problems += problems_in(prompt_problems(holder, data, component), "arrays")
+    if len(problems) == len(verified.problems):
+        return verified
+    return VerifiedReport(math.inf, verified.delta, ok=False, problems=tuple(problems))
+
+
+def _check_report_type(report: Any) -> Any:
+    if isinstance(report, PrivacyReport):
+        return report.to_dict()
+    if isinstance(report, (str, bytes)):
+        try:
+            return json.loads(report)
+        except (ValueError, RecursionError):
+            raise _no_report("text that is not JSON") from None
+    return report
+
+
+def _report_of(holder: Any) -> Mapping[str, Any]:
+    """Returns the report itself, or the one that a release holds; refuses what could be read as two of them."""
+    data = getattr(holder, "report", None)
+    if isinstance(holder, Mapping):
+        is_file = "report" in holder and not _RELEASES.isdisjoint(holder) and _CLAIMS.isdisjoint(holder)
+        data = holder["report"] if is_file else holder
+    if not isinstance(data, Mapping):
+        raise _no_report(type(holder).__name__)
+    for problem in kind_problems(data):
+        raise _no_report(f"two reports ({problem})")
+    return data
+
+
+def _no_report(found: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"report: expected a PrivacyReport, its JSON, or a release with its report, found {found}. "
+        "Give budget.report(), prompt.privacy_report or the released demonstrations."
+    )
+
+
+def _verify_baseline(data: Mapping[str, Any]) -> VerifiedReport:
+    if baseline_epsilon(data) == 0:
+        return VerifiedReport(0.0, 0.0, ok=True, problems=())
+    name = data.get("baseline")
+    return VerifiedReport(math.inf, 0.0, ok=False, problems=(f"not private: baseline {name!r}, epsilon is infinite",))
+
+
+def _verify_release(data: Mapping[str, Any]) -> tuple[VerifiedReport, Component | None]:
+    """Verifies the ledger's report inside, and that the release claims what its own component's share is charged."""
+    inner, name = data["budget"], data.get("component")
+    if not isinstance(inner, Mapping):
+        raise _no_report(f"a release whose 'budget' is {type(inner).__name__}")
+    whole, shares = _verify_budget(inner)
+    terms, cost = shares.get(name if isinstance(name, str) else "", (None, math.inf))
+    problems = (*whole.problems, *claim_problems(data, inner, terms))
+    if terms is None:
+        return VerifiedReport(math.inf, whole.delta, ok=False, problems=problems), None
+    epsilon = cost if whole.epsilon < math.inf else math.inf
+    return VerifiedReport(epsilon, terms.delta, not problems, problems), own_component(terms, name)
+
+
+def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, tuple[ShareTerms, float]]]:
+    """Returns what is wrong, and the terms and recomputed cost of every component's share."""
+    problems: list[str] = []
+    shares: list[tuple[ShareTerms, float]] = []
+    try:
+        problems.extend(header_problems(data))
+        adjacency = check_adjacency(data["adjacency"])
+        datasets = {item["dataset_id"]: _declaration(item) for item in data["datasets"]}
+        book = VerificationContext(adjacency, datasets, data["version"] == own_version())
+        problems.extend(_delta_problems(data, datasets))
+        problems.extend(origin_problems(datasets))
+        for item in data["shares"]:
+            terms = ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
+            cost, _ = share_price(terms.components, delta=terms.delta, adjacency=adjacency)
+            shares.append((terms, cost))
+            problems.extend(_share_problems(terms, cost, book, sealed_at=item["sealed_at"]))
+        problems.extend(_table_problems(data, [terms for terms, _ in shares], book))
+        read = all(cost < math.inf for _, cost in shares)
+    except UNREADABLE as error:
+        problems.append(f"the report cannot be read: {describe_fault(error)}")
+        read = False
+    named = {component.name: share for share in reversed(shares) for component in share[0].components}
+    epsilon = round_up_sum(cost for _, cost in shares) if read else math.inf
+    delta = round_up_sum(terms.delta for terms, _ in shares)
+    return VerifiedReport(epsilon, delta, not problems, tuple(problems)), named
+
+
+def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book: VerificationContext) -> Iterator[str]:
+    """Compares the table of `epsilons`, which a report need not have, with recomputed bounds."""
+    if (table := data.get("epsilons")) is None:
+        return
+    sealed = [terms for terms, item in zip(shares, data["shares"], strict=True) if item["sealed_at"] is not None]
+    yield from table_problems(table, sealed, adjacency=book.adjacency)
+    if book.this_version and table["method"] != METHOD:
+        yield "epsilons: the method is not in the words of this version"
+
+
+def _declaration(data: Mapping[str, Any]) -> Declaration:
+    """Rebuilds a data set's declaration with all checks of its constructor."""
+    arguments = {key: value for key, value in data.items() if key not in {"unit", "labels", "extra_fields"}}
+    return make_declaration(**arguments, labels=data["labels"] or None, fields=data["extra_fields"])
+
+
+def _delta_problems(data: Mapping[str, Any], datasets: Mapping[str, Declaration]) -> Iterator[str]:
+    for item, declared in zip(data["datasets"], datasets.values(), strict=True):
+        if declared.to_dict() != item:
+            yield f"datasets: {declared.dataset_id!r} is not described by its own declaration"
+        if data["limits"]["delta"] > 1 / (10 * declared.total_size):
+            yield f"limits: delta is above 1/(10 * public_size) of {declared.dataset_id!r}"
+
+
+def _share_problems(terms: ShareTerms, cost: float, book: VerificationContext, *, sealed_at: Any) -> Iterator[str]:
+    names = ", ".join(component.name for component in terms.components)
+    if terms.event != event_of_components(terms.components):
+        yield f"{names}: the event is not the one of its tickets"
+    if len(terms.components) != 1 and not terms.joint:
+        yield f"{names}: one share of several components is not said to be a joint plan"
+    if cost > terms.epsilon * (1 + RECOMPUTE_TOLERANCE):
+        when = "declared" if sealed_at is None else f"sealed {sealed_at}"
+        why_wrong = f"{when} at a price that is too low by today's accounting"
+        advice = "count the cost instead of the charge, and release nothing more from it"
+        yield f"{names}: charged epsilon {terms.epsilon!r}, but its tickets cost up to {cost!r}: {why_wrong}; {advice}"
+    stated = terms.pricing["epsilon"]
+    if book.is_misstated(stated, cost) or stated > terms.epsilon:
+        yield f"{names}: pricing says epsilon {stated!r}, its tickets cost up to {cost!r}, charged {terms.epsilon!r}"
+    for component in terms.components:
+        yield from (f"{component.name}: {problem}" for problem in _component_problems(component, terms, book))
+
+
+def _component_problems(component: Component, terms: ShareTerms, book: VerificationContext) -> Iterator[str]:
+    yield from _asked_problems(component, terms, book)
+    yield from parameter_problems(component, book)
+    for method, is_shown, compared in _VERIFIERS:
+        if is_shown(component):
+            yield from problems_in(compared(component, book), f"its {method}")
+
+
+def _asked_problems(component: Component, terms: ShareTerms, book: VerificationContext) -> Iterator[str]:
+    labels = {ticket.label for ticket in component.tickets} - {None}
+    declared = book.dataset_of(component)
+    if component.kind not in get_args(Kind) or (component.kind == "tickets") != (component.limit is None):
+        yield f"its kind {component.kind!r} does not go with its limit {component.limit!r}"
+    if terms.joint and component.limit is not None:
+        yield "is a pool, which no joint plan takes"
+    if labels and not (declared and labels <= set(declared.labels)):
+        yield "its labels are not declared by a data set of the report"
+    if not terms.joint:
+        for name in ("epsilon", "delta"):
+            asked, charged = getattr(component, name), getattr(terms, name)
+            if asked is not None and not is_same_number(asked, charged):
+                yield f"asked for {name} {asked!r}, charged {charged!r}"
+    elif component.epsilon is not None and component.delta is not None:
+        cost = own_cost(component, book)
+        if cost > component.epsilon * (1 + RECOMPUTE_TOLERANCE):
+            yield f"asked for epsilon {component.epsilon!r} at its delta, but its tickets cost up to {cost!r}"

@@ -1,0 +1,1 @@
+"""Votes and answers over retrieved private documents, with an individual privacy filter."""

@@ -1,0 +1,328 @@
+"""Plans answers from retrieved private documents: calibrates the noise and states price, cost and expected signal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from langchain_dpicl.backends.rows.neighbour_rows import NOT_SEARCHED
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.planning.cost import Cost, check_counts, with_noise_for
+from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_delta, check_int, check_real, fail
+from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.individual_filter import Bounded, ParticipationPlan
+from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.stores.balances import SQLiteBalances
+from langchain_dpicl.tasks.templates import FewShotTemplate, Query
+
+NUM_SLOTS = 32
+"""Default number of rows of a query."""
+ALONE = 0.05
+"""Share of the queries without participants whose largest noise reaches `RetrievalPlan.noise_floor`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalPlan:
+    """Everything public about answers from retrieved documents: what will run, what it is charged, what it will cost.
+
+    Formal guarantees:
+      - `tickets()` hold one ticket of `release.event`, which pays for every answer under one set of balances, and
+        `max_queries` free ones, which count the answers.
+      - All answers together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
+
+    Attributes:
+      release: noise, rows and participations.
+      max_queries: most answers; only the declared gap of the noise grows with them.
+      width: coordinates of one release: the labels, or the keywords.
+      public_size: declared units.
+      partition: the `dataset_id` of the documents.
+      epsilon: upper bound of all answers together at `delta`.
+      delta: the share's delta, the declared gap of the noise included.
+    """
+
+    release: ParticipationPlan
+    max_queries: int
+    width: int
+    public_size: int
+    partition: str
+    epsilon: float
+    delta: float
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise scale over the sensitivity."""
+        return self.release.mechanism.noise_multiplier
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise on each coordinate, in votes."""
+        return self.release.noise_stddev
+
+    @property
+    def noise_floor(self) -> float:
+        """Votes that noise alone reaches on some coordinate in one of twenty queries."""
+        # The maximum of `width` independent normal numbers stays below z with probability Phi(z)^width.
+        return self.noise_stddev * NormalDist().inv_cdf((1.0 - ALONE) ** (1.0 / self.width))
+
+    def noise_floor_along(self, count: int) -> float:
+        """Returns the length that noise alone reaches along any of `count` directions in at most one of twenty queries.
+
+        The noise along each direction is one normal number; Bonferroni's bound holds for directions at any angle.
+        """
+        return self.noise_stddev * -NormalDist().inv_cdf(ALONE / check_int("count", count, low=1))
+
+    @property
+    def implementation_delta(self) -> float:
+        """Declared gap between ideal and drawn noise over all answers."""
+        return self.release.implementation_delta(self.max_queries, width=self.width)
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share."""
+        return self.release.tickets(self.max_queries)
+
+    def event(self) -> Event:
+        """Returns the event of all answers together."""
+        return event_of_tickets(self.tickets())
+
+    def cost(
+        self,
+        *,
+        participants: int | None = None,
+        record_tokens: int = 60,
+        query_tokens: int = 60,
+        answer_tokens: int = 1,
+        calls_per_row: int = 1,
+        num_queries: int = 1,
+    ) -> Cost:
+        """Returns model calls and tokens of `num_queries` queries; embedding each document once is not counted."""
+        # With slots the number of rows is public, so no guess is needed.
+        rows = self.release.num_slots if participants is None else participants
+        if rows is None:
+            raise fail("participants", "a guess, because every participant is a row", participants)
+        check_int("participants", rows, low=0)
+        check_counts(record_tokens=record_tokens, query_tokens=query_tokens, answer_tokens=answer_tokens)
+        check_counts(calls_per_row=calls_per_row, num_queries=num_queries)
+        private = num_queries * (rows if self.release.num_slots is None else self.release.num_slots) * calls_per_row
+        public = num_queries * calls_per_row
+        tokens_in = private * (record_tokens + query_tokens) + public * query_tokens
+        return Cost(private, public, tokens_in, (private + public) * answer_tokens)
+
+    def expected_signal(self, *, participants: int, agreement: float, labels: int | None = None) -> dict[str, float]:
+        """Returns the chances of one answer, at a guessed number of participants and agreement.
+
+        Votes are taken as expected: `agreement` of the rows for the right label, the rest spread over the others.
+
+        >>> plan = plan_retrieval(1_000, epsilon=4.0, delta=1e-6, participations=10, width=2, num_slots=None)
+        >>> round(plan.noise_stddev, 2), round(plan.noise_floor, 2)
+        (3.77, 7.38)
+        >>> {name: round(value, 2) for name, value in plan.expected_signal(participants=30, agreement=0.9).items()}
+        {'rows': 30.0, 'noise_stddev': 3.77, 'noise_floor': 7.38, 'right_label_prob': 1.0, 'passes_floor_prob': 1.0}
+        """
+        check_int("participants", participants, low=0)
+        share = check_real("agreement", agreement, low=0.0, high=1.0)
+        width = check_int("labels", self.width if labels is None else labels, low=2)
+        slots = self.release.num_slots
+        rows = float(participants if slots is None else min(slots, participants))
+        # P(right label wins) = E[prod over wrong labels of Phi(lead + noise)]; the expectation is a Gauss-Hermite sum.
+        lead = (rows * share - rows * (1.0 - share) / (width - 1)) / self.noise_stddev
+        points, weights = np.polynomial.hermite_e.hermegauss(101)
+        normal = NormalDist()
+        beats = np.array([normal.cdf(lead + float(point)) for point in points]) ** (width - 1)
+        passes = normal.cdf((rows * share - self.noise_floor) / self.noise_stddev)
+        return {
+            "rows": rows,
+            "noise_stddev": self.noise_stddev,
+            "noise_floor": self.noise_floor,
+            "right_label_prob": float(beats @ weights / weights.sum()),
+            "passes_floor_prob": passes,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "implementation_delta": self.implementation_delta,
+            "adjacency": self.release.adjacency,
+            "participation": self.release.to_dict(),
+            "noise_stddev": self.noise_stddev,
+            "public_size": self.public_size,
+            "max_queries": self.max_queries,
+            "width": self.width,
+        }
+
+
+def plan_retrieval(
+    public_size: int,
+    *,
+    epsilon: float | None,
+    delta: float,
+    participations: int,
+    width: int,
+    num_slots: int | None = NUM_SLOTS,
+    max_queries: int = 100_000,
+    adjacency: Adjacency = "add_remove",
+    aggregation: Bounded | None = None,
+    noise_multiplier: float | None = None,
+    partition: str = "private-examples",
+) -> RetrievalPlan:
+    """Calibrates the noise of answers from retrieved documents to `epsilon`, or prices a given noise.
+
+    Args:
+      public_size: declared number of units.
+      epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`.
+      delta: the share's delta.
+      participations: answers that one unit may participate in.
+      width: coordinates of one release: labels, or keywords.
+      num_slots: rows of a query, public; None: a row for each participant.
+      max_queries: most answers.
+      adjacency: "add_remove".
+      aggregation: how rows add up; `VoteSum()` by default.
+      noise_multiplier: given noise; None calibrates.
+      partition: the documents' public id.
+    """
+    check_delta(delta)
+    if epsilon is None and noise_multiplier is None:
+        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
+    release = ParticipationPlan(
+        aggregation=VoteSum() if aggregation is None else aggregation,
+        mechanism=GaussianMechanism(1.0),
+        participations=participations,
+        num_slots=num_slots,
+        adjacency=adjacency,
+    )
+    draft = RetrievalPlan(
+        release=release,
+        max_queries=check_int("max_queries", max_queries, low=1),
+        width=check_int("width", width, low=1),
+        public_size=check_int("public_size", public_size, low=1),
+        partition=check_name("partition", partition),
+        epsilon=0.0,
+        delta=delta,
+    )
+    return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier)
+
+
+NOISE_FLOOR = "noise_floor"
+SEARCH = frozenset(
+    {
+        *("compressor", "base_compressor", "base_retriever", "fetch_k", "index", "k", "lambda_mult", "mmr", "reranker"),
+        *("retriever", "search_kwargs", "search_type", "score_threshold", "top_k", "top_n", "vector_store"),
+        *("vectorstore", "vectorstore_cls"),
+    }
+)
+"""LangChain's names of options that search, rank or truncate."""
+_DECLARED = ("public_size", "unit_key", "dataset_id", "fields", "max_chars")
+"""The options that declare documents as `PrivateExamples`."""
+
+
+def check_option_names(others: Mapping[str, Any]) -> None:
+    """Refuses unknown options; for options that search or rank, the message says why they cannot work."""
+    if searching := sorted(SEARCH & set(others)):
+        raise ConfigurationError(f"options: expected none that searches or ranks, found {searching}. {NOT_SEARCHED}")
+    if others:
+        raise TypeError(f"unexpected keyword arguments {sorted(others)}; see the signature")
+
+
+def refuse_retriever(documents: Iterable[Any]) -> None:
+    """Refuses a vector store or retriever in place of the documents."""
+    if any(
+        callable(getattr(documents, name, None)) for name in ("similarity_search", "get_relevant_documents", "invoke")
+    ):
+        kind = type(documents).__name__
+        raise ConfigurationError(f"documents: expected the documents, found {kind}. {NOT_SEARCHED}")
+
+
+def templates_of(private: Any, example_prompt: Any, suffix: str | None) -> dict[str, Any]:
+    """Returns the templates of a document and of the query; the default for unlabelled documents is their text."""
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
+    if private.label_key is None:
+        example_prompt = f"{{{private.text_key}}}" if example_prompt is None else example_prompt
+        suffix = "Question: {input}\nAnswer:" if suffix is None else suffix
+    return {"example_prompt": example_prompt, "suffix": suffix}
+
+
+def text_of_query(wording: FewShotTemplate, query: Query) -> str:
+    """Returns the part of a query that documents are compared with: its one variable, or `input`."""
+    names = wording.input_variables
+    if len(names) > 1 and "input" not in names:
+        raise fail("suffix", "one variable, or one called 'input', to compare documents with", list(names))
+    return query[names.index("input") if len(names) > 1 else 0]
+
+
+def text_to_compare(wording: FewShotTemplate, query: Query) -> str:
+    """Returns `text_of_query`, refusing a blank text, which has no direction to compare with."""
+    text = text_of_query(wording, query)
+    if not text.strip():
+        raise fail("input", "a text to compare documents with", text, "Nothing was charged.")
+    return text
+
+
+def check_documents_per_row(private: PrivateExamples, documents_per_row: int) -> int:
+    """Returns the number of a unit's documents in a row, checked against how many are kept."""
+    most = private.records_per_unit
+    if check_int("documents_per_row", documents_per_row, low=1) > most:
+        advice = (
+            "Declare more documents_per_unit= (records_per_unit= of the examples), all of which a unit then may have."
+        )
+        raise fail("documents_per_row", f"at most the {most} kept of a unit", documents_per_row, advice)
+    return documents_per_row
+
+
+def slots_of(rows: str, num_slots: int | None) -> int | None:
+    """Returns the public number of rows; None: one for each participant."""
+    if check_choice("rows", rows, ("slots", "units")) == "slots":
+        return NUM_SLOTS if num_slots is None else check_int("num_slots", num_slots, low=1)
+    if num_slots is not None:
+        raise fail("num_slots", "None with rows='units', which has one row per participant", num_slots)
+    return None
+
+
+def check_floor(labels: tuple[str, ...], least: float | str | None, answer: str) -> None:
+    """Checks `min_votes` and `abstain_label`."""
+    if isinstance(least, str):
+        check_choice("min_votes", least, (NOISE_FLOOR,))
+    elif least is not None:
+        check_real("min_votes", least)
+    if not isinstance(answer, str) or not answer or answer in labels:
+        raise fail("abstain_label", f"a text that is none of {labels!r}", answer)
+
+
+def open_balances(
+    balances: Any, *, private: PrivateExamples, budget: Budget, component: str | None
+) -> SQLiteBalances | None:
+    """Opens the file of balances; None: balances stay in memory."""
+    if balances is None:
+        return None
+    if not budget.durable:
+        raise fail("balances", "None with a ledger in memory, which is lost before the file", type(balances).__name__)
+    if component is None:
+        raise fail("component", "a name that other processes find the filter by", component)
+    if private.unit_key is None:
+        advice = "Without one, a unit is the position in the list, where another process may have another document."
+        raise fail("balances", "documents with a unit_key", None, advice)
+    if not isinstance(balances, SQLiteBalances | str | os.PathLike):
+        raise fail("balances", "the path of a file, or SQLiteBalances", type(balances).__name__)
+    return balances if isinstance(balances, SQLiteBalances) else SQLiteBalances(balances)
+
+
+def examples_of(holder: list[Iterable[Any]], options: Mapping[str, Any]) -> tuple[PrivateExamples, dict[str, Any]]:
+    """Returns documents as private examples, and the remaining options; empties `holder`."""
+    check_option_names({name: value for name, value in options.items() if name in SEARCH})
+    refuse_retriever(holder[0])
+    declared = {name: options[name] for name in _DECLARED if name in options}
+    defaults = {"dataset_id": "private-documents", "records_per_unit": options.get("documents_per_unit", 1)}
+    remaining = {name: value for name, value in options.items() if name not in {*_DECLARED, "documents_per_unit"}}
+    # Taken out of the list: no frame of an error may hold the documents.
+    return PrivateExamples.from_documents(holder.pop(), **{**defaults, **declared}), remaining

@@ -1,0 +1,1 @@
+"""What runs of all methods share: queries, generation, memos, tenants, receipts, retry wrappers."""

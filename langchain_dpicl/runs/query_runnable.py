@@ -1,0 +1,685 @@
+"""The base class of Runnables that answer queries from private examples at one ticket per query."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any, ClassVar, Generic, Literal, NoReturn, Protocol, Self, SupportsIndex, TypeAlias, TypeVar
+
+from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig, RunnableSerializable
+from langchain_core.runnables.utils import AnyConfigurableField, Input, Output
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from typing_extensions import override
+
+from langchain_dpicl._construction import HidesInput
+from langchain_dpicl.backends.sync_async import (
+    AcquireGate,
+    Effect,
+    EffectGenerator,
+    LimitConcurrency,
+    run_async,
+    run_sync,
+)
+from langchain_dpicl.budget.events import REFUSED, RunEvents, arecord_event, record_event
+from langchain_dpicl.budget.handler import check_config, check_configs, describe_tickets_left, may_wait, resolve_budget
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerError,
+    PrivacyBudgetError,
+    PrivacyBudgetExceededError,
+    TenantCapExceededError,
+)
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.runs.answer_memo import SPECS, AnswerMemo, Tenant
+from langchain_dpicl.runs.query_plan import QUERY_TEMPLATE
+from langchain_dpicl.runs.retry_wrappers import ReraisesOwnErrors
+from langchain_dpicl.runs.streamed_run import new_bar, tick
+from langchain_dpicl.tasks.templates import Query
+
+_HANDLES = ("private", "budget", "share")
+
+
+class TicketCharge(Protocol):
+    """Charges tickets: `with pay("query") as reservation:`; refundable tickets that did not burn are handed back."""
+
+    def __call__(
+        self,
+        template: str,
+        *,
+        label: str | None = None,
+        count: int = 1,
+        tenant: str | None = None,
+        tenant_cap: int | None = None,
+    ) -> AbstractContextManager[Reservation]:
+        """Reserves the tickets, durably, before the block starts; see `Share.reserve`."""
+
+
+def _step(value: Any, config: RunnableConfig, **kwargs: Any) -> Any:
+    """The signature of `_run` and `_arun`: LangChain passes the config because it is named here."""
+
+
+class _KnownSignature:
+    """A callable with a precomputed signature: LangChain reads it twice per run, and computing it dominates a run."""
+
+    __slots__ = ("_call",)
+    __signature__ = signature(_step)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, value: Any, **kwargs: Any) -> Any:
+        return self._call(value, **kwargs)
+
+
+class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input, Output], Generic[Input, Output]):
+    """Base of Runnables that charge a budget for each answer.
+
+    Formal guarantees:
+      - Every entry point runs `_answer` or `_aanswer` once per input, and those charge only through `pay`.
+      - Every run resolves the budget first: a different one in the config or the context is refused.
+      - The run's observers receive the tickets that stay charged as `dpicl.charged` and a refusal as `dpicl.refused`,
+        once each.
+      - Copies share the handles and so spend the same budget; pickling is refused.
+
+    Subclasses hold public values in fields and implement `_answer` and `_aanswer`.
+    """
+
+    private: Any = Field(exclude=True, repr=False)
+    """The opaque handle of the private examples."""
+
+    budget: Any = Field(exclude=True, repr=False)
+    """The budget (or handler) that `share` belongs to."""
+
+    share: Any = Field(exclude=True, repr=False)
+    """The share that `pay` reserves tickets from."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    @abstractmethod
+    def _answer(self, value: Input, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> Output:
+        """Answers one input; reads private records only inside `with pay(...)`."""
+
+    @abstractmethod
+    async def _aanswer(self, value: Input, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> Output:
+        """Asynchronous version of `_answer`; a walk is driven by `run_async(walk, is_slow=self._is_slow)`."""
+
+    @override
+    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
+        check_config(config)
+        return self._call_with_config(_KnownSignature(self._run), input, config, **kwargs)
+
+    @override
+    async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
+        check_config(config)
+        return await self._acall_with_config(_KnownSignature(self._arun), input, config, **kwargs)
+
+    @override
+    def batch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Any]:
+        check_configs(config)
+        return super().batch(inputs, config, **options)
+
+    @override
+    async def abatch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Any]:
+        check_configs(config)
+        return await super().abatch(inputs, config, **options)
+
+    @override
+    def batch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> Iterator[Any]:
+        check_configs(config)
+        return super().batch_as_completed(inputs, config, **options)
+
+    @override
+    def abatch_as_completed(self, inputs: Sequence[Any], config: Any = None, **options: Any) -> AsyncIterator[Any]:
+        check_configs(config)
+        return super().abatch_as_completed(inputs, config, **options)
+
+    @override
+    def configurable_fields(self, **kwargs: AnyConfigurableField) -> RunnableSerializable[Any, Any]:
+        """As LangChain's `configurable_fields`, restricted to public fields.
+
+        Raises:
+          ConfigurationError: a handle was named: a caller could choose the private examples or the payer.
+        """
+        if handles := sorted(set(kwargs) & set(_HANDLES)):
+            raise ConfigurationError(f"configurable_fields: expected public fields, found {handles}. Leave them fixed.")
+        return super().configurable_fields(**kwargs)
+
+    def _run(self, value: Input, config: RunnableConfig, **kwargs: Any) -> Output:
+        with self._events(config) as events:
+            resolve_budget(self.budget, config)
+            return self._answer(value, partial(self._pay, events), config, **kwargs)
+
+    async def _arun(self, value: Input, config: RunnableConfig, **kwargs: Any) -> Output:
+        async with self._events(config) as events:
+            resolve_budget(self.budget, config)
+            return await self._aanswer(value, partial(self._pay, events), config, **kwargs)
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether a ledger call may block, so that async code runs it in a thread."""
+        return may_wait(self.budget)
+
+    def _events(self, config: RunnableConfig) -> RunEvents:
+        return RunEvents(type(self).__name__, budget=self.budget, share=self.share, config=config)
+
+    @contextmanager
+    def _pay(
+        self, events: RunEvents, template: str, *, label: str | None = None, count: int = 1, **whose: Any
+    ) -> Iterator[Reservation]:
+        reservation = self.share.reserve(template, label=label, count=count, **whose)
+        events.tickets += count
+        try:
+            yield reservation
+        finally:
+            events.tickets -= reservation.give_back()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        name = type(self).__name__
+        raise PrivacyBudgetError(f"{name}: cannot be pickled: a copy would spend the budget again. Build another one.")
+
+
+Source: TypeAlias = Literal["release", "memo", "zero-shot"]
+
+
+class Receipt(BaseModel):
+    """Price and payer of an answer. Public.
+
+    Attributes:
+      source: "release": a private release, charged; "memo": a cached release; "zero-shot": the model alone,
+        without private records. The last two are free.
+      tickets: tickets charged for this answer: 1 or 0.
+      component: name of the component's share in the ledger.
+      dataset_id: the private data set.
+      ledger_id: the ledger.
+      entry: number of the reservation in the ledger; None if nothing was charged.
+      entry_hash: hash of that line, by which `Budget.check_receipt` verifies later that the ledger still holds the
+        line; None if nothing was charged.
+      adjacency: the neighbouring relation.
+      epsilon: upper bound of the whole share, all its queries together, at `delta`; not of this query. `epsilon`,
+        `delta` and `queries_left` are None if the ledger could not be read when the receipt was written.
+      delta: of the whole share.
+      mechanism: "gumbel", "gaussian", ...
+      noise_multiplier: noise scale over sensitivity.
+      queries_left: tickets the share had left when the receipt was written.
+    """
+
+    source: Source
+    tickets: int
+    component: str
+    dataset_id: str
+    ledger_id: str
+    entry: int | None
+    entry_hash: str | None = None
+    adjacency: str
+    epsilon: float | None
+    delta: float | None
+    mechanism: str
+    noise_multiplier: float
+    queries_left: int | None
+
+    model_config = ConfigDict(frozen=True)
+
+
+class VotingResult(BaseModel):
+    """An answer of `DPVotingRunnable` with its votes and receipt. Public; prints as its label.
+
+    Attributes:
+      label: the answer; if `abstained`, the abstention text.
+      abstained: whether no label had enough votes. Rows that failed vote for nothing.
+      scores: noisy votes by label, on a public grid; they may be negative. None unless asked for.
+      expected_votes: the public number of votes that full agreement is expected to bring.
+      receipt: its price and payer.
+    """
+
+    label: str
+    abstained: bool
+    scores: dict[str, float] | None
+    expected_votes: float
+    receipt: Receipt
+
+    model_config = ConfigDict(frozen=True)
+
+    def __str__(self) -> str:
+        return self.label
+
+
+class RetrievalResult(BaseModel):
+    """An answer of `DPRetrievalVotingRunnable` with its votes and receipt. Public; prints as its label.
+
+    The number of documents that participated is private and not included.
+
+    Attributes:
+      label: the answer; if `abstained`, the abstention text.
+      abstained: whether no label had enough noisy votes.
+      scores: noisy votes by label, on a public grid; they may be negative. None unless asked for.
+      min_votes: noisy votes that an answer needs, public; None: any number is enough.
+      noise_stddev: standard deviation of the noise on each label's votes, public.
+      receipt: its price and payer.
+    """
+
+    label: str
+    abstained: bool
+    scores: dict[str, float] | None
+    min_votes: float | None
+    noise_stddev: float
+    receipt: Receipt
+
+    model_config = ConfigDict(frozen=True)
+
+    def __str__(self) -> str:
+        return self.label
+
+
+class FreeFormResult(BaseModel):
+    """An answer of `DPFreeFormRunnable` with its keywords or similarities and its receipt. Public; prints as its text.
+
+    Attributes:
+      answer: the text.
+      keywords: the released keywords, best first; None if answers are aggregated as embeddings.
+      similarities: cosine of each public candidate to the released mean, by candidate; None if keywords are used.
+      abstained: whether nothing exceeded the noise floor, so that the text is not an answer.
+      receipt: its price and payer.
+    """
+
+    answer: str
+    keywords: tuple[str, ...] | None
+    similarities: dict[str, float] | None
+    abstained: bool = False
+    receipt: Receipt
+
+    model_config = ConfigDict(frozen=True)
+
+    def __str__(self) -> str:
+        return self.answer
+
+
+RELEASE = "dpicl.release"
+"""Name of the event of an answer, with its receipt."""
+
+T = TypeVar("T")
+Exhausted: TypeAlias = Literal["raise", "zero_shot"]
+_BAR: ContextVar[Any] = ContextVar("dpicl_query_bar", default=None)
+
+
+@dataclass(slots=True)
+class NotifyObservers:
+    """An `Effect` that sends an event to the run's observers."""
+
+    name: str
+    data: Callable[[], Mapping[str, Any]]
+    config: RunnableConfig
+    is_slow: bool
+
+    def run(self) -> None:
+        """Sends, blocking."""
+        record_event(self.name, self.data, self.config)
+
+    async def arun(self) -> None:
+        """Sends, awaiting."""
+        await arecord_event(self.name, self.data, self.config, is_slow=self.is_slow)
+
+
+class QueryRunnable(ChargingRunnable[Any, Any]):
+    """Base of Runnables that answer queries from private examples.
+
+    Formal guarantees:
+      - Every answer takes exactly one ticket, which burns before a private record is read. It takes none if the answer
+        is in the tenant's cache, or if the budget is spent and the answer is zero-shot.
+      - With a `memo` that outlives the process, the answer is written to it before it is returned and before its ticket
+        is committed. A kill at any moment loses at most the ticket; a stored answer is never charged again.
+      - The public model is asked before the ticket is reserved, so an outage costs nothing.
+      - Tenants and their caps can only refuse queries; the ledger alone limits what the data set releases.
+
+    Subclasses implement how an answer is prepared, released and returned.
+    """
+
+    wording: Any = Field(exclude=True, repr=False)
+    """Prompt templates: a `FewShotTemplate`. Public."""
+
+    plan: Any = Field(exclude=True, repr=False)
+    """Release and price of all answers: a `QueryPlan` or `RetrievalPlan`. Public."""
+
+    tenants: Any = Field(exclude=True, repr=False)
+    """Caps and cached answers by tenant; shared by all copies."""
+
+    memo: AnswerMemo | None = Field(default=None, exclude=True, repr=False)
+    """Cache of answers that outlives the process; None: only the cache in `tenants`."""
+
+    on_exhausted: Exhausted = "raise"
+    """What to do when the budget, or the tenant's cap, is spent."""
+
+    with_receipt: bool = False
+    """Whether answers are typed results with a receipt."""
+
+    max_query_chars: int | None = None
+    """Characters of all of a query's variables together; None: the cap of a record's text, `private.max_chars`."""
+
+    progress: bool | None = None
+    """Whether batches show a bar; None: on a terminal."""
+
+    CONFIGURABLE: ClassVar[frozenset[str]] = frozenset({"on_exhausted", "progress", "with_receipt"})
+    """Fields that `configurable_fields` may name: price, rows and payer do not depend on them."""
+
+    @abstractmethod
+    def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
+        """Makes the public calls before a ticket is reserved; a failed call raises ModelCallError."""
+
+    @abstractmethod
+    def _released(
+        self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig, keep: Callable[[Any], None]
+    ) -> EffectGenerator[Any]:
+        """Makes the release that `ticket` pays for; calls `keep` with the outcome before the ticket is committed."""
+
+    def _open(self, pay: TicketCharge) -> None:
+        """Pays once for what all answers share; does nothing where each answer has a ticket of its own."""
+
+    @abstractmethod
+    def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> EffectGenerator[Any]:
+        """Answers without private records."""
+
+    @abstractmethod
+    def _shown(self, outcome: Any, receipt: Receipt | None) -> Any:
+        """Returns what the caller gets: the plain answer, or a typed result if there is a receipt."""
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """What `config["configurable"]` may hold."""
+        return list(SPECS)
+
+    @property
+    @override
+    def InputType(self) -> Any:
+        names = self.wording.input_variables
+        fields: dict[str, Any] = dict.fromkeys(names, (Any, ...))
+        return str | dict[str, Any] if len(names) == 1 else create_model("Query", **fields)
+
+    def tool_defaults(self) -> dict[str, Any]:
+        """Returns the default arguments schema and description of a tool made of this Runnable or a wrapper of it."""
+        fields: dict[str, Any] = dict.fromkeys(self.wording.input_variables, (str, ...))
+        return {"args_schema": create_model("Query", **fields), "description": self._purpose}
+
+    @property
+    def _purpose(self) -> str:
+        """Description of a tool made of this Runnable."""
+        return "Answers a query from private examples, under differential privacy."
+
+    @override
+    def configurable_fields(self, **kwargs: Any) -> Any:
+        """As LangChain's `configurable_fields`, restricted to the fields in `CONFIGURABLE`.
+
+        Raises:
+          ConfigurationError: another field was named.
+        """
+        if fixed := sorted(set(kwargs) - self.CONFIGURABLE):
+            raise fail("configurable_fields", f"fields among {sorted(self.CONFIGURABLE)}", fixed, "Leave them fixed.")
+        return super().configurable_fields(**kwargs)
+
+    @override
+    def batch(
+        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
+    ) -> list[Any]:
+        with self._bar(len(inputs)):
+            return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    @override
+    async def abatch(
+        self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
+    ) -> list[Any]:
+        with self._bar(len(inputs)):
+            return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    @override
+    def _answer(self, value: Any, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> Any:
+        return run_sync(self._answer_effects(value, pay, config, kwargs))
+
+    @override
+    async def _aanswer(self, value: Any, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> Any:
+        return await run_async(self._answer_effects(value, pay, config, kwargs), is_slow=self._is_slow)
+
+    def _answer_effects(
+        self, value: Any, pay: TicketCharge, config: RunnableConfig, kwargs: Mapping[str, Any]
+    ) -> EffectGenerator[Any]:
+        if kwargs:
+            raise fail("invoke", "no further arguments", sorted(kwargs))
+        query = self.wording.query(value)
+        self._check_length(query)
+        tenant = self.tenants.of(config)
+        _calls_at_once(config)
+        try:
+            # Concurrent equal queries of a tenant wait for the first one, and then read its cached answer.
+            with self.tenants.turn(tenant, query) as gate:
+                is_gate_ours = False if gate is None else (yield AcquireGate(gate))
+                try:
+                    return (yield from self._serialised(tenant, query, pay, config))
+                finally:
+                    if is_gate_ours and gate is not None:
+                        gate.__exit__(None, None, None)
+        finally:
+            self._tick()
+
+    def _check_length(self, query: Query) -> None:
+        """Refuses a long query before any model call: every row would contain it."""
+        most = self.private.max_chars if self.max_query_chars is None else self.max_query_chars
+        if (length := sum(map(len, query))) > most:
+            raise fail("input", f"at most {most:,} characters", length, "Shorten the query, or raise max_query_chars.")
+
+    def _serialised(
+        self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig
+    ) -> EffectGenerator[Any]:
+        """Answers when no other process answers the same query; without a memo there is no other process (a walk)."""
+        if self.memo is None:
+            return (yield from self._answered(tenant, query, pay, config))
+        holder = yield from self.memo.turn(tenant, lambda: self._settled(tenant, query), query)
+        try:
+            return (yield from self._answered(tenant, query, pay, config))
+        finally:
+            if holder is not None:
+                self.memo.leave(tenant, query, holder)
+
+    def _answered(
+        self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig
+    ) -> EffectGenerator[Any]:
+        """Answers one query of one tenant: from the cache, by a release, or zero-shot (a walk)."""
+        if (outcome_before := self._read_memo(tenant, query)) is not None:
+            outcome = yield from self._finished(tenant, query, outcome_before, config)
+            return (yield from self._told(outcome, "memo", None, config))
+        self._refuse_early(tenant, pay)
+        # The public calls come before the ticket: an outage of the model then costs nothing.
+        prepared = yield from self._prepare(query, config)
+        is_opening = False
+        try:
+            with self.tenants.seat(tenant) as seat:
+                seat.charged = False
+                with pay(QUERY_TEMPLATE, tenant=tenant.ledger_name, tenant_cap=tenant.cap) as ticket:
+                    seat.charged = True  # counts as charged until the ticket is known not to have burnt
+                    try:
+                        keep = partial(self._keep, tenant, query)
+                        is_opening = True
+                        self._open(pay)
+                        is_opening = False
+                        outcome = yield from self._released(query, prepared, ticket, config, keep)
+                    finally:
+                        seat.charged = not ticket.unburnt
+        except PrivacyBudgetExceededError as error:
+            if is_opening:
+                raise  # the filter that all answers share is lost; zero-shot answers would hide that
+            if self.on_exhausted != "zero_shot":
+                self._explain(error)
+                raise
+            refusal = {"error": type(error).__name__, "requested": error.requested, "remaining": error.remaining}
+        else:
+            outcome = yield from self._finished(tenant, query, outcome, config)
+            return (yield from self._told(outcome, "release", ticket, config))
+        # After the `except` block, so that later errors do not have the refusal as their context.
+        yield NotifyObservers(REFUSED, lambda: self._refusal(refusal), config, is_slow=False)
+        outcome = yield from self._zero_shot(query, prepared, config)
+        return (yield from self._told(outcome, "zero-shot", None, config))
+
+    def _refuse_early(self, tenant: Tenant, pay: TicketCharge) -> None:
+        """Refuses a query that cannot be paid for before its public calls are made."""
+        if self.on_exhausted == "raise":
+            self.tenants.refuse_beyond_cap(tenant)
+            if tenant.cap is not None and self.share.used_by(tenant.name) >= tenant.cap:
+                self._refuse(tenant, pay)
+            # The ledger raises the refusal, so that its message is the same as in a race.
+            if not self.share.remaining(QUERY_TEMPLATE):
+                self._refuse(tenant, pay)
+
+    def _refuse(self, tenant: Tenant, pay: TicketCharge) -> None:
+        """Lets the ledger raise the refusal; a ticket that was handed back meanwhile is handed back again."""
+        try:
+            with pay(QUERY_TEMPLATE, tenant=tenant.ledger_name, tenant_cap=tenant.cap):
+                pass
+        except PrivacyBudgetExceededError as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: PrivacyBudgetExceededError) -> None:
+        """Adds to a refusal what the share paid for, and what to do."""
+        if isinstance(error, TenantCapExceededError):
+            return  # its message is complete: the share is not involved
+        spent = f"Its {self.plan.max_queries} queries cost epsilon {self.share.epsilon:.4g} at {self.share.delta:.4g}"
+        advice = "Build another component for more, or take on_exhausted='zero_shot'."
+        error.args = (f"{error.args[0]} {spent.replace(' at ', ' at delta ')} together. {advice}",)
+
+    def _read_memo(self, tenant: Tenant, query: Query) -> Any:
+        """Returns the cached outcome of this query for the tenant, or None."""
+        outcome = self.tenants.recall(tenant, query)
+        if outcome is None and self.memo is not None:
+            outcome = self.memo.recall(tenant, query)
+            if outcome is not None and self._is_whole(outcome):
+                self.tenants.remember(tenant, query, outcome)
+        return outcome
+
+    def _settled(self, tenant: Tenant, query: Query) -> Any:
+        """Returns a cached outcome that needs no further call, or None."""
+        outcome = self._read_memo(tenant, query)
+        return outcome if outcome is not None and self._is_whole(outcome) else None
+
+    def _is_whole(self, outcome: Any) -> bool:  # noqa: ARG002  overridden where outcomes are completed later
+        return True
+
+    def _keep(self, tenant: Tenant, query: Query, outcome: Any, *, instead_of: Any = None) -> None:
+        """Writes a released outcome to the memo, if there is one."""
+        if self.memo is not None:
+            self.memo.keep(tenant, query, outcome, instead_of=instead_of)
+
+    def _finished(self, tenant: Tenant, query: Query, outcome: Any, config: RunnableConfig) -> EffectGenerator[Any]:
+        """Completes a released outcome after the ticket is settled, and caches it."""
+        del config  # used by subclasses that make a public call here
+        self.tenants.remember(tenant, query, outcome)
+        return outcome
+        yield  # makes this a generator
+
+    @property
+    @override
+    def _is_slow(self) -> bool:
+        return self.memo is not None or super()._is_slow
+
+    @staticmethod
+    def _limit_concurrency(ask: Callable[[T], Effect], config: RunnableConfig) -> Callable[[T], Effect]:
+        """Returns `ask`, with as many calls in flight as the run's `max_concurrency` says."""
+        limit = _calls_at_once(config)
+        return ask if limit is None else lambda prompts: LimitConcurrency(ask(prompts), limit)
+
+    def _told(
+        self, outcome: Any, source: Source, ticket: Reservation | None, config: RunnableConfig
+    ) -> EffectGenerator[Any]:
+        # A receipt reads the ledger, so it is made only where a caller or an observer gets it.
+        receipt = self._receipt(source, ticket) if self._gives_receipts else None
+
+        def news() -> dict[str, Any]:
+            return self._news(receipt or self._receipt(source, ticket))
+
+        yield NotifyObservers(RELEASE, news, config, is_slow=receipt is None and self._is_slow)
+        return self._shown(outcome, receipt)
+
+    @property
+    def _gives_receipts(self) -> bool:
+        return self.with_receipt or self.on_exhausted == "zero_shot"
+
+    def _receipt(self, source: Source, ticket: Reservation | None) -> Receipt:
+        epsilon, delta, queries_left = self._standing()
+        return Receipt(
+            source=source,
+            tickets=0 if ticket is None else 1,
+            component=self.share.component,
+            dataset_id=self.plan.partition,
+            ledger_id=self.budget.ledger_id,
+            entry=None if ticket is None else ticket.entry,
+            entry_hash=None if ticket is None else ticket.entry_hash,
+            adjacency=self.plan.release.adjacency,
+            epsilon=epsilon,
+            delta=delta,
+            mechanism=self.plan.release.mechanism.name,
+            noise_multiplier=self.plan.noise_multiplier,
+            queries_left=queries_left,
+        )
+
+    def _standing(self) -> tuple[float | None, float | None, int | None]:
+        """Returns epsilon, delta and remaining queries of the share; None for all three if the ledger cannot be read.
+
+        The answer is paid for or free by then, and must not be lost for numbers that can be read later.
+        """
+        try:
+            return self.share.epsilon, self.share.delta, self.share.remaining(QUERY_TEMPLATE)
+        except LedgerError:
+            return None, None, None
+
+    def _news(self, receipt: Receipt) -> dict[str, Any]:
+        return {"component": type(self).__name__, "tickets": receipt.tickets, "receipt": receipt.model_dump()}
+
+    def _refusal(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        shown = {"name": self.budget.name, "epsilon": self.budget.epsilon, "delta": self.budget.delta}
+        return {
+            "component": type(self).__name__,
+            **numbers,
+            "budget": {**shown, "adjacency": self.budget.adjacency},
+            "answered": "zero-shot",
+        }
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copies the public options only: handles, engines and caches are shared by all copies."""
+        return self.__copy__()
+
+    def __repr__(self) -> str:
+        queries_left = describe_tickets_left(lambda: self.share.remaining(QUERY_TEMPLATE))
+        of_all = f"queries_left={queries_left} of {self.plan.max_queries}"
+        return f"{type(self).__name__}(component={self.share.component!r}, {of_all})"
+
+    __str__ = __repr__
+
+    @contextmanager
+    def _bar(self, total: int) -> Iterator[None]:
+        """Shows the progress of a batch."""
+        progress = False if self.progress is None and total <= 1 else self.progress
+        with new_bar(total, "query", "private answers", progress=progress) as bar:
+            token = _BAR.set(bar)
+            try:
+                yield
+            finally:
+                _BAR.reset(token)
+
+    @staticmethod
+    def _tick() -> None:
+        bar = _BAR.get()
+        if bar is not None:
+            tick(bar)
+
+    @classmethod
+    async def afrom_private_examples(cls, private: Any, **options: Any) -> Self:
+        """Asynchronous version of `from_private_examples`: a model is probed and noise calibrated in a thread."""
+        build: Callable[..., Self] = cls.from_private_examples  # type: ignore[attr-defined]
+        return await asyncio.to_thread(build, private, **options)
+
+
+def _calls_at_once(config: RunnableConfig) -> int | None:
+    limit = config.get("max_concurrency")
+    return None if limit is None else check_int("max_concurrency", limit, low=1)

@@ -1,0 +1,1 @@
+"""PromptDPSGD (Duan et al. 2023): training and serving of soft prompts and prefixes."""

@@ -1,0 +1,578 @@
+"""Stores ledgers and anchors in PostgreSQL, for more than one host."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+
+from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
+from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
+from langchain_dpicl.stores.connected import Connected
+from langchain_dpicl.stores.postgres_connection import PostgresConnection, Query, TransactionLock, hide_password
+from langchain_dpicl.stores.rows import LedgerHead, RowTransaction, header_of, header_text, records_of, row_of
+
+# A released version is never changed; new ones are added below. `setup()` migrates in one transaction; opening a ledger
+# only compares version numbers.
+
+
+_ONE_AT_A_TIME = 0x647069636C  # "dpicl": the advisory lock of all set-ups in a database
+
+_TABLES = """
+CREATE TABLE {ledgers} (
+    name text PRIMARY KEY,
+    header text,
+    digest text,
+    seq bigint NOT NULL DEFAULT 0,
+    head text
+) WITH (fillfactor = 50);
+CREATE TABLE {lines} (
+    ledger text NOT NULL REFERENCES {ledgers} (name),
+    seq bigint NOT NULL,
+    prev text NOT NULL,
+    kind text NOT NULL,
+    body text NOT NULL,
+    stamp text NOT NULL,
+    hash text NOT NULL,
+    PRIMARY KEY (ledger, seq)
+);
+"""
+
+# They stop slips and applications; who owns the tables can drop them, and meets the chain and the anchor.
+_GUARDS = """
+CREATE FUNCTION {refuse}() RETURNS trigger LANGUAGE plpgsql AS $guard$
+BEGIN
+    RAISE EXCEPTION 'a ledger only grows: % of % is refused', TG_OP, TG_TABLE_NAME
+        USING ERRCODE = 'integrity_constraint_violation';
+END
+$guard$;
+CREATE FUNCTION {forward}() RETURNS trigger LANGUAGE plpgsql AS $guard$
+BEGIN
+    IF NEW.name <> OLD.name OR NEW.seq < OLD.seq
+        OR (OLD.header IS NOT NULL AND (NEW.header, NEW.digest) IS DISTINCT FROM (OLD.header, OLD.digest)) THEN
+        RAISE EXCEPTION 'a ledger only grows: % of % is refused', TG_OP, TG_TABLE_NAME
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NEW;
+END
+$guard$;
+CREATE TRIGGER dpicl_lines_stand BEFORE UPDATE OR DELETE OR TRUNCATE ON {lines}
+    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+CREATE TRIGGER dpicl_ledgers_stand BEFORE DELETE OR TRUNCATE ON {ledgers}
+    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+CREATE TRIGGER dpicl_ledgers_grow BEFORE UPDATE ON {ledgers}
+    FOR EACH ROW EXECUTE FUNCTION {forward}();
+"""
+
+_ANCHORS = """
+CREATE TABLE {anchors} (
+    ledger_id text PRIMARY KEY,
+    seq bigint NOT NULL,
+    head text NOT NULL
+) WITH (fillfactor = 50);
+CREATE FUNCTION {newer}() RETURNS trigger LANGUAGE plpgsql AS $guard$
+BEGIN
+    IF NEW.ledger_id <> OLD.ledger_id OR NEW.seq <= OLD.seq THEN
+        RAISE EXCEPTION 'an anchor only moves forward: % of % is refused', TG_OP, TG_TABLE_NAME
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NEW;
+END
+$guard$;
+CREATE TRIGGER dpicl_anchors_stand BEFORE DELETE OR TRUNCATE ON {anchors}
+    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+CREATE TRIGGER dpicl_anchors_grow BEFORE UPDATE ON {anchors}
+    FOR EACH ROW EXECUTE FUNCTION {newer}();
+"""
+
+# Tables of version 3 may hold a data set on two ledgers: the one that had it first keeps it. Processes of that version
+# which are connected go on with its rules, and are refused where they bind.
+_BINDINGS = """
+CREATE TABLE {bindings} (
+    dataset text PRIMARY KEY,
+    ledger text NOT NULL REFERENCES {ledgers} (name)
+);
+LOCK TABLE {lines} IN EXCLUSIVE MODE;
+INSERT INTO {bindings} (dataset, ledger)
+SELECT dataset, ledger FROM (
+    SELECT body::json ->> 'dataset_id' AS dataset, ledger, stamp FROM {lines} WHERE kind = 'bind'
+) AS bound
+WHERE dataset IS NOT NULL ORDER BY stamp, ledger ON CONFLICT (dataset) DO NOTHING;
+CREATE TRIGGER dpicl_bindings_stand BEFORE UPDATE OR DELETE OR TRUNCATE ON {bindings}
+    FOR EACH STATEMENT EXECUTE FUNCTION {refuse}();
+CREATE FUNCTION {bound}() RETURNS trigger LANGUAGE plpgsql AS $guard$
+BEGIN
+    IF NOT EXISTS (
+        SELECT 1 FROM {bindings} WHERE dataset = NEW.body::json ->> 'dataset_id' AND ledger = NEW.ledger
+    ) THEN
+        RAISE EXCEPTION 'a data set is bound first: % on % is refused', TG_OP, TG_TABLE_NAME
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NEW;
+END
+$guard$;
+CREATE TRIGGER dpicl_lines_bound BEFORE INSERT ON {lines}
+    FOR EACH ROW WHEN (NEW.kind = 'bind') EXECUTE FUNCTION {bound}();
+"""
+
+MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS)
+"""Step n makes version n of version n - 1."""
+
+# Not `to_regclass`: it may go by what it knew before the lock of another set-up was waited for.
+_IS_THERE = """
+SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE nspname = %s AND relname = 'dpicl_migrations'
+"""
+
+_NAMES = ("ledgers", "lines", "anchors", "bindings", "migrations", "refuse", "forward", "newer", "bound")
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class SchemaTables:
+    """The names of the tables in one schema, quoted, and which version they have."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._names = {name: sql.Identifier(schema, f"dpicl_{name}") for name in _NAMES}
+
+    def query(self, text: str) -> bytes:
+        """Returns a statement with `{ledgers}`, `{lines}`, ... put in."""
+        return sql.SQL(text).format(**self._names).as_bytes(None)
+
+    def version(self, connection: Connection) -> int:
+        """Returns the version of the tables; 0: there are none."""
+        if not connection.execute(_IS_THERE, [self.schema]).fetchall():
+            return 0
+        rows = connection.execute(self.query("SELECT coalesce(max(v), 0) FROM {migrations}")).fetchall()
+        return int(rows[0][0])
+
+    def check_version(self, connection: Connection, where: str) -> None:
+        """Refuses tables of another version.
+
+        Raises:
+          LedgerError: there are none, or older or newer ones.
+        """
+        version, expected = self.version(connection), len(MIGRATIONS)
+        if version == expected:
+            return
+        advice = "Use a newer langchain-dpicl." if version > expected else "Run setup() once, as the tables' owner."
+        state = f"version {version}" if version else "none"
+        raise LedgerError(f"{where}: expected tables of version {expected}, found {state}. {advice}")
+
+    def migrate(self, connection: Connection, where: str) -> None:
+        """Brings the tables to this version, all or nothing; does nothing where they have it.
+
+        Raises:
+          LedgerError: they are of a newer version.
+        """
+        with connection.transaction():
+            # Whatever the role's default: each statement has to see what stands once a lock is granted.
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_ONE_AT_A_TIME])
+            version = self.version(connection)
+            if version > len(MIGRATIONS):
+                self.check_version(connection, where)
+            if version < len(MIGRATIONS):
+                self._raise_to_this_version(connection, version)
+
+    def _raise_to_this_version(self, connection: Connection, version: int) -> None:
+        # Asked for first: `IF NOT EXISTS` needs the right to make one even where it is there.
+        if not connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchall():
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
+        if not version:
+            connection.execute(self.query("CREATE TABLE IF NOT EXISTS {migrations} (v integer PRIMARY KEY)"))
+        for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
+            connection.execute(self.query(step))
+            connection.execute(self.query("INSERT INTO {migrations} (v) VALUES (%s)"), [number])
+
+
+# A transaction locks the ledger's own row, which orders the writers of all processes and hosts. Lines wait in this
+# process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all.
+
+
+SCHEMA = "dpicl"
+TIMEOUT = 60.0
+_ROW = "SELECT header, digest, seq, head FROM {ledgers} WHERE name = %s"
+_LAST = "SELECT seq, hash FROM {lines} WHERE ledger = %s ORDER BY seq DESC LIMIT 1"
+_LINES = "SELECT seq, prev, kind, body, stamp, hash FROM {lines} WHERE ledger = %s AND seq > %s ORDER BY seq"
+_NEW = "INSERT INTO {ledgers} (name) VALUES (%s) ON CONFLICT (name) DO NOTHING RETURNING name"
+_CREATE = "UPDATE {ledgers} SET header = %s, digest = %s, head = %s WHERE name = %s AND header IS NULL AND seq = 0"
+# The row moves from the very line that was found, or no line is written.
+_APPEND = """
+WITH moved AS (
+    UPDATE {ledgers} SET seq = %s, head = %s WHERE name = %s AND seq = %s AND head = %s RETURNING name
+)
+INSERT INTO {lines} (ledger, seq, prev, kind, body, stamp, hash)
+SELECT moved.name, fresh.*
+FROM moved, unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) AS fresh
+"""
+_OWNER = "SELECT ledger FROM {bindings} WHERE dataset = %s"
+# Waits for another ledger that is binding it, and then leaves it alone.
+_BIND = "INSERT INTO {bindings} (dataset, ledger) VALUES (%s, %s) ON CONFLICT (dataset) DO NOTHING"
+_ANCHORED = "SELECT seq, head FROM {anchors} WHERE ledger_id = %s"
+_ANCHOR = """
+INSERT INTO {anchors} AS known (ledger_id, seq, head) VALUES (%s, %s, %s)
+ON CONFLICT (ledger_id) DO UPDATE SET seq = excluded.seq, head = excluded.head WHERE known.seq < excluded.seq
+"""
+
+
+class _PostgresTables(Connected):
+    """What a store and an anchor share: the server, the tables, the end."""
+
+    def __init__(self, secret: Callable[[], str], *, schema: str, timeout: float) -> None:
+        self._tables = SchemaTables(check_name("schema", schema))
+        self._link = PostgresConnection(secret, timeout=timeout, check=self._tables.check_version)
+
+    @property
+    def description(self) -> str:
+        """Public words on where it lives; no user and no password."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        """Makes the tables, or brings them to this version; does nothing where they have it. Makes no ledger.
+
+        Raises:
+          LedgerError: the tables are of a newer version.
+          LedgerUnavailableError: the server cannot be reached, or this role may not make tables.
+        """
+        self._migrate()
+
+    def _migrate(self, *, old_ones: bool = True) -> None:
+        def migrate() -> None:
+            if old_ones or not self._tables.version(connection):
+                self._tables.migrate(connection, self._link.place)
+
+        connection = self._link.connect(checked=False)
+        try:
+            self._link.attempt("the right to make tables", migrate)
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Closes the connection; nothing can be asked afterwards."""
+        self._link.close()
+
+    def _read(self, queries: Sequence[Query]) -> list[list[tuple[Any, ...]]]:
+        with self._link.turn() as turn:
+            return turn.snapshot_query(queries)
+
+    def __repr__(self) -> str:
+        # Half made, where an argument was refused, it is shown by crash reporters.
+        return f"{type(self).__name__}({self.description if hasattr(self, '_link') else 'not made'})"
+
+
+class PostgresStore(_PostgresTables):
+    """A ledger in a PostgreSQL database, shared by processes and hosts; one database holds many.
+
+    Nothing is made on the way: `setup()` makes the tables and `new` a ledger, once; a store that was opened writes no
+    limits, unless `may_create` is set on purpose to finish what a stopped process began. Another role than the tables'
+    owner needs SELECT, INSERT and UPDATE on `dpicl_ledgers`, SELECT and INSERT on `dpicl_lines` and on
+    `dpicl_bindings`, SELECT on `dpicl_migrations`, and no more.
+
+    Formal guarantees:
+      - A line stands on the server's disk, and on its synchronous standbys, before anything is granted for it.
+      - Writers follow one another over all hosts: each holds the lock of the ledger's row and sees every earlier line.
+      - A wait for a lock, an answer or a connection ends in `LedgerUnavailableError`. Where the answer to a COMMIT is
+        lost the charge may stand, and whoever reads next sees it.
+      - Neither repr, description nor any error shows the password.
+
+    Args:
+      conninfo: "postgresql://user@host/database" or "host=... dbname=..."; a password may come from libpq's usual
+        places. The server has to run with fsync on, the database with encoding UTF8.
+      name: which ledger of the database.
+      schema: where its tables are.
+      timeout: seconds to wait for a connection, a lock, an answer.
+
+    Attributes:
+      may_create: whether `create` may write limits.
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+
+    Example:
+      >>> PostgresStore("postgresql://ledger:secret@db.example/app")
+      PostgresStore(PostgreSQL database app at db.example, ledger 'budget' in schema dpicl)
+    """
+
+    durable = True
+
+    def __init__(self, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> None:
+        secret, conninfo = hide_password(conninfo), ""  # crash reporters show the variables of a frame that raises
+        self._name = check_name("name", name)
+        super().__init__(secret, schema=schema, timeout=timeout)
+        self.may_create = False
+        self._known: tuple[tuple[str, str], LedgerHeader] | None = None
+        query = self._tables.query
+        self._row, self._last, self._lines = (query(text) for text in (_ROW, _LAST, _LINES))
+        self._locked, self._appended = query(_ROW + " FOR UPDATE"), query(_APPEND)
+
+    @classmethod
+    def from_conn_string(
+        cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT
+    ) -> Self:
+        """Returns a store for a `with` block, which closes it; asks the server nothing yet, so that `setup()` can run.
+
+        Args:
+          conninfo: as of the class.
+          name: which ledger.
+          schema: where the tables are.
+          timeout: seconds to wait, as of the class.
+
+        Raises:
+          ConfigurationError: an argument is out of range.
+        """
+        secret, conninfo = hide_password(conninfo), ""
+        return cls(secret(), name=name, schema=schema, timeout=timeout)
+
+    @classmethod
+    def open(cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
+        """Returns a store of a ledger that is there, and has looked.
+
+        Args:
+          conninfo: as of the class.
+          name: which ledger.
+          schema: where the tables are.
+          timeout: seconds to wait, as of the class.
+
+        Raises:
+          LedgerError: no ledger of that name, no tables, or tables of another version.
+          LedgerUnavailableError: the server cannot be reached or read.
+        """
+        secret, conninfo = hide_password(conninfo), ""
+        store = cls(secret(), name=name, schema=schema, timeout=timeout)
+        store.header()
+        return store
+
+    @classmethod
+    def new(cls, conninfo: str, *, name: str = "budget", schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
+        """Makes room for a ledger, and the tables in a database without; `Budget(..., store=)` then writes its limits.
+
+        Args:
+          conninfo: as of the class.
+          name: which ledger.
+          schema: where the tables are.
+          timeout: seconds to wait, as of the class.
+
+        Raises:
+          LedgerError: a ledger of that name is there, or tables of another version.
+          LedgerUnavailableError: the server cannot be reached or written.
+        """
+        secret, conninfo = hide_password(conninfo), ""
+        store = cls(secret(), name=name, schema=schema, timeout=timeout)
+        store._migrate(old_ones=False)
+        store.may_create = True
+        with store._link.turn() as turn:
+            if not turn.begin([(store._tables.query(_NEW), [name])])[0]:
+                raise LedgerError(f"{store.description}: expected no ledger of that name, found one. Open it instead.")
+            turn.commit()
+        return store
+
+    @property
+    def description(self) -> str:
+        """Public words on where the ledger lives; no user and no password."""
+        return f"{self._link.place}, ledger {self._name!r} in schema {self._tables.schema}"
+
+    def create(self, header: LedgerHeader) -> LedgerHeader:
+        """Writes `header` unless one is there; returns the one that stands.
+
+        Raises:
+          LedgerError: none is there, and the store was opened and not made: limits that were there are lost.
+        """
+        with self._link.turn() as turn:
+            found, _ = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
+            if found is None and not self.may_create:
+                raise LedgerError(
+                    f"{self.description}: expected limits, found room for some; opening begins none. Restore an "
+                    "untouched copy; `dpicl ledger create` finishes one whose making stopped half-way."
+                )
+            if found is None:
+                values = [header_text(header), header.digest, header.digest, self._name]
+                self._check_counts(turn.commit((self._tables.query(_CREATE), values)), 1)
+        return found or header
+
+    def header(self) -> LedgerHeader | None:
+        """Returns the header, or None before `create`."""
+        return self._standing(self._read([(self._row, [self._name]), (self._last, [self._name])]))[0]
+
+    def head(self) -> tuple[int, str]:
+        """Returns the number and hash of the last line, or 0 and the header's digest."""
+        return self._standing(self._read([(self._row, [self._name]), (self._last, [self._name])]))[1]
+
+    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+        """Returns every committed line with `seq > after`, in order."""
+        name = self._name
+        *rows, lines = self._read([(self._row, [name]), (self._last, [name]), (self._lines, [name, after])])
+        _, head = self._standing(rows)
+        return records_of(lines, after=min(after, head.seq), head=head)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[LedgerTransaction]:
+        """Locks the ledger for this thread over all hosts; its lines stand if the block ends well."""
+        with self._link.turn() as turn, contextlib.ExitStack() as ends:
+            known, head = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
+            if known is None:
+                raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
+            rows = _PostgresRows(head, turn, lambda after: (self._lines, [self._name, after]), self._bound)
+            view = RowTransaction(rows)
+            ends.callback(setattr, view, "alive", False)
+            yield view
+            self._append(turn, head, rows)
+
+    def _bound(self, turn: TransactionLock, dataset_id: str) -> tuple[str | None, bool]:
+        """Binds a data set in the open transaction; returns which other ledger has it, and whether it is new."""
+        owner: Query = self._tables.query(_OWNER), [dataset_id]
+        rows, is_new = turn.read(owner), False
+        if not rows:
+            turn.read((self._tables.query(_BIND), [dataset_id, self._name]))
+            rows, is_new = turn.read(owner), True
+        return (None if rows[0][0] == self._name else str(rows[0][0])), is_new
+
+    def _append(self, turn: TransactionLock, old: LedgerHead, rows: _PostgresRows) -> None:
+        turn.check_process()
+        if not rows.fresh:
+            if rows.has_bound:
+                turn.commit()
+            return
+        columns = [list(column) for column in zip(*rows.fresh, strict=True)]
+        values = [*rows.head(), self._name, *old, *columns]
+        self._check_counts(turn.commit((self._appended, values)), len(rows.fresh))
+
+    def _check_counts(self, written: list[int], expected: int) -> None:
+        if written != [expected]:
+            msg = f"{self.description}: expected to write {expected} rows, wrote {written}. Somebody ignores the lock."
+            raise LedgerError(msg)
+
+    def _standing(self, answers: Sequence[Sequence[Any]]) -> tuple[LedgerHeader | None, LedgerHead]:
+        """Returns header and last line; the row of the ledger and the last of its lines have to agree."""
+        if not answers[0]:
+            msg = f"{self.description}: expected a ledger of that name, found none. Make it with PostgresStore.new()."
+            raise LedgerError(msg)
+        (text, digest, seq, last) = answers[0][0]
+        header = self._header_of(text, digest)
+        start = (0, None if header is None else header.digest)
+        if (seq, last) != (tuple(answers[1][0]) if answers[1] else start):
+            raise LedgerError(
+                f"{self.description}: expected line {seq} as the last one, found another end: lines are gone or were "
+                "changed. Nothing is granted; restore an untouched copy."
+            )
+        return header, LedgerHead(seq, last or "")
+
+    def _header_of(self, text: str | None, digest: str | None) -> LedgerHeader | None:
+        known = self._known
+        if known is not None and known[0] == (text, digest):
+            return known[1]
+        header = header_of(text, digest)
+        if known is not None:
+            msg = f"{self.description}: the header was changed, or another ledger took its place. Nothing is granted."
+            raise LedgerRollbackError(msg)
+        if header is not None and text is not None and digest is not None:
+            self._known = (text, digest), header
+        return header
+
+
+class _PostgresRows:
+    """The lines of a ledger inside one transaction: those that stand, then those that wait for its end."""
+
+    def __init__(
+        self,
+        head: LedgerHead,
+        turn: TransactionLock,
+        standing: Callable[[int], Query],
+        bound: Callable[[TransactionLock, str], tuple[str | None, bool]],
+    ) -> None:
+        self._old = self._head = head
+        self._turn = turn
+        self._standing = standing
+        self._bound = bound
+        self.fresh: list[tuple[int, str, str, str, str, str]] = []
+        self.has_bound = False
+
+    def head(self) -> LedgerHead:
+        return self._head
+
+    def lines(self, after: int) -> list[tuple[Any, ...]]:
+        standing = self._turn.read(self._standing(after)) if after < self._old.seq else []
+        return [*standing, *self.fresh[max(after - self._old.seq, 0) :]]
+
+    def add(self, record: LedgerRecord) -> None:
+        self._turn.check_process()
+        self.fresh.append(row_of(record))
+        self._head = LedgerHead(record.seq, record.hash)
+
+    def bind(self, dataset_id: str) -> str | None:
+        owner, is_new = self._bound(self._turn, dataset_id)
+        self.has_bound = self.has_bound or is_new
+        return owner
+
+
+class PostgresAnchor(_PostgresTables):
+    """Remembers in a PostgreSQL database how far ledgers have come that live elsewhere.
+
+    It protects where nobody restores it together with the ledger: another server, another owner. One that is new
+    knows no ledger; `new` makes its tables, and opening never does.
+
+    Formal guarantees:
+      - Once `write` has returned, that line or a later one stands on the server's disk.
+      - An older line never takes a newer one's place, here and by a trigger of the table.
+
+    Args:
+      conninfo: as for `PostgresStore`.
+      schema: where its table is.
+      timeout: seconds to wait for a connection, a lock, an answer.
+
+    Raises:
+      ConfigurationError: an argument is out of range.
+    """
+
+    def __init__(self, conninfo: str, *, schema: str = SCHEMA, timeout: float = TIMEOUT) -> None:
+        secret, conninfo = hide_password(conninfo), ""
+        super().__init__(secret, schema=schema, timeout=timeout)
+
+    @classmethod
+    def new(cls, conninfo: str, *, schema: str = SCHEMA, timeout: float = TIMEOUT) -> Self:
+        """Makes the tables where there are none, and returns the anchor.
+
+        Args:
+          conninfo: as of the class.
+          schema: where the tables are.
+          timeout: seconds to wait, as of the class.
+
+        Raises:
+          LedgerError: there are tables of another version.
+          LedgerUnavailableError: the server cannot be reached or written.
+        """
+        secret, conninfo = hide_password(conninfo), ""
+        anchor = cls(secret(), schema=schema, timeout=timeout)
+        anchor._migrate(old_ones=False)
+        return anchor
+
+    @property
+    def description(self) -> str:
+        """Public words on where the anchor lives; no user and no password."""
+        return f"{self._link.place}, anchors in schema {self._tables.schema}"
+
+    def read(self, ledger_id: str) -> tuple[int, str] | None:
+        """Returns number and hash of the last line known of a ledger, or None if none was ever written."""
+        (rows,) = self._read([(self._tables.query(_ANCHORED), [ledger_id])])
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def write(self, ledger_id: str, seq: int, head: str) -> None:
+        """Remembers line `seq` with hash `head`, durably, unless a later one is known.
+
+        Raises:
+          LedgerRollbackError: the same number is known with another hash: two copies of one ledger were written to.
+          LedgerUnavailableError: the server cannot be reached or written.
+        """
+        query = self._tables.query
+        with self._link.turn() as turn:
+            asked: list[Query] = [(query(_ANCHOR), [ledger_id, seq, head]), (query(_ANCHORED), [ledger_id])]
+            known = turn.begin(asked)[1][0]
+            if known[0] == seq and known[1] != head:
+                msg = f"ledger {ledger_id}: line {seq} is known here with another hash. Two copies were written to."
+                raise LedgerRollbackError(msg)
+            turn.commit()

@@ -1,0 +1,150 @@
+"""Stores the lines of a ledger as rows, within one transaction, for every database."""
+
+# The number and hash of the last line stand beside the lines. They reveal lines lost at the end, which the hash chain
+# cannot; where they are lost as well, only an anchor reveals it.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
+from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, next_record
+
+COLUMNS = ("seq", "prev", "kind", "body", "stamp", "hash")
+"""The columns of a line, in the order of its rows."""
+
+
+class LedgerHead(NamedTuple):
+    """The number and hash of the last line; 0 and the header's digest where there is none."""
+
+    seq: int
+    hash: str
+
+
+class LedgerRows(Protocol):
+    """The rows of one ledger, inside an open transaction of its database."""
+
+    def head(self) -> LedgerHead:
+        """Returns what stands as the last line."""
+
+    def lines(self, after: int) -> Iterable[Sequence[Any]]:
+        """Returns the rows with `seq > after`, in order, each as `COLUMNS` says."""
+
+    def add(self, record: LedgerRecord) -> None:
+        """Writes a line (`row_of` makes its row) and makes it the last one."""
+
+    def bind(self, dataset_id: str) -> str | None:
+        """Keeps that a data set is this ledger's; returns the name of the ledger whose it is if it is another's."""
+
+
+def row_of(record: LedgerRecord) -> tuple[int, str, str, str, str, str]:
+    """Returns the row of a line."""
+    return record.seq, record.prev, record.kind, canonical_json(record.body), record.stamp, record.hash
+
+
+def records_of(rows: Iterable[Sequence[Any]], *, after: int, head: LedgerHead) -> tuple[LedgerRecord, ...]:
+    """Returns the lines after line `after` up to the last one, none missing; does not check their chain.
+
+    Raises:
+      LedgerError: a row is no line, or they are not the lines up to `head`.
+    """
+    records = tuple(_record_of(row) for row in rows)
+    numbers = [record.seq for record in records]
+    if numbers != list(range(after + 1, head.seq + 1)) or (records and records[-1].hash != head.hash):
+        raise LedgerError(
+            f"ledger: expected the lines {after + 1} to {head.seq} with no gap and no change, found "
+            f"{len(numbers)} of them or another end. Nothing is granted; restore an untouched copy."
+        )
+    return records
+
+
+def _record_of(row: Sequence[Any]) -> LedgerRecord:
+    if len(row) == len(COLUMNS) and type(row[0]) is int and all(type(value) is str for value in row[1:]):
+        seq, prev, kind, text, stamp, digest = row
+        body = _object_of(text)
+        if body is not None:
+            return LedgerRecord(seq, prev, kind, body, stamp, digest)
+    raise LedgerError("ledger: a row is no line of a ledger. Nothing is granted; restore an untouched copy.")
+
+
+def header_of(text: Any, digest: Any) -> LedgerHeader | None:
+    """Returns the header kept as JSON text beside its digest, or None where none was written.
+
+    Raises:
+      LedgerError: it is no header, or not the one that the digest was taken of.
+    """
+    if text is None and digest is None:
+        return None
+    data = _object_of(text) if type(text) is str else None
+    header = None if data is None else LedgerHeader.from_dict(data)
+    if header is None or header.digest != digest:
+        raise LedgerError("ledger: the header is broken or was changed. Nothing is granted; restore an untouched copy.")
+    return header
+
+
+def header_text(header: LedgerHeader) -> str:
+    """Returns the JSON text of a header; `header_of` inverts it."""
+    return canonical_json(header.to_dict())
+
+
+def _object_of(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object, or None if it is none whose hash can be taken: no NaN, no lone half of a character."""
+    try:
+        data = json.loads(text, parse_constant=_refuse)
+        canonical_json(data).encode()  # 1e400 is read as infinity; too deep a nesting is found here, too
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(name)
+
+
+class RowTransaction:
+    """One transaction as the ledger's only writer sees it. The store sets `alive` to False when it ends."""
+
+    def __init__(self, rows: LedgerRows) -> None:
+        self._rows = rows
+        self.alive = True
+
+    def head(self) -> tuple[int, str]:
+        """Returns the number and hash of the last line, lines of this transaction included."""
+        self._check_alive()
+        return self._rows.head()
+
+    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+        """Returns every line with `seq > after`, lines of this transaction included."""
+        self._check_alive()
+        head = self._rows.head()
+        return records_of(self._rows.lines(after) if after < head.seq else (), after=min(after, head.seq), head=head)
+
+    def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
+        """Adds one line; it stands when the transaction ends well."""
+        self._check_alive()
+        seq, head = self._rows.head()
+        record = next_record(seq, head, kind, body)
+        self._rows.add(record)
+        return record
+
+    def bind(self, dataset_id: str) -> None:
+        """Keeps that a data set is this ledger's, for good; again changes nothing. Stands when the transaction does.
+
+        Raises:
+          PrivacyBudgetMismatchError: it is another's, of the same place.
+        """
+        self._check_alive()
+        owner = self._rows.bind(dataset_id)
+        if owner is not None:
+            raise PrivacyBudgetMismatchError(
+                f"dataset_id: expected {dataset_id!r} to have one ledger, found it bound to another of the same "
+                f"database, {owner!r}: its budget and this one would add up. Open that ledger, or give a different "
+                "data set a dataset_id of its own."
+            )
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise LedgerError("ledger: expected an open transaction, found one that has ended. Open another.")

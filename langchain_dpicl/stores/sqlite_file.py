@@ -1,0 +1,529 @@
+"""Creates, opens and checks the SQLite file of a ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sqlite3
+import stat
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
+
+# The kind of the file is checked before its journal mode is set, so that opening changes nothing in a foreign file.
+
+
+_APPLICATION_ID = 0x64704C31
+"""Marks the file as ours, where SQLite keeps such a mark ("dpL1"); the first script writes it."""
+
+_FIRST = """
+PRAGMA application_id = 1685081137;
+CREATE TABLE ledgers (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    header TEXT,
+    digest TEXT,
+    seq INTEGER NOT NULL DEFAULT 0,
+    head TEXT
+);
+CREATE TABLE lines (
+    ledger INTEGER NOT NULL REFERENCES ledgers (id),
+    seq INTEGER NOT NULL,
+    prev TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    body TEXT NOT NULL,
+    stamp TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    PRIMARY KEY (ledger, seq)
+) WITHOUT ROWID;
+CREATE TRIGGER lines_follow BEFORE INSERT ON lines
+WHEN NOT EXISTS (SELECT 1 FROM ledgers WHERE id = NEW.ledger AND seq = NEW.seq - 1 AND head = NEW.prev)
+BEGIN SELECT RAISE(ABORT, 'a line follows the last one'); END;
+CREATE TRIGGER lines_stay BEFORE DELETE ON lines
+BEGIN SELECT RAISE(ABORT, 'lines are never dropped'); END;
+CREATE TRIGGER lines_keep BEFORE UPDATE ON lines
+BEGIN SELECT RAISE(ABORT, 'lines are never changed'); END;
+CREATE TRIGGER ledgers_stay BEFORE DELETE ON ledgers
+BEGIN SELECT RAISE(ABORT, 'ledgers are never dropped'); END;
+CREATE TRIGGER ledgers_grow BEFORE UPDATE ON ledgers
+WHEN NEW.id IS NOT OLD.id OR NEW.name IS NOT OLD.name OR NEW.seq < OLD.seq
+    OR (OLD.header IS NOT NULL AND (NEW.header IS NOT OLD.header OR NEW.digest IS NOT OLD.digest))
+BEGIN SELECT RAISE(ABORT, 'ledgers only grow'); END;
+"""
+
+# Files of the first version may hold a data set on two ledgers: the one that had it first keeps it.
+_SECOND = """
+CREATE TABLE bindings (
+    dataset TEXT NOT NULL PRIMARY KEY,
+    ledger INTEGER NOT NULL REFERENCES ledgers (id)
+) WITHOUT ROWID;
+INSERT OR IGNORE INTO bindings (dataset, ledger)
+SELECT json_extract(body, '$.dataset_id'), ledger FROM lines WHERE kind = 'bind' ORDER BY stamp, ledger;
+CREATE TRIGGER bindings_once BEFORE INSERT ON bindings
+WHEN EXISTS (SELECT 1 FROM bindings WHERE dataset = NEW.dataset)
+BEGIN SELECT RAISE(ABORT, 'a data set has one ledger'); END;
+CREATE TRIGGER bindings_stay BEFORE DELETE ON bindings
+BEGIN SELECT RAISE(ABORT, 'bindings are never dropped'); END;
+CREATE TRIGGER bindings_keep BEFORE UPDATE ON bindings
+BEGIN SELECT RAISE(ABORT, 'bindings are never changed'); END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND)
+"""The script that leads from each version of the tables to the next; number n leads to version n + 1."""
+
+_CONNECTION = """
+PRAGMA synchronous = FULL;
+PRAGMA fullfsync = 1;
+PRAGMA checkpoint_fullfsync = 1;
+PRAGMA foreign_keys = ON;
+PRAGMA trusted_schema = OFF;
+PRAGMA cell_size_check = ON;
+PRAGMA mmap_size = 0;
+"""
+
+_NETWORK = frozenset(
+    {
+        *(
+            "9p",
+            "afs",
+            "beegfs",
+            "ceph",
+            "cifs",
+            "glusterfs",
+            "gpfs",
+            "lustre",
+            "ncpfs",
+            "nfs",
+            "nfs4",
+            "smb3",
+            "smbfs",
+        ),
+        *("fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
+    }
+)
+"""File systems whose locks or shared memory do not hold between hosts."""
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+"""What keeps a sound ledger from being used now."""
+
+
+_UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY})
+
+
+class FileIdentity(NamedTuple):
+    """Which file a path names, whatever it is called."""
+
+    device: int
+    inode: int
+
+
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """Turns what SQLite raises into errors of a ledger."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest says it more finely
+        words = f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"
+        raise _fault(path, code, words) from None
+    except UnicodeDecodeError:  # what SQLite says of a broken file quotes it
+        raise _fault(path, sqlite3.SQLITE_CORRUPT, "text that is none") from None
+
+
+def _fault(path: Path, code: int, words: str) -> LedgerError:
+    if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        advice = "Another process holds its lock; end that one, or try again with a longer timeout."
+        return LedgerUnavailableError(f"ledger {path}: locked ({words}). Nothing is granted. {advice}")
+    if code in _PASSING:
+        advice = "Look at the disk, its free space and the permissions of the file and its folder; then try again."
+        if code in _UNWRITABLE:
+            advice += " Where nothing can be written, read a file that `dpicl ledger export` made of it elsewhere."
+        return LedgerUnavailableError(f"ledger {path}: cannot be used now ({words}). Nothing is granted. {advice}")
+    return LedgerError(f"ledger {path}: broken or foreign ({words}). Nothing is granted; restore an untouched copy.")
+
+
+def file_identity(path: Path) -> FileIdentity:
+    """Returns which file `path` names.
+
+    Raises:
+      LedgerUnavailableError: none, or its folder cannot be read.
+    """
+    status = _stat(path)
+    return FileIdentity(status.st_dev, status.st_ino)
+
+
+def file_identity_or_none(path: Path) -> FileIdentity | None:
+    """Returns which file `path` names, or None where it names none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return FileIdentity(status.st_dev, status.st_ino)
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+    advice = (
+        "Check the path; a new ledger is made on purpose, never by opening one (SQLiteStore.new, dpicl ledger create)."
+    )
+    raise LedgerUnavailableError(f"ledger {path}: expected a ledger's file, found none ({reason}). {advice}")
+
+
+def _check_file(path: Path) -> None:
+    """Refuses what cannot be a ledger's file. Never opens it: closing would drop this process's locks."""
+    status = _stat(path)
+    fault = ""
+    if not stat.S_ISREG(status.st_mode):
+        fault = "no plain file. Check the path."
+    elif status.st_size == 0:
+        fault = (
+            "an empty file: its making was cut short, or is going on. If it stays empty, remove it and make it anew."
+        )
+    elif status.st_nlink != 1:
+        fault = f"{status.st_nlink} hard links to it, each of which would have a log of its own. Keep one."
+    if fault:
+        raise LedgerError(f"ledger {path}: expected a ledger's file, found {fault}")
+
+
+def _check_local(path: Path) -> None:
+    kind = _file_system(file_identity(path).device)
+    if kind in _NETWORK:
+        advice = "Keep it on a local disk; use PostgreSQL for more than one host."
+        raise LedgerError(f"ledger {path}: expected a local file system, found {kind}. {advice}")
+
+
+def _file_system(device: int) -> str | None:
+    """Returns the type of the file system with this device number, where the system tells."""
+    try:
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = [line.split(" - ", 1)[1].split()[0] for line in mounts.splitlines() if line.split()[2] == number]
+    return kinds[-1] if kinds else None
+
+
+def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
+    """Opens a ledger's file and checks all of it but the chain of its lines; makes nothing.
+
+    Raises:
+      LedgerError: it is not a ledger's file, broken, of a newer version, or on a network file system.
+      LedgerUnavailableError: it is missing, locked or cannot be read.
+    """
+    _check_file(path)
+    _check_local(path)
+    with errors_of(path), _connect(path, timeout=timeout) as connection:
+        _check_ours(connection, path)
+        _use_log(connection, path)
+        _migrate(connection, path)
+        _check_schema(connection, path)
+        rows = connection.execute("PRAGMA quick_check(1)").fetchall()
+        if rows != [("ok",)]:
+            raise LedgerError(f"ledger {path}: broken ({rows[0][0]}). Nothing is granted; restore an untouched copy.")
+        return connection
+
+
+def make_file(path: Path, *, timeout: float) -> bool:
+    """Makes an empty ledger file, unless something is there; returns whether it did.
+
+    Raises:
+      LedgerError: it cannot be made there.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise LedgerUnavailableError(f"ledger {path}: expected a folder to make it in, found: {reason}.") from None
+    try:
+        _check_local(path)
+        with errors_of(path), _connect(path, timeout=timeout) as connection:
+            _use_log(connection, path)
+            _migrate(connection, path)
+            connection.close()
+        sync_folder(path)
+    except BaseException:
+        remove_file(path)  # ours alone: nobody opens a file without our tables
+        raise
+    return True
+
+
+def remove_file(path: Path) -> None:
+    """Removes a file that nobody has opened, and what SQLite keeps beside it."""
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the name of a new file as durable as its content."""
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def _connect(path: Path, *, timeout: float) -> Iterator[sqlite3.Connection]:
+    """Yields a connection that is closed unless the block ends well."""
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.executescript(_CONNECTION)
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
+    mark = _number(connection, "application_id")
+    if not mark and not _schema(connection):
+        raise LedgerError(
+            f"ledger {path}: expected a ledger's file, found one without tables: its making was cut short, or is "
+            "going on. If it stays so, remove it and make it anew."
+        )
+    if mark != _APPLICATION_ID:
+        raise LedgerError(f"ledger {path}: expected a ledger's file, found another database. Check the path.")
+
+
+def _use_log(connection: sqlite3.Connection, path: Path) -> None:
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        advice = "Keep it on a local disk; use PostgreSQL for more than one host."
+        raise LedgerError(f"ledger {path}: expected a file system with a write-ahead log, found {mode!r}. {advice}")
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Brings older tables to this version, once, whoever comes first."""
+    newest = len(MIGRATIONS)
+    version = _number(connection, "user_version")
+    if version < newest:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            version = _number(connection, "user_version")
+            for number in range(version, newest):
+                for statement in _statements(MIGRATIONS[number]):
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {max(version, newest)}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+    if version > newest:
+        raise LedgerError(
+            f"ledger {path}: expected tables of version {newest} at most, found {version}. Upgrade the package."
+        )
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yields the statements of a script one by one: run as one script they would end the open transaction."""
+    part = ""
+    for line in script.strip().splitlines(keepends=True):
+        part += line
+        if sqlite3.complete_statement(part):
+            yield part.strip().removesuffix(";")
+            part = ""
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    if _schema(connection) != _expected_schema(MIGRATIONS):
+        raise LedgerError(f"ledger {path}: expected the tables and triggers of a ledger, found others. Restore a copy.")
+
+
+@functools.cache
+def _expected_schema(scripts: tuple[str, ...]) -> list[tuple[str, ...]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        for script in scripts:
+            for statement in _statements(script):
+                connection.execute(statement)
+        return _schema(connection)
+
+
+def _schema(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*' ORDER BY name"
+    return connection.execute(query).fetchall()
+
+
+# Files that this process has open are never opened by other means: closing them would drop SQLite's locks. A removed
+# log is never written over what other processes wrote since.
+
+
+_ENDS = ("-wal", "-shm", "-journal")
+"""What SQLite adds to the name of a file for the files that it keeps beside it."""
+
+_ADVICE = "Closing it could drop a ledger's locks. Choose another path."
+
+_LEDGERS = "SELECT id, name, header, digest, seq, head FROM ledgers"
+_LINES = "SELECT ledger, seq, hash FROM lines"
+_BINDINGS = "SELECT dataset, ledger FROM bindings"
+
+
+class OpenFiles:
+    """The files that one connection of this process has open, for as long as this object lives."""
+
+    def __init__(self, path: Path, place: FileIdentity) -> None:
+        self.path = path
+        self.place = place
+        self.log = log_of(path)
+        _OPEN_FILES[id(self)] = self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the path still names the file, and beside it is the log that was opened with it."""
+        return file_identity_or_none(self.path) == self.place and log_of(self.path) == self.log
+
+
+_OPEN_FILES: weakref.WeakValueDictionary[int, OpenFiles] = weakref.WeakValueDictionary()
+
+
+def log_of(path: Path) -> tuple[FileIdentity | None, FileIdentity | None]:
+    """Returns which files are the log of `path` and its index now."""
+    return file_identity_or_none(Path(f"{path}-wal")), file_identity_or_none(Path(f"{path}-shm"))
+
+
+def check_free(path: Path, what: str) -> None:
+    """Refuses to open a file by hand that a ledger of this process has open, or that SQLite takes for a log.
+
+    Never opens it: that is what would do the harm.
+
+    Raises:
+      LedgerError: it is one.
+    """
+    check_no_log(path, what)
+    place = file_identity_or_none(path)
+    if place is not None and any(place == held.place for held in _open_files()):
+        raise LedgerError(f"{what} {path}: expected a file of its own, found a ledger's that is open here. {_ADVICE}")
+
+
+def check_no_log(path: Path, what: str) -> None:
+    """Refuses what SQLite takes for the log of a database that is there, and every name of a log that is open here.
+
+    Raises:
+      LedgerError: it is one.
+    """
+    place = file_identity_or_none(path)
+    is_open_here = place is not None and any(place in held.log for held in _open_files())
+    if is_open_here or any(path.name.endswith(end) and _is_file(path, end) for end in _ENDS):
+        raise _log_error(path, what)
+
+
+def check_new_name(path: Path, what: str) -> None:
+    """Refuses a name for a new file that SQLite would take for the log of a database, even of one to come.
+
+    Raises:
+      LedgerError: it is one.
+    """
+    if path.name.endswith(_ENDS):
+        raise _log_error(path, what)
+
+
+def _is_file(path: Path, end: str) -> bool:
+    """Whether there is a file of this name without its ending."""
+    return file_identity_or_none(path.parent / path.name.removesuffix(end)) is not None
+
+
+def _log_error(path: Path, what: str) -> LedgerError:
+    return LedgerError(f"{what} {path}: expected a file of its own, found the log of a database. {_ADVICE}")
+
+
+def _open_files() -> list[OpenFiles]:
+    return [held for held in [found() for found in _OPEN_FILES.valuerefs()] if held is not None]
+
+
+def close_connection(connection: sqlite3.Connection, files: OpenFiles | None) -> None:
+    """Closes a connection.
+
+    SQLite moves a log into its file when the last connection ends. Where the log was removed and others went on without
+    it, that would put old pages over theirs, and what they granted would be forgotten. So the log is moved only where
+    the file holds nothing that the log does not, and nobody has a new one: then nobody wrote since, and nothing that
+    was granted is lost. Who opens the file between that look and the move is not seen.
+    """
+    try:
+        if files is not None and not files.is_whole:
+            _move_removed_log(connection, files)
+    finally:
+        with contextlib.suppress(sqlite3.Error):  # what was committed is safe in the log
+            connection.close()
+
+
+def _move_removed_log(connection: sqlite3.Connection, files: OpenFiles) -> None:
+    """Moves a removed log where that harms nobody; whatever happens, closing will not."""
+    try:
+        with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):  # a file that cannot be read may hold others' work
+            connection.rollback()
+            if _is_before(connection, files):
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    finally:
+        _keep_from_moving(connection)
+
+
+def _keep_from_moving(connection: sqlite3.Connection) -> None:
+    """Lets closing write nothing. A statement would lift it again."""
+    with contextlib.suppress(sqlite3.Error):
+        if hasattr(connection, "setconfig"):  # Python 3.12
+            connection.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)  # type: ignore[attr-defined, unused-ignore]
+    connection.interrupt()
+
+
+def _is_before(connection: sqlite3.Connection, files: OpenFiles) -> bool:
+    """Whether the path still names the file, nobody has a new log, and the file holds a beginning of what we see."""
+    if file_identity_or_none(files.path) != files.place or _has_newcomer(files):
+        return False
+    # By SQLite itself, which knows of the locks; without the log, which is no longer there.
+    alone = sqlite3.connect(f"{files.path.as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        saved = {number: tuple(rest) for number, *rest in alone.execute(_LEDGERS)}
+        lines = set(alone.execute(_LINES))
+        bound = set(alone.execute(_BINDINGS))
+    finally:
+        alone.close()
+    known = {number: tuple(rest) for number, *rest in connection.execute(_LEDGERS)}
+    if not lines <= set(connection.execute(_LINES)) or not bound <= set(connection.execute(_BINDINGS)):
+        return False
+    # A ledger's row may have got limits and lines since, and its name is what it was.
+    is_beginning = all(number in known and _grew(row, known[number]) for number, row in saved.items())
+    return is_beginning and not _has_newcomer(files)
+
+
+def _grew(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
+    """Whether the row of a ledger can have become the other."""
+    (name, header, digest, seq, _), (new_name, new_header, new_digest, new_seq, _) = old, new
+    same = name == new_name and (header is None or (header, digest) == (new_header, new_digest))
+    return same and isinstance(seq, int) and isinstance(new_seq, int) and seq <= new_seq
+
+
+def _has_newcomer(files: OpenFiles) -> bool:
+    """Whether somebody made a log or an index since. An empty one counts: its maker may have old pages in memory."""
+    return any(new is not None and new != old for new, old in zip(log_of(files.path), files.log, strict=True))

@@ -1,0 +1,1 @@
+"""What a prompt of a task looks like: templates, labels and their spellings. Knows no budget."""

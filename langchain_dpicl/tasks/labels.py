@@ -1,0 +1,449 @@
+"""Checks the public options of query answering and fills in their defaults."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, PublicChoiceBackend, Token
+from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.backends.rows.label_rows import LabelRows
+from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.tasks.templates import FewShotTemplate, Query, template_text
+
+FIRST_TOKEN_FLOOR = 1e-6
+"""Probability of a label whose first token the model did not report; never above the least reported probability."""
+
+_MOST_TOKENS = 1000
+
+Row: TypeAlias = NDArray[np.float64]
+"""float64[continuations]: log-likelihoods after one prompt; -inf everywhere: the answer names none of them."""
+
+
+class ContinuationScorer(Protocol):
+    """Log-likelihoods of fixed continuations after prompts."""
+
+    @property
+    def kind(self) -> str:
+        """How labels are scored, for reports."""
+
+    def score(self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False) -> list[Row | ModelCallError]:
+        """Returns one row per prompt; a failed call raises or, with `keep_errors`, stands as its error in the list."""
+
+    async def ascore(
+        self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
+        """Async twin of `score`."""
+
+
+class _WholeContinuations:
+    """Scores complete continuations in one batch."""
+
+    kind = "whole labels"
+
+    def __init__(self, engine: ChoiceBackend, continuations: tuple[str, ...]) -> None:
+        self._engine = engine
+        self._continuations = continuations
+
+    def score(self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False) -> list[Row | ModelCallError]:
+        del limit, keep_errors
+        return self._checked(self._engine.score_choices(prompts, self._continuations), len(prompts))
+
+    async def ascore(
+        self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
+        del limit, keep_errors
+        return self._checked(await self._engine.ascore_choices(prompts, self._continuations), len(prompts))
+
+    def _checked(self, rows: object, count: int) -> list[Row | ModelCallError]:
+        scores = np.asarray(rows, dtype=np.float64)
+        expected = (count, len(self._continuations))
+        if scores.shape != expected:
+            raise ModelCallError(f"score: expected shape {expected}, found {scores.shape}.")
+        return list(scores)
+
+
+class _OneByOne(ABC):
+    """Scores each prompt by a separate call, at most `limit` at a time."""
+
+    def score(self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False) -> list[Row | ModelCallError]:
+        def row(prompt: str) -> Row | ModelCallError:
+            try:
+                return self._row(prompt)
+            except ModelCallError as error:
+                if not keep_errors:
+                    raise
+                return error
+
+        with ThreadPoolExecutor(max_workers=limit) as pool:
+            return list(pool.map(row, prompts))
+
+    async def ascore(
+        self, prompts: Sequence[str], limit: int, *, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
+        gate = asyncio.Semaphore(limit)
+
+        async def row(prompt: str) -> Row | ModelCallError:
+            async with gate:
+                try:
+                    return await self._arow(prompt)
+                except ModelCallError as error:
+                    if not keep_errors:
+                        raise
+                    return error
+
+        tasks = [asyncio.ensure_future(row(prompt)) for prompt in prompts]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # after an error the others would go on calling
+                task.cancel()
+
+    @abstractmethod
+    def _row(self, prompt: str) -> Row: ...
+
+    @abstractmethod
+    async def _arow(self, prompt: str) -> Row: ...
+
+
+class _PublicChoices(_OneByOne):
+    """Uses an engine that distinguishes a failed call from an answer without a label."""
+
+    def __init__(self, engine: PublicChoiceBackend, continuations: tuple[str, ...]) -> None:
+        engine.score_choices([], continuations)  # makes no call, but refuses labels that it cannot tell apart
+        self._engine = engine
+        self._continuations = continuations
+
+    @property
+    def kind(self) -> str:
+        return self._engine.kind
+
+    def _row(self, prompt: str) -> Row:
+        return self._engine.score_public(prompt, self._continuations)
+
+    async def _arow(self, prompt: str) -> Row:
+        return await self._engine.ascore_public(prompt, self._continuations)
+
+
+class _PublicFirstTokens(_OneByOne):
+    """Scores each label by the top tokens that begin this label and no other."""
+
+    kind = "first tokens"
+
+    def __init__(self, engine: NextTokenBackend, continuations: tuple[str, ...]) -> None:
+        self._engine = engine
+        self._labels = tuple(text.strip() for text in continuations)
+        self._begins: dict[Token, frozenset[int]] = {}
+        for label in self._labels:
+            if not label or sum(other.startswith(label) for other in self._labels) > 1:
+                expected = "texts of which none begins another (this model reports first tokens only)"
+                raise fail("verbalizers", expected, self._labels)
+
+    def _row(self, prompt: str) -> Row:
+        return self._read(self._engine.top_tokens(prompt, (), top_k=self._top_k()))
+
+    async def _arow(self, prompt: str) -> Row:
+        return self._read(await self._engine.atop_tokens(prompt, (), top_k=self._top_k()))
+
+    def _top_k(self) -> int:
+        limit = self._engine.max_top_k
+        return min(_MOST_TOKENS, len(self._engine.vocabulary())) if limit is None else limit
+
+    def _read(self, tokens: Sequence[tuple[Token, float]]) -> Row:
+        """Returns float64[labels]: log of the probability mass of the tokens that begin each label alone."""
+        row = np.zeros(len(self._labels))
+        shared = 0.0
+        for token, probability in tokens:
+            begun = self._starting_with(token)
+            if len(begun) == 1:
+                row[next(iter(begun))] += probability
+            elif begun:
+                shared += probability
+        if shared > 0.5:  # the likeliest next token cannot tell the labels apart
+            raise fail("verbalizers", "labels whose first tokens differ", self._labels, "Give other verbalizers.")
+        least = min((p for _, p in tokens if p > 0), default=FIRST_TOKEN_FLOOR)
+        return np.log(np.maximum(row, min(least, FIRST_TOKEN_FLOOR)))
+
+    def _starting_with(self, token: Token) -> frozenset[int]:
+        if token not in self._begins:
+            text = self._engine.decode([token]).lstrip()
+            begun = (i for i, label in enumerate(self._labels) if text and label.startswith(text))
+            self._begins[token] = frozenset(begun)
+        return self._begins[token]
+
+
+def label_scorer(engine: ChoiceBackend | NextTokenBackend, continuations: tuple[str, ...]) -> ContinuationScorer:
+    """Returns the best scorer that the engine allows."""
+    if isinstance(engine, PublicChoiceBackend):
+        return _PublicChoices(engine, continuations)
+    if isinstance(engine, ChoiceBackend):
+        return _WholeContinuations(engine, continuations)
+    return _PublicFirstTokens(engine, continuations)
+
+
+def resolve_failed_rows(
+    rows: Sequence[Row | ModelCallError], labels: tuple[str, ...], *, otherwise: str | None, keep_errors: bool
+) -> list[Row | ModelCallError]:
+    """Replaces rows that name no label by a vote for `otherwise` or an error; raises errors unless `keep_errors`."""
+    outcomes = [row if _names_a_label(row) else _vote_for_other(labels, otherwise) for row in rows]
+    for outcome in outcomes:
+        if isinstance(outcome, ModelCallError) and not keep_errors:
+            raise outcome
+    return outcomes
+
+
+def _names_a_label(row: Row | ModelCallError) -> bool:
+    return isinstance(row, ModelCallError) or bool(np.isfinite(row).any())
+
+
+def _vote_for_other(labels: tuple[str, ...], otherwise: str | None) -> Row | ModelCallError:
+    if otherwise is None:
+        return ModelCallError(
+            f"the answer to a public prompt names none of the labels {labels!r}, or the engine failed. Ask "
+            "for a label in the prompt, or pass otherwise= to say what such an answer counts as."
+        )
+    return np.where(np.arange(len(labels)) == labels.index(otherwise), 0.0, -np.inf)
+
+
+def distinct_texts(name: str, values: Sequence[str], *, least: int, empty: bool = False) -> tuple[str, ...]:
+    """Returns distinct texts as a tuple, or raises ConfigurationError."""
+    expected = f"a sequence of at least {least} distinct {'' if empty else 'non-empty '}texts"
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or len(values) < least:
+        raise fail(name, expected, values)
+    if not all(isinstance(text, str) and (text or empty) for text in values) or len(set(values)) < len(values):
+        raise fail(name, expected, values)
+    return tuple(values)
+
+
+def continuations_of(labels: tuple[str, ...], verbalizers: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Returns the text that stands for each label, in the order of the labels."""
+    if verbalizers is None:
+        return tuple(f" {label}" for label in labels)
+    if set(verbalizers) != set(labels):
+        raise fail("verbalizers", f"one text for each of {labels!r}", sorted(map(str, verbalizers)))
+    return distinct_texts("verbalizers", [verbalizers[label] for label in labels], least=2)
+
+
+Votes: TypeAlias = Literal["hard", "soft", "text"]
+VoteOutcome: TypeAlias = tuple[int | None, tuple[float, ...] | None]
+"""Place of the label (None: abstained) and the noisy votes, if they were released."""
+
+
+@dataclass(frozen=True, slots=True)
+class VotingTask:
+    """What is voted on, and how it reads. Public.
+
+    Attributes:
+      labels: every label an answer can have.
+      texts: what stands for each label in prompts and answers.
+      wording: how prompts read.
+      votes: "hard", "soft", or "text".
+      content_free: inputs that rows are, or may be, calibrated with; none: no calibration.
+    """
+
+    labels: tuple[str, ...]
+    texts: Mapping[str, tuple[str, ...]]
+    wording: FewShotTemplate
+    votes: Votes
+    content_free: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        private: PrivateExamples,
+        *,
+        labels: Sequence[str] | None,
+        verbalizers: Mapping[str, str | Sequence[str]] | None,
+        votes: Votes,
+        calibrate: bool | None,
+        content_free: Sequence[str],
+        **wording: Any,
+    ) -> VotingTask:
+        """Checks the options and fills in defaults; `wording` holds the keyword arguments of `wording_of`."""
+        answers = labels_of(private, labels)
+        texts = texts_of(answers, verbalizers)
+        words = wording_of(private, texts=texts, **wording)
+        check_choice("votes", votes, ("hard", "soft", "text"))
+        if calibrate is not None and not isinstance(calibrate, bool):
+            raise fail("calibrate", "True, False or None", calibrate)
+        names = words.input_variables
+        can_calibrate = votes != "text" and (len(names) == 1 or "input" in names)
+        is_wanted = can_calibrate if calibrate is None else calibrate
+        inputs = distinct_texts("content_free", content_free, least=1, empty=True) if is_wanted else ()
+        if inputs:
+            words.with_content(("",) * len(names), "")
+        return cls(answers, texts, words, votes, inputs)
+
+    def queries(self, query: Query) -> list[Query]:
+        """Returns the query and, where rows are calibrated, its content-free versions."""
+        return [query, *(self.wording.with_content(query, text) for text in self.content_free)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the task as JSON values, for reports."""
+        return {
+            **self.wording.to_dict(),
+            "labels": list(self.labels),
+            "verbalizers": {label: list(shown) for label, shown in self.texts.items()},
+            "votes": self.votes,
+            "content_free": list(self.content_free),
+        }
+
+
+def labels_of(private: PrivateExamples, labels: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the labels that an answer can have: `labels`, or the declared ones."""
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
+    if labels is None and private.labels is None:
+        raise fail("labels", "the labels an answer can have (the examples declare none)", None)
+    return distinct_texts("labels", tuple(private.labels or ()) if labels is None else labels, least=2)
+
+
+def texts_of(
+    labels: tuple[str, ...], verbalizers: Mapping[str, str | Sequence[str]] | None
+) -> dict[str, tuple[str, ...]]:
+    """Returns the texts that stand for each label, in the order of the labels."""
+    if verbalizers is None:
+        return {label: (f" {label}",) for label in labels}
+    if not isinstance(verbalizers, Mapping) or set(verbalizers) != set(labels):
+        shown = list(verbalizers) if isinstance(verbalizers, Mapping) else type(verbalizers)
+        raise fail("verbalizers", f"one text, or several, for each of {labels!r}", shown)
+    listed = {label: verbalizers[label] for label in labels}
+    return {
+        label: distinct_texts("verbalizers", [texts] if isinstance(texts, str) else texts, least=1)
+        for label, texts in listed.items()
+    }
+
+
+def wording_of(
+    private: PrivateExamples,
+    *,
+    example_prompt: Any,
+    prefix: Any,
+    suffix: Any,
+    separator: str,
+    texts: Mapping[str, tuple[str, ...]] | None = None,
+) -> FewShotTemplate:
+    """Returns the few-shot template; by default text and label on one line each, labels shown as their first text."""
+    text_key, label_key = private.text_key, private.label_key
+    if (example_prompt is None or suffix is None) and label_key is None:
+        raise fail("example_prompt, suffix", "both (the examples have no label field)", (example_prompt, suffix))
+    if example_prompt is None:
+        example_prompt = f"{text_key}: {{{text_key}}}\n{label_key}: {{{label_key}}}"
+    read = {label: words[0].strip() for label, words in (texts or {}).items()}
+    return FewShotTemplate(
+        example_prompt=template_text("example_prompt", example_prompt),
+        suffix=template_text("suffix", f"{text_key}: {{input}}\n{label_key}:" if suffix is None else suffix),
+        prefix=template_text("prefix", prefix),
+        separator=separator,
+        fields=private.fields,
+        shown={} if label_key is None else {label_key: read},
+    )
+
+
+def mechanism_of(mechanism: str | None, *, with_scores: bool) -> str:
+    """Returns the mechanism's name; Gumbel noise unless scores are released."""
+    chosen = ("gaussian" if with_scores else "gumbel") if mechanism is None else mechanism
+    check_choice("mechanism", chosen, MECHANISMS)
+    if with_scores and chosen != "gaussian":
+        raise fail("mechanism", "'gaussian' with with_scores=True (the others release only an index)", chosen)
+    return chosen
+
+
+def check_flags(*, name: object, progress: object, max_query_chars: object = None, **flags: object) -> None:
+    """Refuses wrong flags, names and limits before anything is declared."""
+    if max_query_chars is not None:
+        check_int("max_query_chars", max_query_chars, low=1)
+    for flag, value in {**flags, "progress": False if progress is None else progress}.items():
+        if not isinstance(value, bool):
+            raise fail(flag, "True or False" + (", or None" if flag == "progress" else ""), value)
+    if name is not None and not isinstance(name, str):
+        raise fail("name", "a text or None", type(name).__name__)
+
+
+def check_abstention(labels: tuple[str, ...], below: float | None, answer: str) -> None:
+    """Refuses a threshold outside (0, 1], and an abstention text that is also a label."""
+    if below is not None:
+        check_real("abstain_below", below, low=0.0, high=1.0, low_open=True)
+    if not isinstance(answer, str) or not answer or answer in labels:
+        raise fail("abstain_label", f"a text that is none of {labels!r}", answer)
+
+
+def design_of(
+    private: PrivateExamples,
+    *,
+    rows: str | None,
+    num_slots: int | None,
+    shots_per_slot: int | None,
+    sampling: str,
+    overfill: float | None,
+) -> RowDesign | None:
+    """Returns the requested shape of rows; None lets the planner choose."""
+    if (rows, num_slots, shots_per_slot, overfill) == (None,) * 4 and sampling == "poisson":
+        return None
+    return RowDesign.choose(
+        rows=rows,
+        num_slots=num_slots,
+        shots_per_slot=shots_per_slot,
+        sampling=sampling,
+        overfill=overfill,
+        smallest_size=private.public_size_of(None),
+    )
+
+
+def reader_of(
+    llm: Any, task: VotingTask, *, is_wanted: bool | None, shots: int, other: bool = False
+) -> tuple[VotingTask, LabelRows, dict[str, str]]:
+    """Returns the task as it will run, the source of label rows, and what reports say about the model.
+
+    Args:
+      llm: the model.
+      task: with the content-free inputs that there would be.
+      is_wanted: whether to calibrate; None: where the model goes on writing the prompt and a row holds one record.
+      shots: records per row.
+      other: whether answers in text that name no label are a candidate of their own.
+
+    Raises:
+      CapabilityError: the model cannot choose among labels.
+      ModelCallError: it could not be reached.
+      ConfigurationError: it cannot tell the labels apart.
+    """
+    engine = as_choice_backend(llm, votes="text" if task.votes == "text" else None)
+    texts = list(task.texts.values())
+    scorer = LabelRows(engine, texts, calibrate=False, other=other)
+    # A chat model answers in a message of its own: its content-free rows say little about its bias.
+    goes_on_writing = scorer.kind in {"whole labels", "first tokens"}
+    if task.content_free and (is_wanted or (goes_on_writing and shots == 1)):
+        scorer = LabelRows(engine, texts, calibrate=True)
+    else:
+        task = replace(task, content_free=())
+    return task, scorer, {"model": getattr(engine, "name", type(engine).__name__), "reads": scorer.kind}
+
+
+def outcome_to_json(outcome: VoteOutcome) -> list[Any]:
+    """Returns an outcome as JSON values."""
+    place, votes = outcome
+    return [None if place is None else int(place), votes]
+
+
+def outcome_from_json(stored: Any, *, width: int) -> VoteOutcome:
+    """Returns an outcome from its JSON values; ValueError or TypeError for anything else."""
+    place, votes = stored
+    if not (place is None or (type(place) is int and 0 <= place < width)):
+        raise ValueError("no label")
+    if votes is None:
+        return place, None
+    scores = tuple(float(vote) for vote in votes)
+    if len(scores) != width or not np.isfinite(scores).all():
+        raise ValueError("no votes")
+    return place, scores

@@ -1,0 +1,348 @@
+"""Private answers as a tool of agents: allowances per thread, readable refusals, the budget in metadata."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+
+from langchain_dpicl import agents
+from langchain_dpicl.agents import CAPPED, SPENT, budget_metadata, private_tool, thread_tenant, tools
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerUnavailableError,
+    ModelCallError,
+    PrivacyBudgetExceededError,
+    TenantCapExceededError,
+)
+from langchain_dpicl.runs.query_runnable import QueryRunnable
+from langchain_dpicl.stores import SQLiteMemo
+from tests.faults.children import Child
+from tests.free_form_doubles import embedding
+from tests.memo_house import CANARY, DEAF, LABELS, House, house, no_prices, used
+
+__all__ = ["house", "no_prices"]
+
+
+def thread(number: object = 17, **configurable: Any) -> dict[str, Any]:
+    return {"configurable": {"thread_id": str(number), **configurable}}
+
+
+def call(text: str, number: str = "1") -> dict[str, Any]:
+    return {"name": "ask_private_examples", "args": {"input": text}, "id": number, "type": "tool_call"}
+
+
+# -- the tool --------------------------------------------------------------------------------------------------------
+
+
+def test_the_tool_answers_with_text_and_keeps_the_receipt_beside_it(house: House) -> None:
+    tool = private_tool(house.voter(), name="queue_of")
+    told = tool.invoke({**call("where is it?"), "name": "queue_of"}, thread())
+    assert (told.content in LABELS, told.status) == (True, "success")
+    assert told.artifact["receipt"]["tickets"] == 1
+    assert tool.args == {"input": {"title": "Input", "type": "string"}}
+    assert tool.description == house.voter().tool_defaults()["description"]
+    assert private_tool(house.voter(), description="Which queue.").description == "Which queue."
+
+
+def test_the_artifact_of_a_plain_answer_is_the_answer(house: House) -> None:
+    told = private_tool(house.voter(with_receipt=False)).invoke(call("where is it?"), thread())
+    assert told.content in LABELS
+    assert told.artifact == {"answer": told.content}
+
+
+async def test_each_thread_has_its_allowance_over_all_processes(house: House) -> None:
+    tool = private_tool(house.voter(), queries_per_thread=2)
+    other = private_tool(house.voter(), queries_per_thread=2)  # as another process has it
+    assert tool.invoke(call("a"), thread()).status == "success"
+    assert (await other.ainvoke(call("b"), thread())).status == "success"
+    for late in (tool.invoke(call("c"), thread()), await other.ainvoke(call("c"), thread())):
+        assert (late.content, late.status) == (CAPPED, "error")
+    assert (await tool.ainvoke(call("b"), thread())).status == "success"  # told again: free
+    assert tool.invoke(call("c"), thread(18)).status == "success"
+    assert tool.invoke(call("c"), thread(tenant="oslo")).status == "success"  # another tenant's thread of that name
+    assert used(house.voter()) == 4
+
+
+def test_an_allowance_per_tenant_is_one_for_all_its_threads(house: House) -> None:
+    tool = private_tool(house.voter(), queries_per_thread=1, per="tenant")
+    assert tool.invoke(call("a"), thread(1, tenant="oslo")).status == "success"
+    assert tool.invoke(call("b"), thread(2, tenant="oslo")).content == CAPPED
+    assert tool.invoke(call("b"), {"configurable": {"tenant": "bergen"}}).status == "success"
+    assert house.voter().share.used_by("oslo") == 1
+
+
+def test_a_config_may_lower_an_allowance_and_never_raise_it(house: House) -> None:
+    tool = private_tool(house.voter(), queries_per_thread=1)
+    for bad in ({"tenant_max_queries": "many"}, {"tenant": 3}):
+        with pytest.raises(ConfigurationError):
+            tool.invoke(call("a"), thread(**bad))
+    assert tool.invoke(call("a"), thread(tenant_max_queries=0)).content == CAPPED
+    assert tool.invoke(call("a"), thread(tenant_max_queries=9)).status == "success"
+    assert tool.invoke(call("b"), thread(tenant_max_queries=9)).content == CAPPED
+
+
+def test_what_a_thread_was_told_is_forgotten_under_its_own_name(house: House) -> None:
+    def source() -> str:
+        told = private_tool(house.voter()).invoke(call("a"), thread(tenant="oslo"))
+        return str(told.artifact["receipt"]["source"])
+
+    told, memo = [source(), source()], SQLiteMemo(house.memo)
+    assert memo.forget("oslo") == 0  # whose a thread is, a memo cannot tell
+    assert memo.forget(thread_tenant(17, tenant="oslo")) == 1
+    assert [*told, source()] == ["release", "memo", "release"]
+
+
+@pytest.mark.parametrize("way", ["pickle", "copy"])
+def test_refusals_go_whole_to_other_processes(way: str) -> None:
+    for kind in (PrivacyBudgetExceededError, TenantCapExceededError):
+        error = kind("spent.", requested=1, remaining=0.5)
+        error.args = ("spent. Build another.",)
+        error.add_note("of yours")
+        again = pickle.loads(pickle.dumps(error)) if way == "pickle" else copy.copy(error)  # noqa: S301  our own bytes
+        assert (type(again), again.args, again.requested, again.remaining) == (kind, error.args, 1, 0.5)
+        assert again.__notes__ == ["of yours"]
+
+
+def test_the_component_has_the_last_word_on_caps(house: House) -> None:
+    tool = private_tool(house.voter(tenant_max_queries=1), queries_per_thread=None)
+    assert tool.invoke(call("a"), thread()).status == "success"
+    assert tool.invoke(call("b"), thread()).content == CAPPED
+
+
+def test_a_spent_share_reads_otherwise_than_a_used_allowance(house: House) -> None:
+    tool = private_tool(house.voter(max_queries=1), queries_per_thread=3)
+    tool.invoke(call("a"), thread())
+    refused = tool.invoke(call("b"), thread())
+    assert (refused.content, refused.status, refused.artifact) == (SPENT, "error", None)
+    assert tool.invoke(call("a"), thread()).status == "success"
+    assert "epsilon" not in SPENT + CAPPED
+
+
+@pytest.mark.parametrize("error", [ModelCallError, LedgerUnavailableError, ConfigurationError])
+def test_other_faults_are_raised(house: House, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error("out")
+
+    monkeypatch.setattr(QueryRunnable, "_read_memo", fail)
+    with pytest.raises(error):
+        private_tool(house.voter()).invoke(call("a"), thread())
+
+
+def test_without_a_thread_nobody_is_charged(house: House) -> None:
+    tool = private_tool(house.voter())
+    for config in ({}, {"configurable": {"tenant": "oslo"}}):
+        with pytest.raises(ConfigurationError, match=r'thread.*per="tenant"'):
+            tool.invoke(call("a"), config)
+    assert used(house.voter()) == 0
+
+
+def test_free_form_answers_are_a_tool_as_well() -> None:
+    told = private_tool(embedding(with_receipt=True)).invoke(call("what now?"), thread())
+    assert (told.content, told.artifact["answer"]) == ("ask the bank", "ask the bank")
+
+
+@pytest.mark.parametrize("bad", [{"queries_per_thread": -1}, {"queries_per_thread": 1.5}, {"per": "user"}])
+def test_options_out_of_range_are_refused(house: House, bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        private_tool(house.voter(), **bad)
+
+
+def test_what_is_no_component_is_refused(house: House) -> None:
+    for bad in (None, house.voter().with_config(tags=["x"]), "voter"):
+        with pytest.raises(ConfigurationError, match="component"):
+            private_tool(bad)
+    for name in ("config", "self", "model_config"):
+        clashing = house.voter(component=f"of {name}", example_prompt="{text} {queue}", suffix=f"{{{name}}}:")
+        with pytest.raises(ConfigurationError, match=f"variables other than .*{name}"):
+            private_tool(clashing)
+
+
+def test_names_of_threads_are_short_unambiguous_and_hashed() -> None:
+    names = [thread_tenant("17"), thread_tenant("17", tenant="oslo"), thread_tenant('17", "oslo')]
+    assert len(set(names)) == 3
+    assert thread_tenant("\U0001f600") != thread_tenant("\ud83d\ude00")
+    assert thread_tenant("anna@example.org" * 99).startswith("thread-")
+    assert {len(name) for name in names} == {39}
+
+
+# -- the budget in metadata --------------------------------------------------------------------------------------------
+
+
+class Seen(BaseCallbackHandler):
+    """Keeps the metadata of runs, by kind."""
+
+    def __init__(self) -> None:
+        self.models: list[dict[str, Any]] = []
+        self.chains: list[dict[str, Any]] = []
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, metadata: Any = None, **kwargs: Any) -> None:
+        self.models.append(dict(metadata or {}))
+
+    def on_chain_start(self, serialized: Any, inputs: Any, *, metadata: Any = None, **kwargs: Any) -> None:
+        if kwargs.get("name") == "DPVotingRunnable":
+            self.chains.append(dict(metadata or {}))
+
+
+def test_metadata_say_what_is_left_in_flat_public_values(house: House) -> None:
+    voter = house.voter()
+    voter.invoke("a question", {"configurable": {"tenant": "oslo"}})
+    assert budget_metadata(voter, tenant="oslo", allowance=3) == {
+        "dpicl_component": "queues",
+        "dpicl_budget": "budget",
+        "dpicl_epsilon": 2e4,
+        "dpicl_delta": voter.share.delta,
+        "dpicl_queries_left": 39,
+        "dpicl_remaining_epsilon": 8e4,
+        "dpicl_allowance_left": 2,
+    }
+    assert "dpicl_allowance_left" not in budget_metadata(voter)
+    assert budget_metadata(voter, tenant="oslo", allowance=0)["dpicl_allowance_left"] == 0
+    seen = Seen()
+    voter.invoke("a question", {"metadata": budget_metadata(voter), "callbacks": [seen]})
+    assert seen.chains[0]["dpicl_queries_left"] == 39
+
+
+def test_the_lowest_cap_is_what_the_metadata_show(house: House) -> None:
+    desk = tools.ThreadQuota(house.voter(tenant_max_queries=3), allowance=5, per="thread")
+    shown = [desk.metadata(thread(**given))["dpicl_allowance_left"] for given in ({}, {"tenant_max_queries": 1})]
+    assert shown == [3, 1]
+
+
+def test_metadata_of_a_ledger_that_is_out_say_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    voter = house.voter()
+
+    def out(*_: Any) -> Any:
+        raise LedgerUnavailableError("out")
+
+    monkeypatch.setattr(type(voter.share), "remaining", out)
+    shown = budget_metadata(voter)
+    assert shown == {"dpicl_component": "queues", "dpicl_budget": "budget", "dpicl_ledger": "LedgerUnavailableError"}
+
+
+def test_the_tools_own_run_shows_the_budget(house: House) -> None:
+    seen, tool = Seen(), private_tool(house.voter(), queries_per_thread=2)
+    for text in ("a", "b"):
+        tool.invoke(call(text), {**thread(), "callbacks": [seen], "metadata": {"mine": "stays"}})
+    assert [shown["dpicl_allowance_left"] for shown in seen.chains] == [2, 1]
+    assert [shown["mine"] for shown in seen.chains] == ["stays", "stays"]
+
+
+# -- create_agent --------------------------------------------------------------------------------------------------------
+
+
+class Asker(BaseChatModel):
+    """Asks the tool each question in turn, then says what it was told."""
+
+    questions: list[str]
+
+    @property
+    def _llm_type(self) -> str:
+        return "asker"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self.bind(tool=tools[0].name, **kwargs)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        since = max(place for place, message in enumerate(messages) if isinstance(message, HumanMessage))
+        told = [message.text for message in messages[since:] if isinstance(message, ToolMessage)]
+        if len(told) < len(self.questions):
+            asked = {"name": kwargs["tool"], "args": {"input": self.questions[len(told)]}, "id": f"c{len(messages)}"}
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[asked]))])
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(" | ".join(told)))])
+
+
+def agent_of(voter: Any, questions: list[str], *, saver: Any = None, before: Any = (), **options: Any) -> Any:
+    langchain = pytest.importorskip("langchain.agents")
+    middleware = [agents.DPVotingMiddleware(voter, name="queue_of", queries_per_thread=2, **options)]
+    return langchain.create_agent(
+        Asker(questions=questions), middleware=middleware, checkpointer=saver, interrupt_before=list(before)
+    )
+
+
+SAYS: dict[str, Any] = {"messages": [HumanMessage("Sort these.")]}
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+async def test_an_agent_asks_within_its_allowance_and_reads_refusals(house: House, way: str) -> None:
+    seen = Seen()
+    agent = agent_of(house.voter(), ["a", "b", "a", "c"])
+    config = {**thread(), "callbacks": [seen], "metadata": {"mine": "stays"}}
+    done = await agent.ainvoke(SAYS, config) if way == "ainvoke" else agent.invoke(SAYS, config)
+    first, second, again, refused = (message for message in done["messages"] if isinstance(message, ToolMessage))
+    assert {first.content, second.content} <= set(LABELS)
+    assert again.content == first.content
+    assert (refused.content, refused.status) == (CAPPED, "error")
+    assert CAPPED in done["messages"][-1].content
+    assert [shown["dpicl_allowance_left"] for shown in seen.models] == [2, 1, 0, 0, 0]
+    assert {shown["mine"] for shown in seen.models} == {"stays"}
+    assert used(house.voter()) == 2
+    assert CANARY not in str(seen.models) + str(seen.chains) + str(done)
+
+
+@pytest.mark.parametrize("questions", [[], ["a"]], ids=["no question", "a question"])
+def test_an_agent_without_a_thread_works_until_it_asks(house: House, questions: list[str]) -> None:
+    seen = Seen()
+    agent = agent_of(house.voter(), questions)
+    if questions:
+        with pytest.raises(ConfigurationError, match="thread"):
+            agent.invoke(SAYS, {"callbacks": [seen]})
+    else:
+        agent.invoke(SAYS, {"callbacks": [seen]})
+    assert "dpicl_queries_left" in seen.models[0]
+    assert "dpicl_allowance_left" not in seen.models[0]
+    assert used(house.voter()) == 0
+
+
+def test_two_voters_are_two_tools_of_one_agent(house: House) -> None:
+    langchain = pytest.importorskip("langchain.agents")
+    pair = [agents.DPVotingMiddleware(house.voter(component=name), name=name) for name in ("one", "two")]
+    assert [part.name for part in pair] == ["DPVotingMiddleware[one]", "DPVotingMiddleware[two]"]
+    langchain.create_agent(Asker(questions=["a"]), middleware=pair).invoke(SAYS, thread())
+    assert [used(house.voter(component=name)) for name in ("one", "two")] == [1, 0]
+
+
+def test_another_process_goes_on_with_a_thread_and_its_allowance(house: House) -> None:
+    sqlite = pytest.importorskip("langgraph.checkpoint.sqlite")
+    house.budget.close()
+
+    def act(before: list[str], given: Any) -> list[str]:
+        budget = house.opened()
+        with sqlite.SqliteSaver.from_conn_string(str(house.folder / "checkpoints.db")) as saver:
+            voter = house.voter(budget=budget, **DEAF)
+            done = agent_of(voter, ["a", "b", "c"], saver=saver, before=before).invoke(given, thread())
+        budget.close()
+        return [message.text for message in done["messages"] if isinstance(message, ToolMessage)]
+
+    # Stopped before the second question; then the tools' node runs in another process, and again in a third one.
+    assert Child(lambda _: act(["tools"], SAYS)).result() == []
+    told = Child(lambda _: act([], None)).result()
+    assert told[2] == CAPPED
+    again = Child(lambda _: act([], {"messages": [HumanMessage("Once more.")]})).result()
+    assert again[:2] == again[3:5] == told[:2]
+    house.budget = house.opened()
+    assert used(house.voter(**DEAF)) == 2
+
+
+def test_without_langchain_the_middleware_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(agents), "DPVotingMiddleware", raising=False)
+    monkeypatch.delitem(sys.modules, "langchain_dpicl.agents.middleware", raising=False)
+    monkeypatch.setitem(sys.modules, "langchain", None)
+    monkeypatch.setitem(sys.modules, "langchain.agents.middleware", None)
+    with pytest.raises(ConfigurationError, match=r"langchain-dpicl\[agents\]"):
+        _ = agents.DPVotingMiddleware
+    with pytest.raises(AttributeError):
+        _ = agents.Nothing

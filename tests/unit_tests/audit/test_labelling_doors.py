@@ -1,0 +1,557 @@
+"""PromptPATELabeler through its doors: events, budgets, faults, models that write, inputs, and what never shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import types
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import RunnableLambda
+
+from langchain_dpicl import Budget, EmbeddedLLM, LabelledPool, PrivateExamples, PromptPATELabeler
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
+from langchain_dpicl.exceptions import (
+    CapabilityError,
+    ConfigurationError,
+    NoPrivacyBudgetError,
+    PrivacyBudgetError,
+    PrivacyBudgetExceededError,
+    PrivacyBudgetMismatchError,
+)
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
+from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.tasks.templates import FewShotTemplate
+from tests.canary import OURS
+from tests.contracts.front_room import (
+    CANARY,
+    CHARGED,
+    REFUSED,
+    AsyncObserver,
+    Door,
+    FrontRoomContract,
+    Observer,
+    Room,
+    shown_by,
+)
+from tests.labelling_doubles import (
+    CARD,
+    LABELS,
+    MECHANISMS,
+    MUTE,
+    SURE,
+    TEACHERS,
+    WIRE,
+    Spy,
+    counts,
+    examples,
+    fails,
+    house,
+    labeler,
+    lines,
+    loud,
+    told,
+)
+from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
+
+# -- events and budgets ------------------------------------------------------------------------------------------
+
+
+def inside(action: Callable[[], Any], *observers: Any) -> Any:
+    return RunnableLambda(lambda _: [action()]).invoke(0, {"callbacks": list(observers)})
+
+
+@pytest.mark.parametrize(
+    ("teachers", "mechanism", "tickets"),
+    [
+        ("fresh", "gumbel", [1, 1, 1]),
+        ("one_sample", "gumbel", [1]),
+        ("fixed", "gumbel", [1, 1, 1]),
+        ("fixed", "confident_gnmax", [2, 1, 2]),
+        ("fresh", "confident_gnmax", [1, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("awaited", [False, True])
+def test_observers_hear_of_every_charge_and_of_the_refusal(
+    teachers: str, mechanism: str, tickets: list[int], awaited: bool
+) -> None:
+    inputs, observer, later = [CARD, MUTE, WIRE], Observer(), AsyncObserver()
+    made = labeler(teachers=teachers, mechanism=mechanism, public_inputs=inputs)
+
+    async def arun(_: Any) -> None:
+        await made.arun()
+        await made.alabel("one more")
+
+    def run() -> None:
+        made.run()
+        made.label("one more")
+
+    with pytest.raises(PrivacyBudgetExceededError):
+        if awaited:
+            asyncio.run(RunnableLambda(arun).ainvoke(0, {"callbacks": [observer, later]}))
+        else:
+            inside(run, observer, later)
+    assert [data["tickets"] for data in observer.named(CHARGED)] == tickets
+    assert {data["component"] for data in observer.named(CHARGED)} == {"PromptPATELabeler"}
+    [refused] = observer.named(REFUSED)
+    assert (refused["error"], refused["requested"], refused["remaining"]) == ("PrivacyBudgetExceededError", 1, 0)
+    assert [name for name, _ in later.heard] == [name for name, _ in observer.heard]
+    assert json.loads(json.dumps(observer.heard)) == [list(one) for one in observer.heard]
+    assert CANARY not in repr(observer.heard)
+
+
+async def _arun(made: PromptPATELabeler, questions: list[str]) -> list[Any]:
+    return [await made.arun()]
+
+
+async def _astream(made: PromptPATELabeler, questions: list[str]) -> list[Any]:
+    return [entry async for entry in made.astream()]
+
+
+async def _alabel(made: PromptPATELabeler, questions: list[str]) -> list[Any]:
+    return [await made.alabel(question) for question in questions]
+
+
+class TestContract(FrontRoomContract):
+    doors: ClassVar[Mapping[str, Door]] = {
+        "run": Door(lambda made, questions: [made.run()]),
+        "arun": Door(_arun),
+        "stream": Door(lambda made, questions: list(made.stream())),
+        "astream": Door(_astream),
+        "label": Door(lambda made, questions: [made.label(question) for question in questions]),
+        "alabel": Door(_alabel),
+    }
+
+    def make_private(self) -> PrivateExamples:
+        return examples()
+
+    def make_engine(self) -> FakeBackend:
+        return Spy()
+
+    def make(self, room: Room, **options: Any) -> PromptPATELabeler:
+        given = {"llm": room.engine, "public_inputs": self.questions[:2], "max_queries": 4, **loud(), "epsilon": 1.5e4}
+        return PromptPATELabeler.from_private_examples(room.private, **{"budget": room.budget, **given, **options})
+
+    def make_refused(self, room: Room) -> PromptPATELabeler:
+        """Its share was set aside by one process while another sealed the room it needs."""
+        late = self.make(room, budget=Budget.open(room.store), epsilon=7e4, component="late")
+        inputs: dict[str, Any] = {"component": "early", "epsilon": 4e4, "public_inputs": ["first"]}
+        self.make(room, **inputs).label("first")
+        return late
+
+    def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
+        return [lambda fault=fault: self.make(room, **fault) for fault in FAULTS]  # type: ignore[misc]
+
+
+SURELY: dict[str, Any] = {"mechanism": "confident_gnmax", "abstain_below": None}
+FAULTS: list[dict[str, Any]] = [
+    {"max_queries": 0},
+    {"max_queries": 2.5},
+    {"public_inputs": [], "max_queries": None},
+    {"public_inputs": "one text"},
+    {"public_inputs": {"text": "one dict"}},
+    {"public_inputs": 5},
+    {"public_inputs": [5j]},
+    {"public_inputs": [{"words": "x"}]},
+    {"public_inputs": [{"text": "x", "queue": "card"}]},
+    {"public_inputs": [{"text": object()}]},
+    {"labels": ["card"]},
+    {"labels": ["card", "card"]},
+    {"verbalizers": {"card": " a"}},
+    {"verbalizers": {"card": " a", "transfer": " a"}},
+    {"votes": "loud"},
+    {"mechanism": "laplace"},
+    SURELY,  # without its threshold and noises
+    {**SURELY, "confident": (5, 1, 1)},  # its noise is given twice
+    {**SURELY, "confident": (5, 1), "noise_multiplier": None},
+    {**SURELY, "confident": (5, 0, 1), "noise_multiplier": None},
+    {**SURELY, "confident": (5, 1, "x"), "noise_multiplier": None},
+    {**SURELY, "confident": (math.nan, 1, 1), "noise_multiplier": None},
+    {**SURELY, "confident": (5, 1, 1), "noise_multiplier": None, "max_answers": 2},
+    {"confident": (5, 1, 1)},
+    {**SURELY, "confident": (5, 1, 1), "noise_multiplier": None, "abstain_below": 0.5},  # two thresholds
+    {"max_answers": 2},
+    {"teachers": "tenured"},
+    {"teachers": "fixed", "rows": None},  # the room's budget is add_remove
+    {"teachers": "fixed", "rows": "units"},
+    {"teachers": "fixed", "sampling": "fixed", "rows": None},
+    {"teachers": "fixed", "overfill": 1.5, "rows": None},
+    {"sampling": "partition", "rows": None},
+    {"sampling": "fixed", "rows": "slots"},
+    {"abstain_below": 0.0},
+    {"abstain_below": 1.5},
+    {"abstain_below": "half"},
+    {"other_label": ""},
+    {"other_label": 5},
+    {"rows": "columns"},
+    {"rows": "units", "shots_per_slot": 2},
+    {"num_slots": 41},
+    {"num_slots": 0},
+    {"calibrate": "yes"},
+    {"content_free": [], "calibrate": True},
+    {"suffix": "{a} {b}", "calibrate": True},
+    {"example_prompt": "{unknown} {queue}"},
+    {"example_prompt": "{text}"},  # a demonstration has to show its label
+    {"suffix": "no variable"},
+    {"suffix": "{queue}"},
+    {"suffix": "{input} {queue}"},
+    {"example_separator": 5},
+    {"epsilon": None, "noise_multiplier": None},
+    {"epsilon": -1.0},
+    {"delta": 2.0},
+    {"noise_multiplier": -1.0},
+    {"llm": "gpt"},
+    {"llm": FakeListChatModel(responses=["x"])},
+    {"llm": FakeListChatModel(responses=["x"]), "votes": "text", "calibrate": True},
+    {"llm": FakeListChatModel(responses=["x"]), "votes": "text", "other_label": "card"},
+    {"budget": "a budget"},
+    {"component": ""},
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[str(number) for number in range(len(FAULTS))])
+def test_a_public_fault_binds_nothing_and_asks_no_private_prompt(fault: dict[str, Any]) -> None:
+    private, spy, budget = examples(), Spy(), house()
+    given: dict[str, Any] = {"llm": spy, "public_inputs": [CARD], "budget": budget, **loud(), **fault}
+    with pytest.raises(ConfigurationError):
+        PromptPATELabeler.from_private_examples(private, **given)
+    assert (lines(budget), spy.private) == ([], [])
+    labeler(private, budget=house(), public_inputs=[CARD]).run()  # they are free to go elsewhere
+
+
+def test_examples_without_a_label_field_cannot_teach() -> None:
+    plain = PrivateExamples([f"{CANARY} {i}" for i in range(40)], public_size=40)
+    with pytest.raises(ConfigurationError, match="label_key"):
+        labeler(plain, labels=LABELS, example_prompt="{text}", suffix="{input}")
+
+
+def test_a_share_that_does_not_fit_is_refused_before_anything_is_bound() -> None:
+    private = examples()
+    with pytest.raises(PrivacyBudgetExceededError):
+        labeler(private, budget=house(epsilon=1.0), epsilon=2.0, noise_multiplier=None)
+    with pytest.raises(PrivacyBudgetExceededError):
+        labeler(private, budget=house(epsilon=4.0), epsilon=None, delta=1e-5, noise_multiplier=0.05)
+    labeler(private, budget=house()).run()
+
+
+def test_the_budget_is_looked_up_where_it_always_is() -> None:
+    given: dict[str, Any] = {"llm": Spy(), "public_inputs": [CARD], **loud()}
+    handler = PrivacyBudgetCallbackHandler(epsilon=1e6, delta=1e-4)
+    make = PromptPATELabeler.from_private_examples
+    with pytest.raises(NoPrivacyBudgetError):
+        make(examples(), **given)
+    assert make(examples(), budget=handler, **given)._budget is handler.budget
+    assert make(examples(dataset_id="more"), config={"callbacks": [handler]}, **given)._budget is handler.budget
+    with get_privacy_budget_callback(epsilon=1e6, delta=1e-4) as active:
+        assert told(make(examples(), **given).run()) == [("labelled", "card")]
+        assert active.budget.report().to_dict()["shares"]
+    with pytest.raises(PrivacyBudgetMismatchError):
+        make(examples(), budget=house(), config={"callbacks": [handler]}, **given)
+    private = examples(dataset_id="again")
+    make(private, budget=handler, **given)
+    with pytest.raises(PrivacyBudgetMismatchError):
+        make(private, budget=house(), **given)
+
+
+def test_a_refused_construction_is_told() -> None:
+    observer, poor = Observer(), house(epsilon=1.0)
+    with pytest.raises(PrivacyBudgetError):
+        inside(lambda: labeler(budget=poor, epsilon=2.0, noise_multiplier=None), observer)
+    assert [data["error"] for data in observer.named(REFUSED)] == ["PrivacyBudgetExceededError"]
+
+
+# -- models that write text --------------------------------------------------------------------------------------
+
+
+class Writes(FakeListChatModel):
+    """Answers by the last line of what it reads."""
+
+    def _call(self, messages: Any, *args: Any, **options: Any) -> str:
+        query = str(messages[-1].content).rsplit("text: ", 1)[-1]
+        if MUTE in query:
+            return "I would rather not say."
+        return "Card." if "card" in query else "transfer"
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("teachers", TEACHERS)
+def test_votes_without_a_label_are_a_candidate_and_reject_where_it_wins(teachers: str, mechanism: str) -> None:
+    made = labeler(
+        llm=Writes(responses=[]),
+        votes="text",
+        teachers=teachers,
+        mechanism=mechanism,
+        public_inputs=[CARD, MUTE, WIRE],
+    )
+    pool = made.run()
+    assert made.rows.width == 3
+    assert told(pool) == [("labelled", "card"), ("rejected", None), ("labelled", "transfer")]
+    if mechanism == "gaussian":
+        votes = pool.entries[1].votes
+        assert votes is not None
+        assert set(votes) == {"card", "transfer", "other"}
+        assert votes["other"] > 2 > abs(votes["card"])
+    assert made.pool.plan["other_label"] == "other"
+
+
+def test_other_votes_can_be_named_or_left_uncounted() -> None:
+    given: dict[str, Any] = {"llm": Writes(responses=[]), "votes": "text", "mechanism": "gaussian"}
+    named = labeler(other_label="refused", public_inputs=[MUTE], **given)
+    [entry] = named.run().entries
+    assert entry.votes is not None
+    assert set(entry.votes) == {"card", "transfer", "refused"}
+    silent = labeler(other_label=None, abstain_below=None, public_inputs=[MUTE], **given)
+    [entry] = silent.run().entries
+    assert silent.rows.width == 2
+    assert entry.status == "labelled"  # nobody voted, and the noise had to say something
+    assert "other_label" not in silent.pool.plan
+
+
+def test_models_with_probabilities_have_no_such_candidate() -> None:
+    made = labeler(mechanism="gaussian")
+    assert made.rows.width == 2
+    assert "other_label" not in made.pool.plan
+    assert set(made.run().entries[0].votes or ()) == set(LABELS)
+
+
+def test_labels_may_be_called_as_a_status_or_as_other_votes_are_where_there_are_none() -> None:
+    private = PrivateExamples(
+        [{"text": f"{CANARY} {i}", "queue": "other"} for i in range(40)],
+        label_key="queue",
+        labels=("rejected", "other"),
+        public_size=40,
+    )
+    engine = FakeBackend(lambda prompt, _: {" rejected": 0.9, " other": 0.1}, max_top_k=2)
+    assert told(labeler(private, llm=engine, public_inputs=[CARD]).run()) == [("labelled", "rejected")]
+
+
+def test_a_decision_by_text_alone_has_to_be_asked_for() -> None:
+    with pytest.raises(CapabilityError, match='votes="text"'):
+        labeler(llm=Writes(responses=[]))
+
+
+def test_teachers_are_calibrated_by_their_own_content_free_answers() -> None:
+    def leaning(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
+        card = 0.6 if prompt.endswith(f"text: {WIRE}\nqueue:") else 0.9
+        return {" card": card, " transfer": 1 - card}
+
+    plain, spy = Spy(leaning), Spy(leaning)
+    assert told(labeler(llm=plain, public_inputs=[WIRE]).run()) == [("labelled", "card")]
+    assert not [prompt for prompts in plain.private for prompt in prompts if "N/A" in prompt]
+    options: dict[str, Any] = {"calibrate": True, "content_free": ["N/A", ""], "public_inputs": [WIRE]}
+    made = labeler(llm=spy, **options)
+    assert told(made.run()) == [("labelled", "transfer")]
+    asked = Counter(prompt.rsplit("text: ", 1)[-1] for prompts in spy.private for prompt in prompts)
+    assert set(asked) == {f"{text}\nqueue:" for text in (WIRE, "N/A", "")}
+    assert len(set(asked.values())) == 1
+    assert made.cost().private_calls == 3 * labeler(public_inputs=[WIRE]).cost().private_calls
+
+
+# -- what an input is --------------------------------------------------------------------------------------------
+
+
+def two_fields(**options: Any) -> PromptPATELabeler:
+    records = [{"title": f"{CANARY} {i}", "text": "x", "queue": LABELS[i % 2]} for i in range(40)]
+    private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=40, fields=["title"])
+    wording = {"example_prompt": "{title}: {text}\nqueue: {queue}", "suffix": "title: {title}\ntext: {input}\nqueue:"}
+    return labeler(private, **{"public_inputs": [], "max_queries": 4, **wording, **options})
+
+
+def test_an_input_of_several_fields_is_a_dict_of_them_or_of_the_querys_variables() -> None:
+    spy = Spy()
+    made = two_fields(llm=spy)
+    by_field, by_variable = {"title": "T", "text": CARD}, {"title": "T", "input": CARD}
+    assert made.label(by_field) == made.label(by_variable)
+    assert made.label(by_field).fields == by_field
+    assert spy.private[0][0].endswith(f"title: T\ntext: {CARD}\nqueue:")
+    assert counts(made._budget)["reserve label"] == 1
+    assert made.label({"title": "U", "text": CARD}).fields["title"] == "U"
+    for bad in (CARD, Document(CARD), {"text": CARD}, {"title": "T"}, {**by_field, "queue": "card"}, None):
+        with pytest.raises(ConfigurationError, match="public_inputs"):
+            made.label(bad)
+    assert counts(made._budget)["reserve label"] == 2
+    assert len(made.pool.entries) == 2
+
+
+def test_templates_may_be_langchains_own_and_texts_stand_for_labels() -> None:
+    spy = Spy(lambda prompt, _: {" plastic": 0.9, " wire": 0.1})
+    spy._vocabulary = None
+    spy._max_top_k = 2
+    made = labeler(
+        llm=spy,
+        prefix="Sort {input}.",
+        example_prompt=PromptTemplate.from_template("{text} -> {queue}"),
+        suffix=PromptTemplate.from_template("{input} ->"),
+        verbalizers={"card": [" plastic", " Plastic"], "transfer": " wire"},
+        public_inputs=[CARD],
+    )
+    pool = made.run()
+    assert pool.examples == [{"text": CARD, "queue": "plastic"}]
+    assert pool.entries[0].label == "card"
+    for prompt in spy.private[0]:
+        assert prompt.startswith(f"Sort {CARD}.\n\n{CANARY}")
+        assert prompt.endswith(f"\n\n{CARD} ->")
+        assert prompt.count("-> plastic") + prompt.count("-> wire") == 1
+
+
+def test_braces_in_inputs_arrive_byte_for_byte() -> None:
+    spy = Spy()
+    labeler(llm=spy, public_inputs=["{input} {{card}} {0}"]).run()
+    assert spy.asked == ["{input} {{card}} {0}"]
+
+
+# -- what shows --------------------------------------------------------------------------------------------------
+
+
+def everything_in(thing: Any, seen: set[int] | None = None) -> str:
+    """Every way to look at an object and at what its attributes hold, as deep as they are ours."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or not type(thing).__module__.startswith("langchain_dpicl."):
+        return ""
+    seen.add(id(thing))
+    return "\n".join(
+        [shown_by(thing), *(everything_in(value, seen) for value in getattr(thing, "__dict__", {}).values())]
+    )
+
+
+@pytest.mark.parametrize("teachers", TEACHERS)
+def test_nothing_private_shows_anywhere(teachers: str) -> None:
+    made = labeler(teachers=teachers, public_inputs=[CARD, MUTE], max_queries=2)
+    pool = made.run()
+    with pytest.raises(PrivacyBudgetExceededError) as refusal:
+        made.label("more")
+    looks = everything_in(made)
+    assert "PromptPATELabeler" in looks
+    assert teachers != "one_sample" or "SecretSample" in looks
+    for text in (
+        looks,
+        shown_by(pool),
+        shown_by(refusal.value),
+        pool.to_json(),
+        repr([x.body for x in lines(made._budget)]),
+    ):
+        assert CANARY not in text
+    assert repr(made) == f"PromptPATELabeler(component='pate', queries_left={made.queries_left})"
+
+
+def stop(*args: Any, **more: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+STOPS = {
+    "rendering": (FewShotTemplate, "renderer"),
+    "scoring": (Spy, "score_choices"),
+    "bounding": (VoteSum, "bound"),
+    "noising": (GumbelMechanism, "release"),
+    "testing": (ConfidentGNMaxMechanism, "release"),
+    "saving": (LabelledPool, "save"),
+    "committing": (Reservation, "commit"),
+}
+
+
+@pytest.mark.parametrize("teachers", TEACHERS)
+@pytest.mark.parametrize("where", STOPS)
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_stop_leaves_nothing_private_in_our_frames(
+    teachers: str, where: str, awaited: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mechanism = "confident_gnmax" if where == "testing" else "gumbel"
+    made = labeler(teachers=teachers, mechanism=mechanism, checkpoint=tmp_path / "labels.json", public_inputs=[CARD])
+    owner, name = STOPS[where]
+    real = getattr(owner, name)
+
+    def later(*args: Any, **more: Any) -> Any:
+        """Stops at the private call: the first one of its kind that the caller is in the middle of."""
+        is_private = where != "scoring" or CANARY in args[1][0]
+        is_private = is_private and (where != "saving" or len(args[0].labelled) == 1)
+        if not is_private:
+            return real(*args, **more)
+        if where == "rendering":
+            inner = real(*args, **more)
+            return lambda records: stop() if records else inner(records)
+        return stop()
+
+    monkeypatch.setattr(owner, name, later)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        asyncio.run(made.arun()) if awaited else made.run()
+    if not (awaited and where == "scoring"):
+        assert caught.value.labeler is made  # type: ignore[attr-defined]
+    # The one row that may be there is the public model's own answer to the public input.
+    assert [look for look in shows_private(caught.value) if look != "array([0.9, 0.1])"] == []
+    assert CANARY not in repr(locals_of_ours(caught.value))
+
+
+def test_the_look_into_frames_would_find_a_record() -> None:
+    """A frame of the package, made for the purpose."""
+    code = compile("def hold(records):\n    raise ValueError\n", f"{OURS}planted.py", "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102
+    with pytest.raises(ValueError, match=r"^$") as caught:
+        names["hold"]([{"text": CANARY}])
+    assert CANARY in repr(locals_of_ours(caught.value))
+
+
+def test_what_a_record_raises_in_the_model_is_no_error_of_the_run() -> None:
+    spy = Spy()
+    made = labeler(llm=spy, public_inputs=[CARD])
+    spy.at_private = fails(*[ValueError(CANARY)] * 100)
+    assert told(made.run()) == [("rejected", None)]
+    assert counts(made._budget) == {"reserve label": 1, "commit label": 1}
+
+
+def test_by_default_a_label_needs_half_of_what_chance_gives() -> None:
+    given: dict[str, Any] = {"llm": Spy(), "public_inputs": [CARD], "calibrate": False, "num_slots": 20}
+    make, noise = PromptPATELabeler.from_private_examples, {"noise_multiplier": 0.05, "epsilon": 2e5}
+    assert make(examples(), budget=house(), **noise, **given).plan.release.constants == (5.0,)
+    assert make(examples(), budget=house(), mechanism="gaussian", **noise, **given).plan.threshold == 5.0
+    sure = make(examples(), budget=house(), mechanism="confident_gnmax", confident=SURE, epsilon=2e5, **given)
+    assert (sure.plan.release.constants, sure.plan.threshold) == ((), None)
+
+
+def test_its_cost_counts_every_call() -> None:
+    made = labeler(teachers="fixed", public_inputs=[CARD, WIRE, MUTE])
+    assert (made.cost().private_calls, made.cost().public_calls) == (60, 3)
+    assert made.cost(record_tokens=10, query_tokens=5).tokens_in == 60 * 15 + 3 * 5
+
+
+def test_a_bar_shows_where_it_is_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    labeler().run(progress=True)
+    assert "private labels" in capsys.readouterr().err
+    labeler().run()
+    labeler().run(progress=False)
+    assert "private labels" not in capsys.readouterr().err
+    went_away = fails(BrokenPipeError(), BrokenPipeError())
+    monkeypatch.setattr("tqdm.std.tqdm.update", lambda bar, n=1: went_away())
+    assert len(labeler().run(progress=True).labelled) == 2
+
+
+def test_sampler_and_share_are_those_of_the_teachers() -> None:
+    fixed = labeler(teachers="fixed")
+    assert isinstance(fixed.plan.release.sampler, PartitionedSlots)
+    assert fixed.plan.release.sampler.sampling_rate == 1.0
+    assert labeler().plan.release.sampler.sampling_rate == 0.5
+    assert isinstance(fixed.run(), LabelledPool)
+    assert isinstance(fixed.stream(), types.GeneratorType)
+
+
+def test_the_embedded_model_teaches_offline() -> None:
+    records = [{"text": f"my {LABELS[i % 2]} {i}", "queue": LABELS[i % 2]} for i in range(120)]
+    private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=120)
+    shape: dict[str, Any] = {"teachers": "fixed", "num_slots": 10, "shots_per_slot": 4}
+    made = labeler(private, llm=EmbeddedLLM(), public_inputs=["my card", "my transfer"], **shape)
+    assert [entry.label for entry in made.run().entries] == ["card", "transfer"]

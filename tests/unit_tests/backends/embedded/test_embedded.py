@@ -1,0 +1,393 @@
+"""The embedded model: a distribution, row by row, that reads and leaks its demonstrations and builds reproducibly."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import lzma
+import pickle
+import re
+import threading
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from langchain_dpicl.backends.embedded import build
+from langchain_dpicl.backends.embedded.build import SOURCES, Recipe, Source, TracedFile, trace_sources
+from langchain_dpicl.backends.embedded.model import EmbeddedModel, Induction, ModelTables, load_tables
+from langchain_dpicl.exceptions import ConfigurationError
+from tests.contracts.backend import ChoiceContract, NextTokenContract, TextContract, same_bits
+
+RECORD = "My name is Zofia Quintero and my card ending 4471 was charged £318.42 in Reykjavik on 9 May."
+OTHER = "Why has the transfer of €77.10 to Benedikt Oyelowo in Tampere not arrived since 3 June?"
+MODEL = EmbeddedModel()
+
+
+def prompt_of(*records: str) -> str:
+    return "".join(f"Question: {record}\n\n" for record in records) + "Question:"
+
+
+class TestNextTokens(NextTokenContract):
+    unknown_token = -1
+
+    def make(self):
+        return MODEL
+
+
+class TestChoices(ChoiceContract):
+    def make(self):
+        return MODEL
+
+
+class TestText(TextContract):
+    def make(self):
+        return MODEL
+
+
+class CoupledModel:
+    """A planted fault: the last bits of a row depend on how many rows there are."""
+
+    def __getattr__(self, name):
+        return getattr(MODEL, name)
+
+    def open(self, prompts, prefix):
+        session = MODEL.open(prompts, prefix)
+        score = session.score
+        session.score = lambda domain: score(domain) * (1 - 2.0**-50 * len(prompts))
+        return session
+
+
+def test_the_contract_notices_a_last_bit_that_knows_the_batch():
+    with pytest.raises(AssertionError):
+        TestNextTokens().test_a_row_does_not_know_how_many_stand_beside_it(CoupledModel())
+
+
+class TestRows:
+    @pytest.mark.parametrize("size", [1, 2, 3, 40, 65])
+    def test_rows_keep_their_bits_at_every_batch_size(self, size):
+        prompts = [prompt_of(*[f"{RECORD} {number}"] * (number % 7)) for number in range(65)]
+        vocabulary = MODEL.vocabulary()
+        whole = MODEL.open(prompts, []).score(vocabulary)
+        assert same_bits(MODEL.open(prompts[:size], []).score(vocabulary), whole[:size])
+
+    def test_every_token_has_positive_probability(self):
+        rows = MODEL.open([prompt_of(RECORD), "", "Zqx"], MODEL.encode(" My name")).score(MODEL.vocabulary())
+        assert rows.min() > 0
+
+    @pytest.mark.parametrize("token", [-1, 8192, b" card", " card", None, 1.5])
+    def test_what_is_no_token_scores_zero_and_cannot_be_pushed(self, token):
+        session = MODEL.open([prompt_of(RECORD)], [])
+        assert session.score([token]).tolist() == [[0.0]]
+        with pytest.raises(ConfigurationError, match="token id"):
+            session.push(token)
+
+    def test_spaces_at_the_end_of_a_prompt_are_ignored(self):
+        assert same_bits(
+            MODEL.open(["Question:   "], []).score(range(99)), MODEL.open(["Question:"], []).score(range(99))
+        )
+
+    def test_what_is_being_written_is_not_copied(self):
+        written = MODEL.encode(" bananas and pears and bananas and")
+        fresh = EmbeddedModel(induction=Induction(prior=float("inf")))
+        with_written = MODEL.open(["Question:"], written).score(MODEL.vocabulary())
+        assert with_written == pytest.approx(fresh.open(["Question:"], written).score(MODEL.vocabulary()), rel=1e-9)
+
+    def test_an_infinite_prior_copies_nothing(self):
+        deaf = EmbeddedModel(induction=Induction(prior=float("inf")))
+        prefix = MODEL.encode(RECORD)[:6]
+        name = MODEL.encode(" Quintero")[0]
+        assert deaf.open([prompt_of(RECORD)], prefix).score([name])[0, 0] < 0.01
+        assert MODEL.open([prompt_of(RECORD)], MODEL.encode(" My name is Zofia")).score([name])[0, 0] > 0.9
+
+    def test_threads_share_a_model(self):
+        prompts = [prompt_of(RECORD, OTHER)] * 3
+        expected = MODEL.open(prompts, []).score(range(500))
+        found: list = []
+        threads = [
+            threading.Thread(target=lambda: found.append(EmbeddedModel().open(prompts, []).score(range(500))))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 4
+        assert all(same_bits(rows, expected) for rows in found)
+
+
+class TestReadingAndLeaking:
+    def test_one_prompt_copies_its_record_verbatim(self):
+        assert MODEL.complete([prompt_of(RECORD)], max_tokens=60) == [" " + RECORD]
+
+    def test_membership_shows_when_nobody_adds_noise(self):
+        """AUC of the likelihood of a record given a prompt that holds it, against one that does not; chance is 0.5.
+
+        40 members against 40 others; an engine that does not read its prompt reaches 0.85 with probability < 1e-6.
+        """
+        records = [f"{RECORD} Case {number * 37 % 1000}-{number}." for number in range(40)]
+        members = [prompt_of(OTHER, record, OTHER) for record in records]
+        others = [prompt_of(OTHER, f"{RECORD} Case {number * 53 % 1000}-x.", OTHER) for number in range(40)]
+
+        def auc(model):
+            inside = [model.score_choices([p], [" " + r])[0, 0] for p, r in zip(members, records, strict=True)]
+            outside = [model.score_choices([p], [" " + r])[0, 0] for p, r in zip(others, records, strict=True)]
+            return (
+                np.mean(np.subtract.outer(inside, outside) > 0) + np.mean(np.subtract.outer(inside, outside) == 0) / 2
+            )
+
+        assert auc(MODEL) > 0.95
+        assert auc(EmbeddedModel(induction=Induction(prior=float("inf")))) < 0.85
+
+    def test_labels_are_learnt_from_demonstrations_with_any_names(self):
+        shown = [
+            ("Where is the money I sent to my brother?", "zig"),
+            ("The ATM gave me too little cash.", "zag"),
+            ("My transfer to a friend is pending.", "zig"),
+            ("I tried to withdraw cash and the machine kept it.", "zag"),
+        ]
+        asked = [
+            ("I sent a transfer to the wrong person", 0),
+            ("cash withdrawal at an ATM failed", 1),
+            ("when will the transfer to my sister arrive", 0),
+            ("no cash came out of the ATM", 1),
+        ]
+        shots = "".join(f"Question: {text}\nTopic: {label}\n\n" for text, label in shown)
+        scores = MODEL.score_choices([f"{shots}Question: {text}\nTopic:" for text, _ in asked], [" zig", " zag"])
+        assert scores.argmax(axis=1).tolist() == [label for _, label in asked]
+        swapped = shots.replace("zig", "zog").replace("zag", "zig").replace("zog", "zag")
+        scores = MODEL.score_choices([f"{swapped}Question: {text}\nTopic:" for text, _ in asked], [" zig", " zag"])
+        assert scores.argmax(axis=1).tolist() == [1 - label for _, label in asked]
+
+    def test_a_topic_outweighs_how_the_line_before_ends(self):
+        shots = "Q: My transfer is late?\nA: money\n\nQ: The cat sleeps on the sofa.\nA: animals\n\n"
+        scores = MODEL.score_choices([shots + "Q: Does the dog bark at the bird?\nA:"], [" money", " animals"])
+        assert scores[0, 1] > scores[0, 0]
+
+    def test_choices_are_scored_as_their_tokens_one_by_one(self):
+        prompt = prompt_of(RECORD)
+        total, session = 0.0, MODEL.open([prompt], [])
+        for token in MODEL.encode(" My name is"):
+            total += float(np.log(session.score([token])[0, 0]))
+            session.push(token)
+        assert MODEL.score_choices([prompt], [" My name is"])[0, 0] == pytest.approx(total)
+
+    def test_a_space_may_stand_at_the_end_of_the_prompt_or_the_start_of_the_choice(self):
+        shots = "Q: one\nA: number\n\nQ: two\nA:"
+        assert same_bits(MODEL.score_choices([shots], [" number"]), MODEL.score_choices([shots + " "], ["number"]))
+
+
+class TestWriting:
+    def test_sampling_follows_its_coins_and_needs_a_temperature(self):
+        def draw(seed):
+            coins = np.random.Generator(np.random.PCG64(seed))
+            return MODEL.complete(["The film is"], max_tokens=12, temperature=1.0, rng=coins)
+
+        assert draw(1) == draw(1)
+        assert len({draw(seed)[0] for seed in range(8)}) > 4
+        with pytest.raises(ConfigurationError, match="temperature"):
+            MODEL.complete(["x"], max_tokens=1, temperature=-1)
+
+    def test_sampling_matches_the_row(self):
+        """500 draws of one token: the likeliest token's count is within 6 standard deviations (false alarm < 1e-6)."""
+        prompt = "Q: one\nA: number\n\nQ: two\nA: digit\n\nQ: six\nA:"
+        token = MODEL.encode(" number")[0]
+        probability = MODEL.open([prompt], []).score([token])[0, 0]
+        coins = np.random.Generator(np.random.PCG64(5))
+        draws, _ = next(MODEL.generate([prompt] * 500, temperature=1.0, rng=coins))
+        assert 0.1 < probability < 0.9
+        assert abs((draws == token).mean() - probability) < 6 * np.sqrt(probability * (1 - probability) / 500)
+
+    def test_a_space_before_the_completion_is_not_repeated(self):
+        shots = "Q: one\nA: number\n\nQ: one\nA:"
+        assert MODEL.complete([shots], max_tokens=3) == [" number"]
+        assert MODEL.complete([shots + " "], max_tokens=3) == ["number"]
+
+    def test_every_text_survives_the_vocabulary(self):
+        for text in ("", "naïve café £5", "\U0001f600\u0301\x00", "a\n\n\nb  c\t", "東京 42.50"):
+            assert b"".join(MODEL.token_bytes(t) or b"\n\n" for t in MODEL.encode(text)).decode() == text
+
+    def test_words_of_prompts_are_tokens(self):
+        assert len(MODEL.encode("Question:")) == len(MODEL.encode(" topic:")) == len(MODEL.encode("label:")) == 2
+
+
+class TestSharing:
+    def test_copies_and_pickles_carry_no_tables(self):
+        assert len(pickle.dumps(MODEL)) < 1000
+        for clone in (pickle.loads(pickle.dumps(MODEL)), copy.deepcopy(MODEL)):  # noqa: S301
+            assert same_bits(clone.open(["Q:"], []).score(range(50)), MODEL.open(["Q:"], []).score(range(50)))
+
+    def test_the_shipped_data_is_small_and_is_what_the_manifest_says(self):
+        data = resources.files("langchain_dpicl.backends") / "data"
+        raw = (data / "model.npz").read_bytes()
+        assert sum(len(item.read_bytes()) for item in data.iterdir()) < 6_000_000
+        assert json.loads((data / "manifest.json").read_text())["sha256"] == hashlib.sha256(raw).hexdigest()
+
+
+def manifest() -> dict[str, dict]:
+    return json.loads((resources.files("langchain_dpicl.backends") / "data" / "manifest.json").read_text())
+
+
+class TestSources:
+    """The shipped tables are built from text whose repository, commit and licence are known, and NOTICE says so."""
+
+    def test_the_manifest_names_the_works_of_every_corpus_file(self):
+        for name, file in manifest()["corpus"].items():
+            assert file["sources"], name
+            for source in file["sources"]:
+                assert all(source[field] for field in ("work", "repository", "licence")), name
+                assert re.fullmatch("[0-9a-f]{40}", source["commit"]), name
+
+    def test_the_shipped_tables_were_built_from_the_files_that_were_traced(self):
+        assert {name: file["sha256"] for name, file in manifest()["corpus"].items()} == {
+            name: file.sha256 for name, file in SOURCES.items()
+        }
+
+    def test_every_work_stands_in_notice_with_repository_commit_and_licence(self):
+        notice = (Path(__file__).parents[4] / "NOTICE").read_text()
+        entries = [" ".join(entry.split()) for entry in notice.split("\n\n")]
+        works = [source for file in manifest()["corpus"].values() for source in file["sources"]]
+        for work in works:
+            told = [entry for entry in entries if work["commit"] in entry]
+            assert len(told) == 1, work
+            assert work["repository"] in told[0], work
+            assert work["licence"] in told[0], work
+        assert sorted(re.findall("[0-9a-f]{40}", notice)) == sorted(work["commit"] for work in works)
+
+    def test_no_work_is_under_a_licence_that_forbids_what_users_do(self):
+        licences = {source["licence"] for file in manifest()["corpus"].values() for source in file["sources"]}
+        assert licences <= {"CC BY 4.0", "CC BY-SA 3.0", "CC BY-SA 4.0", "public domain"}
+
+    @pytest.mark.parametrize("lacking", ["work", "repository", "commit", "licence"])
+    def test_a_source_needs_repository_commit_and_licence(self, lacking):
+        whole = {"work": "A book", "repository": "example.org/book", "commit": "0" * 40, "licence": "CC BY 4.0"}
+        Source(**whole)
+        with pytest.raises(ConfigurationError, match="repository"):
+            Source(**{**whole, lacking: ""})
+
+    def test_an_abbreviated_commit_is_refused(self):
+        with pytest.raises(ConfigurationError, match="40"):
+            Source(work="A book", repository="example.org/book", commit="0" * 10, licence="CC BY 4.0")
+
+    def test_a_file_of_unnamed_works_is_refused(self):
+        with pytest.raises(ConfigurationError, match="none"):
+            TracedFile(sha256="0" * 64, sources=())
+
+    def test_text_of_an_unknown_file_is_not_built_from(self, tiny_corpus, tmp_path):
+        sources = known(tiny_corpus)
+        del sources["books.txt.xz"]
+        with pytest.raises(ConfigurationError, match=r"books\.txt\.xz: expected no such file"):
+            build.build(tiny_corpus, tmp_path / "out", TINY, sources)
+        assert not (tmp_path / "out").exists()
+
+    def test_text_that_changed_since_it_was_traced_is_not_built_from(self, tiny_corpus):
+        path = tiny_corpus / "books.txt.xz"
+        changed = {path.name: TracedFile(sha256="0" * 64, sources=WORK)}
+        with pytest.raises(ConfigurationError, match=f"expected sha256 {'0' * 64}"):
+            trace_sources([path], changed)
+
+
+WORK = (Source(work="Made up", repository="example.org/made-up", commit="0" * 40, licence="public domain"),)
+
+
+def known(folder: Path) -> dict[str, TracedFile]:
+    """Traces every file of a made-up corpus."""
+    return {
+        path.name: TracedFile(sha256=hashlib.sha256(path.read_bytes()).hexdigest(), sources=WORK)
+        for path in build.corpus_files(folder)
+    }
+
+
+TINY = Recipe(vocabulary=400, dimensions=4, clusters=3, rare=1, thresholds=(0.0, 0.0, 0.0), passage=4)
+
+
+@pytest.fixture(scope="module")
+def tiny_corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    animals = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog ran home", "the bird sang"]
+    long = " ".join(animals * 6)
+    for name, documents in {
+        "books": [*animals, long],
+        "banking77": ["pay: my card failed", "pay: my card works"],
+    }.items():
+        with lzma.open(folder / f"{name}.txt.xz", "wt", encoding="utf-8") as handle:
+            handle.write("\n\n".join(documents))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tiny")
+    build.build(tiny_corpus, out, TINY, known(tiny_corpus))
+    return ModelTables(out / "model.npz")
+
+
+class TestBuild:
+    def test_equal_input_gives_equal_bytes(self, tiny_corpus, tmp_path):
+        for name in ("one", "two"):
+            build.build(tiny_corpus, tmp_path / name, TINY, known(tiny_corpus))
+        for file in ("model.npz", "manifest.json"):
+            assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+    def test_other_input_gives_other_bytes(self, tiny_corpus, tmp_path):
+        build.build(tiny_corpus, tmp_path / "one", TINY, known(tiny_corpus))
+        with lzma.open(tiny_corpus / "more.txt.xz", "wt") as handle:
+            handle.write("one more document")
+        build.build(tiny_corpus, tmp_path / "two", TINY, known(tiny_corpus))
+        (tiny_corpus / "more.txt.xz").unlink()
+        assert (tmp_path / "one" / "model.npz").read_bytes() != (tmp_path / "two" / "model.npz").read_bytes()
+
+    def test_every_context_gives_a_distribution(self, tiny):
+        words = tiny.encoding.encode_ordinary
+        for text in ("", " the", " the cat", "the cat sat", " sat on the", " zebra quux zzz"):
+            row = tiny.next_token(words(text)[-3:])
+            assert row.min() > 0
+            assert row.sum() == pytest.approx(1.0)
+
+    def test_longer_contexts_sharpen(self, tiny):
+        token = tiny.encoding.encode_ordinary
+        the, on, sat, mat = (token(f" {word}") for word in ("the", "on", "sat", "mat"))
+        after_two = tiny.next_token([*on, *the])[mat[0]]
+        assert after_two > tiny.next_token(the)[mat[0]] > tiny.unigram[mat[0]]
+        assert tiny.next_token(sat)[on[0]] > 0.5
+
+    def test_probabilities_agree_with_interpolated_kneser_ney_by_hand(self):
+        """A second source: counts of "a b a c a b" in the plain formula, order 2."""
+        stream = np.array([256, 1, 2, 1, 3, 1, 2, 256])
+        recipe = Recipe(vocabulary=300, order=2, weights={})
+        level = build.count_level({"x": stream}, 2, recipe)
+        found = dict(zip(level.keys.tolist(), level.probabilities.tolist(), strict=True))
+        assert found[1 * 300 + 2] == pytest.approx((2 - 0.75) / 3)
+        assert found[1 * 300 + 3] == pytest.approx((1 - 0.75) / 3)
+        assert level.backoff[level.contexts.tolist().index(1)] == pytest.approx(2 * 0.75 / 3)
+
+    def test_labels_do_not_reach_the_ngrams(self, tiny):
+        pay, colon = tiny.encoding.encode_ordinary("pay")[0], tiny.encoding.encode_ordinary(":")[0]
+        assert tiny.next_token([256, pay])[colon] < 0.2
+        assert build.with_headers(["pay: a: b", "pay: c"]) == ["Answer: a: b", "Article: c"]
+
+    def test_byte_pairs_are_merged_most_frequent_first(self):
+        tokens = build.learn_vocabulary({"abab": 10.0, "abc": 5.0, "\n\n": 99.0}, 260)
+        assert tokens[256:] == [b"\n\n", b"ab", b"abab", b"abc"]
+
+    def test_pruning_keeps_what_longer_ngrams_stand_on(self, tiny_corpus):
+        streams = {"x": np.array([256, *([5, 6, 7, 8, 256] * 20), 5, 9, 256])}
+        recipe = Recipe(vocabulary=300, weights={}, thresholds=(1e9, 1e9, 0.1))
+        levels = [build.count_level(streams, order, recipe) for order in (2, 3, 4)]
+        kept = build.prune(levels, build.unigrams(streams, recipe), recipe)
+        for shorter, longer in pairwise(kept):
+            assert set((longer.keys // 300).tolist()) <= set(shorter.keys.tolist())
+        assert len(kept[2].keys) > 0
+
+    def test_the_command_line_builds(self, tiny_corpus, tmp_path, monkeypatch):
+        monkeypatch.setattr(build, "Recipe", lambda: TINY)
+        monkeypatch.setattr(build, "SOURCES", known(tiny_corpus))
+        build.main(["--corpus", str(tiny_corpus), "--out", str(tmp_path)])
+        assert (tmp_path / "model.npz").stat().st_size > 0
+
+
+def test_tables_are_loaded_once():
+    assert load_tables() is load_tables()

@@ -1,0 +1,264 @@
+"""What one row of scores says about labels, and which first tokens tell labels apart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from langchain_dpicl.backends.rows.label_scoring import (
+    LEAST_REPORTED,
+    LEAST_WEIGHT,
+    calibrate_contextually,
+    check_verbalizers,
+    log_of_probabilities,
+    per_label,
+    shares,
+    softmax,
+    tokens_of_bytes,
+    tokens_of_vocabulary,
+)
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.serving.classifier import content_free_probabilities, label_probabilities
+from tests.row_strategies import AWKWARD
+
+ANYTHING = st.lists(st.one_of(st.sampled_from(AWKWARD), st.floats(), st.floats(-40, 0)), min_size=2, max_size=6)
+LIKELIHOODS = st.lists(st.floats(-300, 0), min_size=3, max_size=3)
+INF, NAN = math.inf, math.nan
+
+
+def is_probability_row(row: list[float]) -> bool:
+    return all(0.0 <= value <= 1.0 for value in row) and math.fsum(row) <= 1.0 + 1e-12
+
+
+class TestSoftmax:
+    def test_divides_likelihoods_by_those_of_all_texts(self) -> None:
+        assert softmax([math.log(0.2), math.log(0.1), math.log(0.1)]) == pytest.approx([0.5, 0.25, 0.25])
+
+    def test_what_is_impossible_or_no_number_counts_nothing(self) -> None:
+        assert softmax([-2.0, -INF, -2.0]) == [0.5, 0.0, 0.5]
+        assert softmax([NAN, -7.0, INF]) == [0.0, 1.0, 0.0]
+        assert softmax([NAN, -INF, INF]) == [0.0, 0.0, 0.0]
+
+    def test_tiny_likelihoods_keep_their_ratio(self) -> None:
+        assert softmax([-5000.0, -5000.0 + math.log(3.0)]) == pytest.approx([0.25, 0.75])
+
+    def test_numbers_whose_sum_overflows_are_numbers_all_the_same(self) -> None:
+        assert softmax([-1.7e308, -1.7e308, -1.7e308 / 2]) == [0.0, 0.0, 1.0]
+        assert softmax([1.7e308, -1.7e308]) == [1.0, 0.0]
+
+    @settings(max_examples=60, deadline=None)
+    @given(ANYTHING)
+    def test_any_row_becomes_a_distribution_or_zeros(self, row: list[float]) -> None:
+        found = softmax(row)
+        assert len(found) == len(row)
+        assert is_probability_row(found)
+        is_possible = any(map(math.isfinite, row))
+        assert math.fsum(found) == pytest.approx(1.0 if is_possible else 0.0)
+
+    @settings(max_examples=60, deadline=None)
+    @given(LIKELIHOODS)
+    def test_agrees_with_the_serving_side(self, row: list[float]) -> None:
+        assert softmax(row) == pytest.approx(label_probabilities(np.array([row]))[0].tolist(), abs=1e-12)
+
+
+class TestKept:
+    def test_leaves_probabilities_as_they_are(self) -> None:
+        assert log_of_probabilities([math.log(0.5), math.log(0.125), -INF]) == pytest.approx(
+            [0.5, 0.125, 0.0], rel=1e-15
+        )
+
+    def test_a_vote_is_one_and_no_vote_is_zeros(self) -> None:
+        assert log_of_probabilities([-INF, 0.0]) == [0.0, 1.0]
+        assert log_of_probabilities([-INF, -INF]) == [0.0, 0.0]
+
+    def test_more_than_everything_is_scaled_down(self) -> None:
+        assert log_of_probabilities([0.0, 0.0, math.log(0.5)]) == pytest.approx([0.4, 0.4, 0.2])
+        assert log_of_probabilities([7.0, NAN, INF]) == [1.0, 0.0, 0.0]
+
+    @settings(max_examples=60, deadline=None)
+    @given(ANYTHING)
+    def test_any_row_becomes_a_sub_probability(self, row: list[float]) -> None:
+        assert len(log_of_probabilities(row)) == len(row)
+        assert is_probability_row(log_of_probabilities(row))
+
+
+class TestShares:
+    def test_are_parts_of_the_labels_common_mass(self) -> None:
+        assert shares([(0, 0.1), (2, 0.2), (0, 0.1)], 3) == pytest.approx([0.5, 0.0, 0.5])
+
+    def test_a_probability_above_one_counts_as_one(self) -> None:
+        assert shares([(0, 4.0), (1, 1.0)], 2) == [0.5, 0.5]
+
+    def test_no_mass_is_zeros(self) -> None:
+        assert shares([], 2) == [0.0, 0.0]
+        assert shares([(0, 0.0), (1, NAN), (1, -1.0), (0, INF)], 2) == [0.0, 0.0]
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(st.tuples(st.integers(0, 2), st.one_of(st.sampled_from(AWKWARD), st.floats())), max_size=6))
+    def test_any_report_becomes_a_distribution_or_zeros(self, reported: list[tuple[int, float]]) -> None:
+        found = shares(reported, 3)
+        assert is_probability_row(found)
+        has_mass = any(0.0 < value < INF for _, value in reported)
+        assert math.fsum(found) == pytest.approx(1.0 if has_mass else 0.0)
+
+
+def test_the_texts_of_a_label_add_up() -> None:
+    assert per_label([0.1, 0.2, 0.3, 0.4], (0, 1, 1, 0), 3) == pytest.approx([0.5, 0.5, 0.0])
+
+
+class TestCalibrated:
+    def test_divides_by_the_mean_of_the_content_free_rows(self) -> None:
+        # means 0.75 and 0.25: 0.6 / 0.75 = 0.8 and 0.4 / 0.25 = 1.6
+        assert calibrate_contextually([0.6, 0.4], [[0.9, 0.1], [0.6, 0.4]], least=1e-9) == pytest.approx([1 / 3, 2 / 3])
+
+    def test_failed_content_free_rows_are_left_out(self) -> None:
+        with_failed = calibrate_contextually([0.6, 0.4], [[0.0, 0.0], [0.75, 0.25], [0.0, 0.0]], least=1e-9)
+        assert with_failed == calibrate_contextually([0.6, 0.4], [[0.75, 0.25]], least=1e-9)
+        assert with_failed == pytest.approx([1 / 3, 2 / 3])
+
+    def test_without_an_answered_content_free_row_nothing_changes(self) -> None:
+        assert calibrate_contextually([0.25, 0.25], [], least=1e-9) == [0.25, 0.25]
+        assert calibrate_contextually([0.25, 0.25], [[0.0, 0.0]], least=1e-9) == [0.25, 0.25]
+
+    def test_an_abstaining_row_stays_zeros(self) -> None:
+        assert calibrate_contextually([0.0, 0.0], [[0.9, 0.1]], least=1e-9) == [0.0, 0.0]
+
+    def test_a_label_without_content_free_probability_counts_the_least(self) -> None:
+        # 0.25 / 0.25 = 1 and 0.5 / 1 = 0.5
+        assert calibrate_contextually([0.25, 0.5], [[0.0, 1.0]], least=0.25) == pytest.approx([2 / 3, 1 / 3])
+
+    @pytest.mark.parametrize("least", [LEAST_WEIGHT, LEAST_REPORTED])
+    @settings(max_examples=60, deadline=None)
+    @given(own=ANYTHING, free=st.lists(ANYTHING, max_size=3))
+    def test_stays_a_distribution_whatever_the_rows(self, least: float, own: list[float], free: list[list]) -> None:
+        rows = [softmax((row * 3)[: len(own)]) for row in free]
+        found = calibrate_contextually(
+            log_of_probabilities(own), [row for row in rows if len(row) == len(own)], least=least
+        )
+        assert is_probability_row(found)
+        assert any(found) == any(log_of_probabilities(own))
+
+    @settings(max_examples=60, deadline=None)
+    @given(LIKELIHOODS, st.lists(LIKELIHOODS, min_size=1, max_size=3))
+    def test_agrees_with_the_serving_side(self, own: list[float], free: list[list[float]]) -> None:
+        base = content_free_probabilities(np.array(free))
+        expected = label_probabilities(np.array([own]), base)[0]
+        found = calibrate_contextually(softmax(own), [softmax(row) for row in free], least=LEAST_WEIGHT)
+        assert found == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+class TestVerbalizers:
+    def test_are_one_list_of_texts_for_each_label(self) -> None:
+        assert check_verbalizers([["a", "b", "a"], ("c",)]) == (("a", "b"), ("c",))
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            "ab",
+            ["card", "cash"],
+            [["card"], "cash"],
+            [["card"], []],
+            [["card"]],
+            [],
+            [["card"], [""]],
+            [["card"], [" \n"]],
+            [["card"], [b"cash"]],
+            [["card"], [None]],
+            [["card"], ["ca\ud800sh"]],
+            None,
+        ],
+        ids=repr,
+    )
+    def test_that_are_none_are_refused(self, wrong: object) -> None:
+        with pytest.raises(ConfigurationError, match="one list of non-empty texts"):
+            check_verbalizers(wrong)
+
+    @pytest.mark.parametrize("other", ["card", " card", "card\n"])
+    def test_that_two_labels_share_are_refused(self, other: str) -> None:
+        with pytest.raises(ConfigurationError, match="'card' for two of them"):
+            check_verbalizers([["card"], ["cash", other]])
+
+
+def vocabulary(*texts: str) -> list[tuple[int, str]]:
+    return list(enumerate(texts))
+
+
+class TestTokensOfAVocabulary:
+    def test_are_those_that_begin_texts_of_one_label_alone(self) -> None:
+        known = vocabulary("ca", " card", " cas", "cash", " cash ", "a", " machine", "", " ", "\n", "cards")
+        assert tokens_of_vocabulary([["card"], ["cash machine"]], known) == {1: 0, 2: 1, 3: 1, 4: 1}
+
+    def test_case_and_white_space_in_front_do_not_count(self) -> None:
+        known = vocabulary("CARD", "\tCar", "Stra", "STRASS", " Straß")
+        assert tokens_of_vocabulary([[" card"], ["Straße"]], known) == {0: 0, 1: 0, 2: 1, 3: 1, 4: 1}
+
+    def test_texts_of_one_label_may_begin_alike(self) -> None:
+        assert tokens_of_vocabulary([["card", "cards"], ["fee"]], vocabulary("card", "fee")) == {0: 0, 1: 1}
+
+    @pytest.mark.parametrize(
+        ("labels", "missing"),
+        [
+            ([["card"], ["card payment"]], r"\('card',\), \('card payment',\)"),
+            ([["Card"], ["cARD"]], r"\('Card',\), \('cARD',\)"),
+            ([["fee"], ["unheard of"]], r"\[\('unheard of',\)\]"),
+        ],
+    )
+    def test_labels_without_a_token_of_their_own_are_refused_by_name(
+        self, labels: list[list[str]], missing: str
+    ) -> None:
+        known = vocabulary("card", " card", "CARD", "c", " pay", "fee")
+        with pytest.raises(ConfigurationError, match=missing) as caught:
+            tokens_of_vocabulary(tuple(map(tuple, labels)), known)
+        assert 'votes="text"' in str(caught.value)
+
+    def test_another_text_may_serve_a_label(self) -> None:
+        known = vocabulary("card", "fee", "pay")
+        assert tokens_of_vocabulary([["card", "fee"], ["card payment", "payment"]], known) == {1: 0, 2: 1}
+
+
+class TestTokensOfBytes:
+    def test_are_all_beginnings_in_four_spellings_with_a_space_and_without(self) -> None:
+        found = tokens_of_bytes([[" Mc"], ["no"]])
+        expected = {b"M": 0, b"Mc": 0, b"m": 0, b"mc": 0, b"MC": 0, b"n": 1, b"no": 1, b"N": 1, b"No": 1, b"NO": 1}
+        assert found == expected | {b" " + token: place for token, place in expected.items()}
+
+    def test_beginnings_that_labels_share_count_for_none(self) -> None:
+        found = tokens_of_bytes([["bill"], ["BIG"]])
+        assert not {b"b", b"bi", b"B", b"Bi", b" bi", b"BI"} & set(found)
+        assert found[b"bil"] == found[b" Bill"] == found[b"BIL"] == 0
+        assert found[b"big"] == found[b" BIG"] == 1
+
+    def test_only_whole_characters_are_tokens(self) -> None:
+        spelled = {space + text for space in ("", " ") for text in ("退", "退款", "换", "换货")}
+        assert set(tokens_of_bytes([["退款"], ["换货"]])) == {text.encode() for text in spelled}
+
+    def test_no_token_is_empty_or_white_space(self) -> None:
+        assert not {b"", b" ", b"\n"} & set(tokens_of_bytes([["\ncard "], [" cash"]]))
+
+    @pytest.mark.parametrize(
+        "labels",
+        [
+            [["card"], ["card payment"]],
+            [["card fee"], ["card payment"]],
+            [["top-up"], ["top-down"]],
+            [["card_arrival"], ["card_linking"]],
+            [["4.5"], ["4.2"]],
+            [["card"], ["CARD"]],
+            [["payment"], ["card fee", "card charge"], ["card"]],
+        ],
+        ids=repr,
+    )
+    def test_labels_that_no_first_word_tells_apart_are_refused(self, labels: list[list[str]]) -> None:
+        with pytest.raises(ConfigurationError, match=r"first tokens distinguish the labels.*votes=.text."):
+            tokens_of_bytes(labels)
+
+    @pytest.mark.parametrize("labels", [[["(A)"], ["(B)"]], [["top up"], ["to pay", "pay"]], [["カード"], ["現金"]]])
+    def test_labels_that_differ_in_their_first_word_are_taken(self, labels: list[list[str]]) -> None:
+        assert set(tokens_of_bytes(labels).values()) == {0, 1}
+
+    def test_a_token_that_runs_into_the_second_word_counts_where_it_is_reported(self) -> None:
+        assert tokens_of_bytes([["pay now"], ["cash"]])[b" pay now"] == 0

@@ -1,0 +1,186 @@
+"""Votes for the nearest of public candidates: each row by itself, to the last bit, and nothing of a text shows."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbeddings, NearestRows, direction_of, nearest
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, PrivateAccessError
+from tests.evolution_doubles import Topical
+
+CANDIDATES = ("a card", "a boat", "a film")
+CANARY = "zx-near-canary card"
+
+
+def made(embeddings: Any = None, **options: Any) -> tuple[NearestRows, Candidates]:
+    source = NearestRows(Topical() if embeddings is None else embeddings, **options)
+    return source, source.request_public(CANDIDATES).run()
+
+
+def votes(source: NearestRows, units: Any, candidates: Candidates) -> list[list[float]]:
+    found: list[list[float]] = source.ask(units, candidates).run().take().tolist()
+    return found
+
+
+def test_a_text_votes_for_the_nearest_candidate_and_a_unit_for_those_of_its_texts() -> None:
+    source, candidates = made()
+    units = [("my card",), ("card card boat", "boat", "boat"), None, (), ("  ",)]
+    assert votes(source, units, candidates) == [[1, 0, 0], [1, 2, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
+def test_with_several_neighbours_a_text_votes_for_each_of_them_once() -> None:
+    source, candidates = made(neighbours=2)
+    assert votes(source, [("card card boat",)], candidates) == [[1, 1, 0]]
+    source, candidates = made(neighbours=9)
+    assert votes(source, [("card",)], candidates) == [[1, 1, 1]]
+
+
+def test_awaited_votes_are_the_same() -> None:
+    source, candidates = made()
+    units = [("my card",), None, ("a boat",)]
+    found = asyncio.run(source.ask(units, candidates).arun()).take()
+    assert found.tolist() == votes(*made()[:1], units, candidates)
+    other = asyncio.run(source.request_public(CANDIDATES).arun())
+    np.testing.assert_array_equal(other.directions, candidates.directions)
+
+
+def test_a_text_is_embedded_once_and_forgotten_when_no_unit_has_it() -> None:
+    embeddings = Topical()
+    source, candidates = made(embeddings)
+    for _ in range(3):
+        votes(source, [("my card",), ("my card",), ("a ship",)], candidates)
+    assert embeddings.asked.count("my card") == embeddings.asked.count("a ship") == 1
+    votes(source, [("a ship",)], candidates)  # the unit with the card is gone
+    assert len(source._held.reveal()) == 1
+    votes(source, [("a ship",), ("my card",)], candidates)
+    assert embeddings.asked.count("a ship") == 1
+    assert embeddings.asked.count("my card") == 2
+    source.forget()
+    assert source._held.reveal() == {}
+
+
+def test_what_is_kept_between_votes_holds_no_text_and_nothing_that_can_be_looked_up() -> None:
+    (one, candidates), (other, _) = made(), made()
+    for source in (one, other):
+        votes(source, [(CANARY,)], candidates)
+    kept, kept_by_other = list(one._held.reveal()), list(other._held.reveal())
+    assert all(isinstance(name, bytes) and CANARY.encode() not in name for name in kept)
+    assert kept != kept_by_other  # each has a key of its own
+
+
+def test_a_text_that_cannot_be_embedded_votes_for_nothing_and_moves_nobody() -> None:
+    source, candidates = made(Topical(failing=lambda text: "evil" in text))
+    assert votes(source, [("card",), ("evil boat", "film"), ("boat",)], candidates) == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+
+
+def test_a_fault_of_one_unit_stays_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, candidates = made()
+    real = NearestRows.rows
+
+    def broken(self: Any, units: Any, them: Any) -> Any:
+        if any("evil" in text for unit in units if unit for text in unit.reveal()):
+            raise MemoryError("evil")
+        return real(self, units, them)
+
+    monkeypatch.setattr(NearestRows, "rows", broken)
+    assert votes(source, [("card",), ("evil boat",), ("boat",)], candidates) == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
+
+
+@given(
+    rows=st.lists(st.lists(st.floats(-1e3, 1e3), min_size=7, max_size=7), min_size=2, max_size=40),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_row_is_the_same_alone_and_in_any_company(rows: list[list[float]], seed: int) -> None:
+    """Products of whole numbers add exactly: no blocking and no order of a batch moves another row."""
+    candidates = np.random.default_rng(seed).normal(size=(30, 7))
+    candidates[3] = candidates[11]  # a tie
+    public = Candidates(tuple(map(str, range(30))), np.array([direction_of(row) for row in candidates]))
+    directions = np.array([direction_of(np.array(row)) for row in rows])
+    together = nearest(directions, public, 3)
+    alone = np.vstack([nearest(row[None], public, 3) for row in directions])
+    np.testing.assert_array_equal(together, alone)
+    near = directions.astype(np.int64) @ public.directions.astype(np.int64).T
+    assert (np.take_along_axis(near, nearest(directions, public, 1), 1)[:, 0] == near.max(axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    "vector", [[0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0], []], ids=["zeros", "nan", "infinity", "nothing"]
+)
+def test_what_has_no_direction_is_zeros(vector: list[float]) -> None:
+    assert not direction_of(np.array(vector)).any()
+
+
+def test_directions_have_one_length_at_every_size() -> None:
+    for size in (1e300, 1.0, 5e-324):
+        whole = direction_of(np.array([size, size]))
+        assert whole.tolist() == [741455.0, 741455.0]  # 2^20 over the root of 2
+
+
+def test_nothing_of_a_text_shows_and_nothing_leaves_the_process() -> None:
+    source, candidates = made()
+    ask = source.ask([(CANARY,)], candidates)
+    box = ask.run()
+    for thing in (source, ask, box, source._held):
+        assert "canary" not in repr(thing) + str(thing)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(PrivateAccessError):
+            copied(source)
+
+
+def test_ctrl_c_goes_on_without_a_text() -> None:
+    class Stopped(Topical):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            if any("canary" in text for text in texts):
+                raise KeyboardInterrupt(texts)
+            return super().embed_documents(texts)
+
+    source, candidates = made(Stopped())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        source.ask([(CANARY,)], candidates).run()
+    assert "canary" not in f"{caught.value.args}{caught.value.__context__}{caught.value.__cause__}"
+
+
+def test_public_faults_raise() -> None:
+    with pytest.raises(ConfigurationError, match="LangChain embeddings"):
+        NearestRows(lambda text: [1.0])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="neighbours"):
+        NearestRows(Topical(), neighbours=0)
+    with pytest.raises(ModelCallError):
+        NearestRows(Topical(failing=lambda text: text == "out")).request_public(["out"]).run()
+
+
+# -- the embeddings that are ours --------------------------------------------------------------------------------
+
+
+def test_local_embeddings_are_silent_deterministic_and_of_one_width() -> None:
+    local = LocalEmbeddings()
+    silent = SilentEmbeddings(local)
+    texts = ["my card was declined", "", "\x00\ud800 ...", "MY CARD was declined"]
+    rows = np.array(local.embed_documents(texts))
+    assert rows.shape == (4, silent.dimension)
+    assert np.isfinite(rows).all()
+    assert np.array_equal(rows[0][:1024], rows[3][:1024])  # words are compared without their case
+    np.testing.assert_allclose(np.square(rows[0]).sum(), 2.0)  # both halves have length 1
+    assert not rows[1].any()
+    assert "canary" not in repr(local)
+
+
+def test_local_embeddings_put_texts_about_the_same_thing_together() -> None:
+    about = {
+        "bank": ["my card was declined at the shop", "the transfer to my account is late", "withdraw cash, fee"],
+        "film": ["a film about a war hero", "who directed the comedy movie", "the actor played a king"],
+    }
+    texts = [text for group in about.values() for text in group]
+    rows = np.array(LocalEmbeddings().embed_documents(texts))
+    near = rows @ rows.T - 9 * np.eye(6)
+    assert [int(best) // 3 for best in near.argmax(axis=1)] == [0, 0, 0, 1, 1, 1]

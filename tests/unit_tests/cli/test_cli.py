@@ -1,0 +1,672 @@
+"""The `dpicl` command."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.backends.fake import FakeBackend, word_copier
+from langchain_dpicl.cli import main as cli
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+from langchain_dpicl.runs.query_plan import compare_queries, plan_queries, query_signal, recommended_design
+from tests.check_coverage import shares
+from tests.doubles import WORDS
+
+CHECKS = {
+    "checks": [
+        {
+            "id": "A",
+            "mechanisms": [{"type": "gaussian", "noise_multiplier": 1.0, "count": 1}],
+            "adjacency": "any",
+            "delta": 1e-5,
+        },
+        {"id": "B", "mechanisms": [{"type": "pure", "eps": 0.5, "count": 10}], "adjacency": "any", "delta": 1e-6},
+    ]
+}
+
+
+@pytest.fixture
+def checks_file(tmp_path: Path) -> Path:
+    path = tmp_path / "checks.json"
+    path.write_text(json.dumps(CHECKS))
+    return path
+
+
+def test_epsilon_prints_id_and_upper_bound(checks_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["epsilon", str(checks_file)]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()][1][0] == "A"
+
+
+def test_epsilon_json_is_exactly_a_list_of_id_and_epsilon(
+    checks_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["epsilon", str(checks_file), "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert [sorted(row) for row in out] == [["epsilon", "id"]] * 2
+    assert out[0]["epsilon"] == pytest.approx(4.3772, abs=1e-3)
+    assert out[1]["epsilon"] == pytest.approx(5.0, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "not json",
+        '{"checks": [{"id": "x"}]}',
+        '[{"id": "x", "mechanisms": [{"type": "magic"}], "adjacency": "any", "delta": 1e-5}]',
+    ],
+)
+def test_a_broken_file_fails_clearly(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(content)
+    assert main(["epsilon", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("dpicl: ")
+    assert main(["epsilon", str(tmp_path / "missing.json")]) == 2
+
+
+def test_plan_shows_noise_calls_money_and_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--epsilon", "1", "--delta", "1e-6", "--public-size", "12000", "--max-tokens", "20"]
+    assert main([*arguments, "--price-in", "0.5", "--price-out", "1.5", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["plan"]["epsilon"] <= 1.0
+    assert out["cost"]["private_calls"] == 20 * 40
+    assert out["cost"]["money"] > 0
+    assert out["recommendation"] == out["options"][0]
+    assert {"signal_to_noise", "right_token_prob", "empty_slot_prob"} <= set(out["signal"])
+
+
+def test_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--public-size", "card=500", "--public-size", "transfer=700"]
+    assert (
+        main(
+            [
+                "plan",
+                "--epsilon",
+                "2",
+                "--delta",
+                "1e-6",
+                *sizes,
+                "--max-tokens",
+                "10",
+                "--shots-per-slot",
+                "2",
+                "--no-compare",
+            ]
+        )
+        == 0
+    )
+    text = capsys.readouterr().out
+    for word in ("noise", "card: 500 declared units", "transfer: 700", "empty slots", "private + "):
+        assert word in text
+
+
+@pytest.mark.parametrize("sizes", [["x"], ["a=b"], ["10", "a=10"], ["20"]])
+def test_plan_refuses_unreadable_or_too_small_sizes(sizes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    given = [part for size in sizes for part in ("--public-size", size)]
+    assert main(["plan", "--epsilon", "1", "--delta", "1e-6", *given, "--no-compare"]) == 2
+    assert "dpicl: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"\x80\x00\xff binary", b"\xff\xfe{\x00}\x00", b"[" * 100_000, b"9" * 5000])
+def test_what_is_no_json_text_is_named_and_refused(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "checks.bin"
+    path.write_bytes(content)
+    assert main(["epsilon", str(path)]) == 2
+    assert "checks.bin: expected JSON" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_before_json_is_fine(checks_file: Path) -> None:
+    checks_file.write_bytes(b"\xef\xbb\xbf" + checks_file.read_bytes())
+    assert main(["epsilon", str(checks_file)]) == 0
+
+
+class TestPlanRefusesWhatGenerationWould:
+    def run(self, *arguments: str) -> int:
+        return main(["plan", "--epsilon", "1", "--no-compare", "--max-tokens", "5", *arguments])
+
+    def test_a_delta_above_a_tenth_of_one_over_all_units(self, capsys: pytest.CaptureFixture[str]) -> None:
+        sizes = ["--public-size", "card=500", "--public-size", "transfer=500"]
+        assert self.run("--delta", "1e-4", *sizes) == 0
+        assert self.run("--delta", "1.1e-4", *sizes) == 2
+        assert "delta: expected at most 1/(10 * public_size) = 0.0001" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("sizes", [["card=500", "card=700"], ["500", "700"]])
+    def test_sizes_declared_twice(self, sizes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run("--delta", "1e-6", *(part for size in sizes for part in ("--public-size", size))) == 2
+        assert "found several" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("size", ["=500", "card=²", "9" * 5000, "card=-5", "0"])
+    def test_sizes_that_are_no_counts(self, size: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run("--delta", "1e-6", "--public-size", size) == 2
+        assert "public" in capsys.readouterr().err
+
+    def test_a_label_may_hold_an_equals_sign(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run("--delta", "1e-6", "--public-size", "a=b=500") == 0
+        assert "a=b: 500 declared units" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        "option",
+        ["public-top-k", "num-slots", "shots-per-slot", "redraw-every", "shots-per-label", "max-tokens"],
+    )
+    def test_counts_below_one_under_the_name_that_was_typed(
+        self, option: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.run("--delta", "1e-6", "--public-size", "500", f"--{option}", "0") == 2
+        assert f"--{option}: expected an integer >= 1, found 0" in capsys.readouterr().err
+
+
+class TestSignalOfAPlan:
+    SIZES = ("--public-size", "card=5000", "--public-size", "transfer=45")
+
+    def plan(self, *more: str) -> int:
+        design = ["--rows", "slots", "--max-tokens", "5", "--no-compare"]
+        return main(["plan", "--epsilon", "2", "--delta", "1e-6", *self.SIZES, *design, *more])
+
+    def test_it_is_that_of_the_smallest_declared_label(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """45 units cannot fill 40 slots as 5,000 do, whichever label is declared first."""
+        assert self.plan("--json") == 0
+        signal = json.loads(capsys.readouterr().out)["signal"]
+        assert (signal["label"], signal["public_size"]) == ("transfer", 45)
+        assert signal["empty_slot_prob"] == pytest.approx((1 - 1 / 40) ** 45, abs=1e-9)
+
+    def test_the_default_branch_is_the_smallest_and_any_other_can_be_asked_for(self) -> None:
+        plan = plan_generation(
+            {"card": 5000, "transfer": 45}, epsilon=2.0, delta=1e-6, design=RowDesign.choose(rows="slots")
+        )
+        worst, best = plan.expected_signal(0.6), plan.expected_signal(0.6, label="card")
+        assert worst == plan.expected_signal(0.6, label="transfer")
+        assert worst["right_token_prob"] < best["right_token_prob"]
+        with pytest.raises(ConfigurationError, match="label"):
+            plan.expected_signal(0.6, label="nobody")
+
+    def test_the_guess_is_stated_beside_what_rests_on_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.plan("--agreement", "0.7", "--shots-per-slot", "1") == 0
+        text = capsys.readouterr().out
+        assert "for transfer, the smallest declared label: signal-to-noise" in text
+        assert "70.0 % of rows want the same token (--agreement: 70.0 % of one-shot rows); not measured" in text
+
+    def test_rows_that_see_more_records_are_guessed_to_agree_more(self) -> None:
+        plan = plan_generation(
+            {None: 5000}, epsilon=2.0, delta=1e-6, design=RowDesign.choose(shots_per_slot=4, overfill=4.0)
+        )
+        signal = signal_of(plan, one_shot=0.6)
+        assert signal["agreement"] == pytest.approx(0.7, abs=0.01)
+        assert signal["right_token_prob"] == plan.expected_signal(signal["agreement"])["right_token_prob"]
+
+    def test_the_recommendation_is_the_first_line_of_the_comparison(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["plan", "--epsilon", "2", "--delta", "1e-6", "--public-size", "500", "--max-tokens", "2"]) == 0
+        table, recommended = capsys.readouterr().out.split("best first:\n")[1].split("\n\n")
+        mechanism, rows, num_slots, _, shots, redraw_every, *_ = table.splitlines()[1].split()
+        assert recommended.strip() == (
+            f"recommended: --mechanism {mechanism} --rows {rows} --num-slots {num_slots} "
+            f"--shots-per-slot {shots} --redraw-every {redraw_every}"
+        )
+
+    def test_a_comparison_without_a_design_that_fits_says_why(self) -> None:
+        with pytest.raises(ConfigurationError, match="public_size"):
+            compare({None: 20}, epsilon=1.0, delta=1e-6)
+        with pytest.raises(ConfigurationError, match="agreement"):
+            compare({None: 500}, epsilon=1.0, delta=1e-6, agreement=1.5)
+
+
+class TestPlanOfAnswersToQueries:
+    TERMS = ("--max-queries", "100", "--epsilon", "1", "--delta", "1e-6")
+
+    def run(self, *more: str, size: str = "2000") -> int:
+        return main(["plan", "--method", "voting", *self.TERMS, "--public-size", size, *more])
+
+    def json(self, capsys: pytest.CaptureFixture[str], *more: str, size: str = "2000") -> dict[str, Any]:
+        assert self.run("--json", *more, size=size) == 0
+        return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+    def test_it_is_the_plan_of_the_recommended_rows(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+
+        def recommend(*given: Any, **terms: Any) -> RowDesign:
+            asked.append((given, terms))
+            return recommended_design(*given, **terms)
+
+        monkeypatch.setattr("langchain_dpicl.runs.query_plan.recommended_design", recommend)
+        terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100}
+        out = self.json(capsys, "--labels", "3", "--mechanism", "gaussian", "--no-compare")
+        ((given, found),) = asked
+        assert (given, found["labels"], found["mechanism"], found["max_queries"]) == ((2000,), 3, "gaussian", 100)
+        design = recommended_design(2000, labels=3, mechanism="gaussian", **terms)
+        plan = plan_queries(2000, width=3, mechanism="gaussian", design=design, **terms)
+        assert out["plan"] == {"labels": 3, **plan.to_dict()}
+        assert out["signal"] == {"one_shot_agreement": 0.6, **query_signal(plan, one_shot=0.6)}
+        assert "recommendation" not in out
+
+    def test_the_comparison_starts_from_what_is_asked_for(self, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = ["--rows", "slots", "--num-slots", "10", "--shots-per-slot", "4"]
+        out = self.json(capsys, "--labels", "3", *rows, "--abstain-below", "0.2", "--agreement", "0.7")
+        assert (out["plan"]["num_slots"], out["plan"]["constants"], out["plan"]["candidates"]) == (10, [2.0], 4)
+        terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100, "labels": 3}
+        base = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4)
+        options = compare_queries(2000, base=base, abstain_below=0.2, agreement=0.7, **terms)
+        assert out["options"] == [option.to_dict() for option in options]
+        assert out["recommendation"] == out["options"][0]
+
+    def test_calls_tokens_and_money_are_those_of_all_queries(self, capsys: pytest.CaptureFixture[str]) -> None:
+        tokens = ["--record-tokens", "50", "--query-tokens", "20", "--answer-tokens", "2", "--calls-per-row", "3"]
+        prices = ["--price-in", "2", "--price-out", "10", "--rows", "units", "--no-compare"]
+        cost = self.json(capsys, "--labels", "3", *tokens, *prices)["cost"]
+        assert (cost["calls_per_query"], cost["private_calls"], cost["public_calls"]) == (123, 12_000, 300)
+        assert (cost["tokens_in"], cost["tokens_out"]) == (12_000 * 70 + 300 * 20, 24_600)
+        assert cost["money"] == pytest.approx((846_000 * 2 + 24_600 * 10) / 1e6)
+
+    def test_the_labels_of_the_sizes_are_counted_and_their_units_added(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        plan = self.json(capsys, "--public-size", "transfer=900", "--no-compare", size="card=1100")["plan"]
+        assert (plan["labels"], plan["candidates"], plan["public_size"]) == (2, 2, 2000)
+
+    def test_a_fixed_sample_is_planned_under_replace_one(self, capsys: pytest.CaptureFixture[str]) -> None:
+        fixed = ["--labels", "2", "--sampling", "fixed", "--no-compare"]
+        plan = self.json(capsys, *fixed, "--adjacency", "replace_one")["plan"]
+        assert (plan["sampling"], plan["rows"], plan["sampling_rate"]) == ("fixed", "slots", 0.02)
+        assert self.run(*fixed) == 2
+        assert "sampling: expected 'poisson'" in capsys.readouterr().err
+
+    def test_in_words_it_says_whether_it_abstains(self, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = ["--labels", "2", "--rows", "units", "--no-compare"]
+        assert self.run(*rows) == 0
+        assert "abstention" not in capsys.readouterr().out
+        assert self.run(*rows, "--abstain-below", "1", "--agreement", "0.5") == 0
+        assert "abstention 100.0 %" in capsys.readouterr().out
+
+    def test_the_page_shows_what_the_command_prints(self, capsys: pytest.CaptureFixture[str]) -> None:
+        page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text()
+        shown = re.search(r"```console\n\$ dpicl (plan --method voting .*?)\n(.*?)```", page, re.DOTALL)
+        assert shown is not None
+        assert main(shlex.split(shown[1])) == 0
+        assert capsys.readouterr().out == shown[2]
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ([], "--labels: expected a number with --method voting, found none"),
+            (["--labels", "1"], "--labels: expected an integer >= 2, found 1"),
+            (["--labels", "2", "--max-queries", "0"], "--max-queries: expected an integer >= 1, found 0"),
+            (["--labels", "2", "--calls-per-row", "0"], "--calls-per-row: expected an integer >= 1, found 0"),
+            (["--labels", "2", "--num-slots", "0"], "--num-slots: expected an integer >= 1, found 0"),
+            (["--labels", "2", "--max-tokens", "5"], "--max-tokens: expected none with --method voting"),
+            (["--labels", "2", "--redraw-every", "1"], "--redraw-every: expected none with --method voting"),
+            (["--labels", "2", "--delta", "1e-3"], "delta: expected at most 1/(10 * public_size)"),
+            (
+                ["--labels", "2", "--abstain-below", "nan"],
+                "--abstain-below: expected a number in (0.0, 1.0], found nan",
+            ),
+            (["--labels", "2", "--num-slots", "3000"], "public_size: expected at least num_slots=3000"),
+        ],
+    )
+    def test_what_a_run_would_refuse_is_refused(
+        self, given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.run("--no-compare", *given) == 2
+        assert said in capsys.readouterr().err
+
+    @pytest.mark.parametrize("given", [["--max-queries", "5"], ["--labels", "2"], ["--query-tokens", "9"]])
+    def test_a_generation_takes_none_of_its_options(self, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--no-compare"]
+        assert main(["plan", *terms, *given]) == 2
+        assert f"{given[0]}: expected none with --method generation" in capsys.readouterr().err
+
+    def test_without_a_method_a_generation_is_planned_with_its_own_defaults(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--no-compare", "--json"]
+        assert main(["plan", *terms]) == main(["plan", "--method", "generation", *terms]) == 0
+        first, second = re.split(r"(?<=\n\})\n(?=\{)", capsys.readouterr().out.strip())
+        assert first == second
+        plan = json.loads(first)["plan"]
+        assert (plan["max_tokens"], plan["candidates"], plan["redraw_every"]) == ({"text": 60}, 101, 1)
+        assert plan["shots_per_label"] == 1
+
+
+class TestTheCommandItself:
+    def test_without_a_command_it_prints_help_and_fails(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([]) == 2
+        captured = capsys.readouterr()
+        assert "usage: dpicl" in captured.err
+        assert not captured.out
+
+    def test_it_knows_its_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--version"]) == 0
+        assert capsys.readouterr().out == f"dpicl {metadata.version('langchain-dpicl')}\n"
+
+    def test_help_on_generation_says_what_it_spends_and_who_sees_the_records(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(["generate", "--help"])
+        assert caught.value.code == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "The model sees the records" in text
+        assert "Every run starts a new budget, kept in memory. Two runs on the same records spend twice" in text
+
+    def test_json_is_all_there_is_on_stdout(self, checks_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        arguments = [sys.executable, "-m", "langchain_dpicl.cli.main", "epsilon", str(checks_file), "--json"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)
+        sizes = ["--public-size", "500", "--max-tokens", "5"]
+        assert main(["plan", "--epsilon", "1", "--delta", "1e-6", *sizes, "--no-compare", "--json"]) == 0
+        assert json.loads(capfd.readouterr().out)
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OSError("disk on fire"),
+            UnicodeDecodeError("utf-8", b"CANARY", 0, 1, "bad"),
+            json.JSONDecodeError("bad", "CANARY", 0),
+        ],
+    )
+    def test_faults_of_reading_and_writing_end_without_a_traceback(
+        self, error: Exception, monkeypatch: pytest.MonkeyPatch, checks_file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fail(_: Any) -> None:
+            raise error
+
+        monkeypatch.setattr("langchain_dpicl.cli.main.read_json", fail)
+        assert main(["epsilon", str(checks_file)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("dpicl: ")
+        assert "CANARY" not in said
+
+    def test_ctrl_c_has_its_usual_exit_code(self, monkeypatch: pytest.MonkeyPatch, checks_file: Path) -> None:
+        def fail(_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("langchain_dpicl.cli.main.read_json", fail)
+        assert main(["epsilon", str(checks_file)]) == 130
+
+    def test_what_nobody_foresaw_is_raised(self, monkeypatch: pytest.MonkeyPatch, checks_file: Path) -> None:
+        def fail(_: Any) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr("langchain_dpicl.cli.main.read_json", fail)
+        with pytest.raises(ZeroDivisionError):
+            main(["epsilon", str(checks_file)])
+
+
+def test_the_coverage_floor_holds_for_branches_alone_and_for_lines_alone() -> None:
+    """Mixed, 990 of 1,000 lines and 15 of 20 branches would pass as 98.5 %."""
+    summary = {"covered_lines": 990, "num_statements": 1000, "covered_branches": 15, "num_branches": 20}
+    assert shares([summary]) == {"branches": 75.0, "lines": 99.0}
+    assert shares([]) == {"branches": 0.0, "lines": 0.0}
+
+
+CARD, TRANSFER = ("my card was declined", "card"), ("my transfer is late", "transfer")
+
+
+def json_lines() -> bytes:
+    rows = [CARD, TRANSFER] * 150
+    return "".join(json.dumps({"text": text, "topic": topic}) + "\n" for text, topic in rows).encode()
+
+
+def comma_separated() -> bytes:
+    return ("text,topic\r\n" + f"{','.join(CARD)}\r\n{','.join(TRANSFER)}\r\n" * 150).encode()
+
+
+def generate(records: Path, out: Path | str, *more: str, model: str = "tests.engines:ENGINE") -> int:
+    labels = ["--label-key", "topic", "--label", "card", "--label", "transfer"]
+    sizes = ["--public-size", "card=150", "--public-size", "transfer=150"]
+    design = ["--epsilon", "3", "--delta", "1e-6", "--max-tokens", "5"]
+    return main(["generate", str(records), "--out", str(out), *labels, *sizes, *design, "--model", model, *more])
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(json_lines())
+    return path
+
+
+@pytest.fixture
+def nothing_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever would build a synthesizer, and so declare a share, fails the test."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("a share was declared")
+
+    monkeypatch.setattr(DemonstrationSynthesizer, "from_private_examples", fail)
+
+
+class TestGenerate:
+    @pytest.mark.parametrize(("name", "content"), [("r.jsonl", json_lines()), ("r.csv", comma_separated())])
+    def test_records_in_demonstrations_and_report_out(
+        self, name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path, out = tmp_path / name, tmp_path / "released.json"
+        path.write_bytes(content)
+        assert generate(path, out) == 0
+        released = json.loads(out.read_text())
+        assert [example["topic"] for example in released["examples"]] == ["card", "transfer"]
+        assert released["report"]["epsilon"] <= 3.0
+        assert "add_remove" in capsys.readouterr().out
+
+    def test_a_broken_line_is_reported_without_its_content(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "records.jsonl"
+        path.write_text('{"text": "CANARY"\n')
+        assert generate(path, tmp_path / "out.json") == 2
+        captured = capsys.readouterr()
+        assert "CANARY" not in captured.out + captured.err
+        assert "broken line" in captured.err
+
+
+class TestFormatsOfRecords:
+    BOM = b"\xef\xbb\xbf"
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("excel.csv", BOM + comma_separated()),
+            ("EXCEL.CSV", comma_separated()),
+            ("bom.jsonl", BOM + json_lines()),
+            ("lines.JSONL", json_lines()),
+            ("packed.jsonl.gz", gzip.compress(json_lines())),
+            ("packed.csv.gz", gzip.compress(BOM + comma_separated())),
+            ("long.csv", comma_separated() + b"x" * 200_000 + b",card\r\n"),
+        ],
+    )
+    def test_are_read_whoever_wrote_them(self, name: str, content: bytes, tmp_path: Path) -> None:
+        path, out = tmp_path / name, tmp_path / "released.json"
+        path.write_bytes(content)
+        assert generate(path, out, "--quiet") == 0
+        assert len(json.loads(out.read_text())["examples"]) == 2
+
+    @pytest.mark.parametrize(
+        ("name", "content", "said"),
+        [
+            ("records.txt", json_lines(), "records.txt: expected JSON lines or CSV, in a file that ends in .jsonl"),
+            ("records", json_lines(), "records: expected JSON lines or CSV"),
+            ("records.json", b'[{"text": "CANARY"}]', "records.json: expected JSON lines"),
+            (
+                "array.jsonl",
+                b'[{"text": "CANARY"}]',
+                "expected JSON lines (.jsonl) or CSV (.csv) in UTF-8, found a JSON a",
+            ),
+            ("array.jsonl", b'\n[\n  {"text": "CANARY"}\n]', "found a JSON array; write one record per line"),
+            ("pretty.jsonl", b'{\n"text": "CANARY"\n}', "found a broken line"),
+            ("latin.csv", "text,topic\nCANARY \xe9,card\n".encode("latin-1"), "in UTF-8, found a broken line"),
+            ("open.csv", b'text,topic\n"CANARY,card\n', "found a broken line"),
+            ("comma.csv", b"text,topic\nCANARY, unquoted,card\n", "found a broken line"),
+            ("deep.jsonl", b"[" * 100_000, "expected JSON lines"),
+            ("deep.jsonl", b'{"text":' * 100_000, "found a broken line"),
+            ("packed.jsonl.gz", b"CANARY", "found a broken line"),
+            ("packed.jsonl.gz", gzip.compress(json_lines())[:-20], "found a broken line"),
+        ],
+    )
+    @pytest.mark.usefixtures("nothing_is_spent")
+    def test_are_refused_by_name_without_content_or_place(
+        self, name: str, content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert generate(path, tmp_path / "out.json") == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert "CANARY" not in error
+        assert "CANA" not in error
+        assert "line 2" not in error
+        assert "line 3" not in error
+
+
+class TestTheTargetFile:
+    @pytest.mark.usefixtures("nothing_is_spent")
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ("nowhere/out.json", "a folder that exists, found nowhere/out.json"),
+            ("records.jsonl/out.json", "a folder that exists, found records.jsonl/out.json"),
+            (".", "found a folder or a device: ."),
+            (os.devnull, f"found a folder or a device: {os.devnull}"),
+            ("records.jsonl", "expected another file than the records, found records.jsonl"),
+            ("x" * 240, "expected a file that can be written, found xxx"),
+        ],
+    )
+    def test_is_checked_before_anything_is_spent(
+        self, given: str, said: str, records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(records.parent)
+        assert generate(records, given) == 2
+        assert said in capsys.readouterr().err
+        assert [path.name for path in records.parent.iterdir()] == ["records.jsonl"]
+
+    def test_that_is_there_already_is_replaced(self, records: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out.json"
+        out.write_text("of an earlier run")
+        assert generate(records, out, "--quiet") == 0
+        assert len(ReleasedDemonstrations.load(out).examples) == 2
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "records.jsonl"]
+
+    def test_that_goes_away_meanwhile_costs_no_demonstration(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(ReleasedDemonstrations, "save", fail)
+        assert generate(records, tmp_path / "out.json", "--quiet") == 2
+        captured = capsys.readouterr()
+        assert "No space left on device" in captured.err
+        released = ReleasedDemonstrations.from_json(captured.out)
+        assert len(released.examples) == 2
+        assert released.epsilon <= 3.0
+
+
+class TestTheModelOption:
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+        monkeypatch.chdir(tmp_path)
+        return tmp_path
+
+    def test_finds_a_module_in_the_current_folder(self, records: Path, folder: Path) -> None:
+        (folder / "engine_of_mine.py").write_text("from tests.engines import ENGINE\nclass Box:\n    inner = ENGINE\n")
+        assert generate(records, "out.json", "--quiet", model="engine_of_mine:ENGINE") == 0
+        assert generate(records, "out.json", "--quiet", model="engine_of_mine:Box.inner") == 0
+
+    @pytest.mark.parametrize(
+        ("model", "said"),
+        [
+            ("nowhere", "expected 'embedded', a folder that holds a model, or module:attribute, found 'nowhere'"),
+            (":nothing", "expected 'embedded', a folder that holds a model, or module:attribute"),
+            ("nowhere:nothing", "no module named 'nowhere'"),
+            ("tests.nowhere:nothing", "no module named 'tests.nowhere'"),
+            ("tests.engines:nothing", "the module 'tests.engines' has no attribute 'nothing'"),
+            ("tests.spy_backend:SpyBackend", "found the class"),
+            ("langchain_dpicl.cli.main:main", "found the function"),
+            ("faulty_module:llm", "importing 'faulty_module' raised KeyError: 'API_KEY is not set'"),
+            ("needy_module:llm", "raised ModuleNotFoundError: No module named 'not_installed'"),
+            ("leaving_module:llm", "importing 'leaving_module' raised SystemExit: 3"),
+        ],
+    )
+    def test_says_which_part_is_wrong(
+        self, model: str, said: str, records: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "faulty_module.py").write_text("raise KeyError('API_KEY is not set')")
+        (folder / "needy_module.py").write_text("import not_installed")
+        (folder / "leaving_module.py").write_text("import sys\nsys.exit(3)")
+        assert generate(records, "out.json", model=model) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("dpicl: --model: ")
+        assert said in error
+
+
+class TestAnInterruptedRun:
+    def test_says_what_is_saved_and_that_a_new_run_starts_over(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        engine = FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=6)
+        monkeypatch.setattr("tests.engines.ENGINE", engine)
+        out = tmp_path / "out.json"
+        assert generate(records, out) == 2
+        error = capsys.readouterr().err
+        assert "1 of 2 demonstrations are released" in error
+        assert f"What was released is saved in {out}. A new run starts over, on a budget of its own." in error
+        assert "run()" not in error
+        assert len(ReleasedDemonstrations.load(out).examples) == 1
+
+    def test_by_hand_keeps_what_was_released(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        asked = []
+        top_tokens = FakeBackend.top_tokens
+
+        def interrupted(self: FakeBackend, *given: Any, **options: Any) -> Any:
+            asked.append(1)
+            if len(asked) > 5:
+                raise KeyboardInterrupt
+            return top_tokens(self, *given, **options)
+
+        monkeypatch.setattr(FakeBackend, "top_tokens", interrupted)
+        out = tmp_path / "out.json"
+        assert generate(records, out) == 130
+        assert f"saved in {out}" in capsys.readouterr().err
+        assert len(ReleasedDemonstrations.load(out).examples) == 1
+
+    def test_a_reader_of_stdout_that_leaves_does_not_stop_it(self, records: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out.json"
+        code = f"import sys; from tests.unit_tests.cli.test_cli import generate; sys.exit(generate({str(records)!r}, {str(out)!r}))"
+        reader, writer = os.pipe()
+        os.close(reader)
+        root = Path(__file__).resolve().parents[3]
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, cwd=root, text=True, check=False
+        )
+        os.close(writer)
+        assert done.returncode == 0, done.stderr
+        assert "Broken pipe" not in done.stderr
+        assert len(ReleasedDemonstrations.load(out).examples) == 2
+
+    def test_a_stdout_without_unicode_still_gets_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+        cli._say(cli._json_line({"text": "caf\xe9"}))
+        cli._say("caf\xe9")
+        sys.stdout.flush()
+        first, second = written.getvalue().splitlines()
+        assert json.loads(first) == {"text": "caf\xe9"}
+        assert second == b"caf\\xe9"

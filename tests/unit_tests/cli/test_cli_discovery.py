@@ -1,0 +1,108 @@
+"""`dpicl discover`: what it says before and after, and what it never says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from langchain_dpicl import ReleasedCounts, verify_report
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.cli.synthesize import _counts_text
+
+CANARY = "canary-7f3a"
+TERMS = ("--epsilon", "1", "--delta", "1e-6")
+
+
+@pytest.fixture
+def films(tmp_path: Path) -> Path:
+    path = tmp_path / "films.jsonl"
+    names = ["Christopher Nolan"] * 150 + ["GRETA gerwig"] * 100 + [CANARY]
+    rows = [json.dumps({"director": name, "user": str(place % 200)}) for place, name in enumerate(names)]
+    path.write_text("\n".join(rows))
+    return path
+
+
+def discover(films: Path, *more: str) -> int:
+    return main(["discover", str(films), *TERMS, *more])
+
+
+def test_unknown_values_are_found_saved_and_recomputed(
+    films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert discover(films, "--by", "director", "--out", str(out)) == 0
+    found, said = ReleasedCounts.load(out), capsys.readouterr()
+    assert found.values == ("christopher nolan", "greta gerwig")
+    assert verify_report(out.read_text()).ok
+    assert verify_report(found).epsilon <= 1.0
+    assert "from a noisy count of 15 on" in said.out
+    assert f"{found.counts['greta gerwig']:>11,}" in said.out
+    assert CANARY not in said.out + said.err + out.read_text()
+
+
+def test_declared_values_and_units_are_counted(films: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out.json")
+    assert discover(films, "--by", "director", "--value", "Greta Gerwig", "--value", "no", "--out", out, "--quiet") == 0
+    assert ReleasedCounts.load(out).values == ("Greta Gerwig", "no")
+    assert discover(films, "--text-key", "director", "--unit-key", "user", "--out", out, "--quiet") == 0
+    assert abs(ReleasedCounts.load(out).public_size(side="middle") - 200) < 40
+    assert discover(films, "--by", "director", "--keep-case", "--max-values", "2", "--out", out, "--quiet") == 0
+    assert ReleasedCounts.load(out).values == ("Christopher Nolan", "GRETA gerwig")
+
+
+def test_a_value_that_nobody_holds_has_no_lower_bound_above_zero(films: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert discover(films, "--by", "director", "--value", "no", "--value", "few", "--out", str(out), "--quiet") == 0
+    found = dataclasses.replace(ReleasedCounts.load(out), counts={"no": 2, "few": 90})
+    _, none, few = _counts_text(found)
+    assert none.split() == ["no", "2", "0"]
+    assert few.split() == ["few", "90", str(found.public_size()["few"])]
+    assert found.public_size()["no"] == 1
+
+
+def test_a_dry_run_reads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (("--dry-run", "--out", str(tmp_path / "out.json")), ()):
+        assert discover(tmp_path / "missing.jsonl", "--by", "director", *more) == 0
+        assert "one of a single unit with at most 6.1e-07" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_found_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "one.jsonl").write_text(json.dumps({"director": CANARY}))
+    assert discover(path, "--by", "director", "--out", str(tmp_path / "out.json")) == 0
+    said = capsys.readouterr().out
+    assert "nothing reached the threshold" in said
+    assert CANARY not in said
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--by", "nobody"), "text under 'nobody'"),
+        (("--value", "a"), "field"),
+        (("--by", "director", "--max-values", "0"), "max_values"),
+        (("--by", "director", "--public-size", "1000000000"), "delta"),
+        (("--by", "director", "--records-per-unit", "0"), "records_per_unit"),
+    ],
+)
+def test_faults_are_explained_without_a_record(
+    more: tuple[str, ...], said: str, films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert discover(films, *more, "--out", str(tmp_path / "out.json")) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert CANARY not in err
+
+
+def test_what_is_paid_for_is_printed_where_it_cannot_be_saved(
+    films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: ReleasedCounts, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ReleasedCounts, "save", full)
+    assert discover(films, "--by", "director", "--out", str(tmp_path / "out.json"), "--quiet") == 2
+    assert ReleasedCounts.from_json(capsys.readouterr().out).values == ("christopher nolan", "greta gerwig")

@@ -1,0 +1,115 @@
+"""`dpicl documents`: what it plans, saves and says, and what it never says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from langchain_dpicl import SyntheticDocuments, verify_report
+from langchain_dpicl.backends.fake import FakeBackend, word_copier
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.released.documents import SyntheticDocuments as Released
+
+CANARY = "canary-7f3a"
+TERMS = ("--epsilon", "6", "--delta", "1e-6", "--public-size", "600", "--num-topics", "2", "--max-tokens", "2")
+FEW = ("--documents-per-topic", "1", "--num-slots", "10", "--least-units", "100")
+OUT_AFTER_ONE = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"], fail_public_call=3)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.jsonl"
+    texts = ["my card was declined"] * 300 + ["the transfer is late"] * 250 + [CANARY]
+    path.write_text("\n".join(json.dumps({"text": text, "user": str(place)}) for place, text in enumerate(texts)))
+    return path
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    path = tmp_path / "words.txt"
+    path.write_text("card\n\ntransfer\nboat\n")
+    return path
+
+
+def documents(notes: Path, *more: str) -> int:
+    return main(["documents", str(notes), *TERMS, *FEW, *more])
+
+
+def test_documents_are_released_saved_and_recomputed(
+    notes: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert documents(notes, "--vocabulary", str(words), "--unit-key", "user", "--out", str(out)) == 0
+    found, said = SyntheticDocuments.load(out), capsys.readouterr()
+    assert sorted(topic for topic, _ in found.topics) == ["card", "transfer"]
+    assert len(found) == 2
+    assert verify_report(out.read_text()).epsilon <= 6.0
+    assert verify_report(found).ok
+    assert f"{found.texts[0].topic}: {found.texts[0].text}" in said.out
+    assert "noisy count" in said.out
+    assert CANARY not in said.out + said.err + out.read_text()
+
+
+def test_a_dry_run_reads_and_spends_nothing(tmp_path: Path, words: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert documents(tmp_path / "nowhere.jsonl", "--vocabulary", str(words), "--dry-run") == 0
+    assert "at most 2 of 3 public keywords, 3 of each unit" in capsys.readouterr().out
+    assert documents(tmp_path / "nowhere.jsonl", "--vocabulary-size", "300") == 0
+    assert "300 public keywords" in capsys.readouterr().out
+    assert documents(tmp_path / "nowhere.jsonl", "--public-texts", str(words), "--sampling", "disjoint") == 0
+
+
+def test_nothing_found_is_said(notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = tmp_path / "other.txt"
+    words.write_text("film\nboat\n")
+    assert documents(notes, "--vocabulary", str(words), "--out", str(tmp_path / "out.json")) == 0
+    assert "no topic, no text" in capsys.readouterr().out
+    assert documents(notes, "--vocabulary", str(words), "--out", str(tmp_path / "out.json"), "--quiet") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_what_was_released_before_a_stop_is_saved(
+    notes: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    model = "tests.unit_tests.cli.test_cli_documents:OUT_AFTER_ONE"
+    assert documents(notes, "--vocabulary", str(words), "--out", str(out), "--model", model) == 2
+    assert len(SyntheticDocuments.load(out)) == 1
+    assert "is saved in" in capsys.readouterr().err
+
+
+def test_ctrl_c_saves_and_a_file_that_cannot_be_written_is_printed(
+    notes: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.json"
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("langchain_dpicl.documents.synthesizer.choose_topics", stopped)
+    assert documents(notes, "--vocabulary", str(words), "--out", str(out)) == 130
+    assert not SyntheticDocuments.load(out).topics
+    monkeypatch.undo()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Released, "save", full)
+    assert documents(notes, "--vocabulary", str(words), "--out", str(out)) == 2
+    assert "langchain-dpicl/synthetic-documents" in capsys.readouterr().out
+
+
+def test_public_faults_are_refused(
+    notes: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert documents(notes, "--vocabulary", str(notes), "--out", str(tmp_path / "out.json")) == 2
+    assert "PUBLIC" in capsys.readouterr().err
+    for option in ("--vocabulary", "--public-texts"):
+        assert documents(notes, option, str(words), "--out", str(words)) == 2
+        assert "another file than that of the public words" in capsys.readouterr().err
+    assert words.read_text() == "card\n\ntransfer\nboat\n"
+    words.write_bytes(b"\xff\xfe\x00card")
+    assert documents(notes, "--public-texts", str(words), "--out", str(tmp_path / "out.json")) == 2
+    assert documents(notes, "--num-topics", "0", "--dry-run") == 2
+    assert documents(notes, "--mechanism", "loud", "--dry-run") == 2

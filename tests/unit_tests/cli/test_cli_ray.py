@@ -1,0 +1,129 @@
+"""`dpicl generate --ray`: what it refuses, what it tells workers, and that the same command goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from tests.canary import RECORD
+from tests.crews import Crew
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with records and a ledger; workers are of this process, where one data set is one object."""
+    records = [{"text": f"{RECORD} {place}", "queue": ("card", "cash")[place % 2]} for place in range(8)]
+    (tmp_path / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
+    PrivacyBudgetCallbackHandler.create(tmp_path / "ledger.db", epsilon=100.0, delta=1e-3).budget.close()
+    monkeypatch.chdir(tmp_path)
+    seen: list[PrivateExamples] = []
+
+    def once(*given: Any, **declared: Any) -> PrivateExamples:
+        seen[:] = seen or [PrivateExamples(*given, **declared)]
+        return seen[0]
+
+    monkeypatch.setattr("langchain_dpicl.privacy.data.private_examples.PrivateExamples", once)
+    return tmp_path
+
+
+@pytest.fixture
+def crews(monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
+    """What stands in for Ray, and every crew that was asked for."""
+    from langchain_dpicl.distributed.executor import WorkerFactory
+
+    made: list[Crew] = []
+
+    def executor(name: str, *, options: dict[str, Any], address: Any, num_workers: int, num_gpus: float) -> Crew:
+        made.append(Crew(WorkerFactory(name, json.loads(json.dumps(options))), num_workers=num_workers))
+        made[-1].address = address
+        return made[-1]
+
+    monkeypatch.setattr("langchain_dpicl.distributed.ray.RayExecutor", executor)
+    return made
+
+
+def command(*more: str, out: str = "out.json", unnamed: bool = False) -> list[str]:
+    labels = ["--label-key", "queue", "--label", "card", "--label", "cash", "--public-size", "8"]
+    sizes = ["--num-slots", "4", "--shots-per-label", "2", "--max-tokens", "3", "--epsilon", "8", "--delta", "1e-4"]
+    model = ["--model", "tests.cli_ray_model:MODEL", "--public-top-k", "3"]
+    named = [] if unnamed else ["--dataset-id", "tickets"]
+    return ["generate", "records.jsonl", "--out", out, *labels, *sizes, *model, *named, *more]
+
+
+class TestARunWithWorkers:
+    def test_is_found_again_by_the_same_command(self, folder: Path, crews: list[Crew], capsys: Any) -> None:
+        given = ["--ray", "--workers", "3", "--ledger", "ledger.db"]
+        assert main(command(*given)) == 0
+        assert main(command(*given, out="again.json")) == 0
+        first, again = (json.loads((folder / name).read_text()) for name in ("out.json", "again.json"))
+        assert first["examples"] == again["examples"]
+        assert len(first["examples"]) == 4
+        assert [crew.num_workers for crew in crews] == [3, 3]
+        budget = PrivacyBudgetCallbackHandler.open(folder / "ledger.db").budget
+        assert budget.dangling() == ()
+        assert [entry.terms.components[0].name for entry in budget.report().shares] == ["generate-tickets"]
+        assert RECORD not in capsys.readouterr().out
+
+    def test_tells_workers_names_alone(self, folder: Path, crews: list[Crew]) -> None:
+        assert main(command("--ray", "head:6379", "--ledger", "ledger.db", "--quiet")) == 0
+        options = crews[0].setup.options
+        assert crews[0].address == "head:6379"
+        assert options["file"] == str(folder / "records.jsonl")
+        assert options["ledger"] == str(folder / "ledger.db")
+        assert RECORD not in json.dumps(options)
+
+    def test_whose_worker_burnt_a_ticket_saves_the_rest(
+        self, folder: Path, crews: list[Crew], capsys: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given = ["--ray", "--ledger", "ledger.db", "--redraw-every", "3"]
+
+        def lost(number: int, job: Any) -> bool:
+            if number == 1:
+                work = crews[-1]._hands[0].handle._works
+                next(iter(work.values()))._share.reserve("text: 3 tokens on one sample", label=job[0]).burn()
+            return False
+
+        import langchain_dpicl.distributed.ray as room
+
+        executor = room.RayExecutor
+
+        def dying(*given: Any, **named: Any) -> Crew:
+            crew = executor(*given, **named)
+            crew.dies = lost
+            return crew
+
+        monkeypatch.setattr(room, "RayExecutor", dying)
+        assert main(command(*given, "--quiet")) == 2
+        assert "requested 1 more, remaining 0" in capsys.readouterr().err
+        assert len(json.loads((folder / "out.json").read_text())["examples"]) == 3
+
+
+class TestItRefuses:
+    @pytest.mark.parametrize(
+        "option", [("--workers", "2"), ("--gpus-per-worker", "1"), ("--ledger", "ledger.db"), ("--component", "x")]
+    )
+    def test_a_clusters_options_without_a_cluster(self, folder: Path, capsys: Any, option: tuple[str, str]) -> None:
+        assert main(command(*option)) == 2
+        assert f"{option[0]}: expected none without --ray" in capsys.readouterr().err
+
+    def test_workers_without_a_ledger(self, folder: Path, capsys: Any) -> None:
+        assert main(command("--ray")) == 2
+        assert "--ledger: expected the ledger" in capsys.readouterr().err
+
+    def test_records_without_a_name_which_could_be_taken_for_others(self, folder: Path, capsys: Any) -> None:
+        assert main(command("--ray", "--ledger", "ledger.db", unnamed=True)) == 2
+        assert "--dataset-id: expected a name of these records, or --component" in capsys.readouterr().err
+
+    def test_no_workers(self, folder: Path, capsys: Any) -> None:
+        assert main(command("--ray", "--workers", "0", "--ledger", "ledger.db")) == 2
+        assert "--workers: expected an integer >= 1" in capsys.readouterr().err
+
+    def test_another_adjacency_than_the_ledgers(self, folder: Path, capsys: Any) -> None:
+        assert main(command("--ray", "--ledger", "ledger.db", "--adjacency", "replace_one")) == 2
+        assert "expected add_remove, as of the ledger" in capsys.readouterr().err

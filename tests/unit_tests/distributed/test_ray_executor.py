@@ -1,0 +1,318 @@
+"""What an executor on Ray is told, refused and found by, without any cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.distributed.executor import JobResult, WorkerFactory
+from langchain_dpicl.distributed.ray import WORKERS, WORKPLACE, RayExecutor, as_executor
+from langchain_dpicl.exceptions import ConfigurationError
+
+WORD = "hunter-two"
+
+
+class FakeRay(SimpleNamespace):
+    """As much of Ray as an executor asks for; remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(told=[], up=False, node=0, gpus=0.0, exceptions=SimpleNamespace(RayError=ConnectionError))
+        mode = int(os.environ.get("RAY_AUTH_MODE") == "token")  # read once, as Ray does
+        self._raylet = SimpleNamespace(
+            get_authentication_mode=lambda: mode, AuthenticationMode=SimpleNamespace(TOKEN=1)
+        )
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0, "GPU": self.gpus}
+
+    def is_initialized(self) -> bool:
+        return self.up
+
+    def init(self, **how: Any) -> None:
+        self.lazy_logits.append(("init", how))
+        self.up = True
+        self.node += 1
+
+    def get_runtime_context(self) -> SimpleNamespace:
+        return SimpleNamespace(get_node_id=lambda: f"node {self.node}")
+
+    def shutdown(self) -> None:
+        self.lazy_logits.append(("shutdown", {}))
+        self.up = False
+
+    def kill(self, handle: Any, *, no_restart: bool) -> None:
+        self.lazy_logits.append(("kill", {"handle": handle, "no_restart": no_restart}))
+
+    def remote(self, kind: type[Any]) -> Any:
+        def options(**how: Any) -> Any:
+            self.lazy_logits.append(("options", how))
+            return SimpleNamespace(
+                remote=lambda *given, **named: self.lazy_logits.append((kind.__name__, (*given, named)))
+            )
+
+        return SimpleNamespace(options=options)
+
+    def get(self, awaited: Any) -> Any:
+        if isinstance(awaited, Exception):
+            raise awaited
+        return awaited
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    made = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", made)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    return made
+
+
+class TestAClusterOfItsOwn:
+    def test_is_quiet_and_as_large_as_its_workers(self, ray: FakeRay) -> None:
+        ray.gpus = 2.0
+        with RayExecutor("app:place", num_workers=3, num_cpus=0.4, num_gpus=1, resources={"tpu": 1}) as made:
+            assert made.is_one_host
+            made._hire()
+        (_, started), *_ = ray.lazy_logits
+        assert (started["address"], started["include_dashboard"], started["log_to_driver"]) == ("local", False, False)
+        assert (started["num_cpus"], started["resources"]) == (2, {"tpu": 3})
+        assert "num_gpus" not in started  # what Ray finds, no more
+        assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+        assert ray.lazy_logits[-1][0] == "shutdown"
+
+    def test_is_refused_where_others_could_use_it_whatever_is_set_later(
+        self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("RAY_AUTH_MODE")
+        opened = FakeRay()
+        monkeypatch.setitem(sys.modules, "ray", opened)
+        beside = RayExecutor("app:place", address="head:6379")
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        with pytest.raises(ConfigurationError, match="before the process starts"):
+            RayExecutor("app:place")
+        beside._address = None
+        with pytest.raises(ConfigurationError, match="before the process starts"):
+            beside._hire()
+        assert opened.lazy_logits == []
+        opened.up = True
+        RayExecutor("app:place")  # somebody's connection
+
+    @pytest.mark.parametrize("how", ["given", "environment"])
+    def test_is_what_local_means(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+        if how == "environment":
+            monkeypatch.setenv("RAY_ADDRESS", "local")
+        made = RayExecutor("app:place", address="local" if how == "given" else None)
+        assert made.is_one_host
+        made._hire()
+        assert made.is_one_host
+        made.close()
+        assert ray.lazy_logits[-1][0] == "shutdown"
+
+    @pytest.mark.parametrize("needed", [0.5, 1])
+    def test_without_the_gpus_of_one_worker_is_refused_at_once(self, ray: FakeRay, needed: float) -> None:
+        made = RayExecutor("app:place", num_gpus=needed)
+        with pytest.raises(ConfigurationError, match="num_gpus: expected at most the 0 GPUs"):
+            made._hire()
+        assert [name for name, _ in ray.lazy_logits] == ["init", "shutdown"]
+
+    def test_sets_a_token_before_it_imports_ray(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen = []
+        for name in [key for key in os.environ if key.startswith("RAY_")]:
+            monkeypatch.delenv(name)
+        for name in [key for key in sys.modules if key.partition(".")[0] == "ray"]:
+            monkeypatch.delitem(sys.modules, name)
+
+        def imported(name: str) -> FakeRay:
+            seen.append((name, os.environ.get("RAY_AUTH_MODE"), len(os.environ.get("RAY_AUTH_TOKEN", ""))))
+            return FakeRay()
+
+        monkeypatch.setattr("langchain_dpicl.distributed.ray.importlib.import_module", imported)
+        RayExecutor("app:place", address="head:6379")
+        RayExecutor("app:place")
+        assert seen == [("ray", None, 0), ("ray", "token", 64)]
+        monkeypatch.setenv("RAY_AUTH_MODE", "")  # taken away again with what the executor set
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "")
+
+    def test_that_does_not_start_is_told_by_kind(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(**how: Any) -> None:
+            raise RuntimeError("a host and a file")
+
+        ray.init = broken
+        with pytest.raises(ConfigurationError, match=r"one that starts here, found none \(RuntimeError\)") as refusal:
+            RayExecutor("app:place")._hire()
+        assert "a host" not in str(refusal.value)
+
+
+class TestAClusterOfOthers:
+    @pytest.mark.parametrize("how", ["given", "environment", "connected"])
+    def test_is_used_as_it_is_and_left_up(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+        if how == "environment":
+            monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+        ray.up = how == "connected"
+        made = RayExecutor("app:place", address="head:6379" if how == "given" else None)
+        assert not made.is_one_host
+        made._hire()
+        made.close()
+        starts = [told for name, told in ray.lazy_logits if name == "init"]
+        assert [one["address"] for one in starts] == ([] if how == "connected" else ["head:6379"])
+        assert "shutdown" not in dict(ray.lazy_logits)
+
+    def test_is_not_taken_for_its_own_where_that_one_was_ended_behind_its_back(self, ray: FakeRay) -> None:
+        made = RayExecutor("app:place")
+        made._hire()
+        assert made.is_one_host
+        ray.shutdown()
+        ray.init(address="head:6379")
+        assert not made.is_one_host
+        made._hire()
+        assert ray.lazy_logits[-1] == ("Worker", (WorkerFactory("app:place", {}), {"is_one_host": False}))
+        made.close()
+        assert ray.lazy_logits[-1][0] == "Worker"
+        assert ray.up
+
+    def test_that_is_connected_meanwhile_is_told_to_its_workers(
+        self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = RayExecutor("app:place")
+        connect = made._connect
+
+        def late() -> None:
+            ray.init(address="head:6379")  # as another thread may, between two looks
+            connect()
+
+        monkeypatch.setattr(made, "_connect", late)
+        assert made.is_one_host
+        made._hire()
+        assert ray.lazy_logits[-1] == ("Worker", (WorkerFactory("app:place", {}), {"is_one_host": False}))
+
+
+def test_a_worker_is_started_once_and_repeats_nothing(ray: FakeRay) -> None:
+    RayExecutor("app:place", options={"path": "a"}, num_cpus=0.5)._hire()
+    told = dict(ray.lazy_logits)
+    assert told["options"] == {
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "max_concurrency": 1,
+        "num_cpus": 0.5,
+        "num_gpus": 0.0,
+        "resources": {},
+    }
+    assert told["Worker"] == (WorkerFactory("app:place", {"path": "a"}), {"is_one_host": True})
+
+
+def test_a_worker_that_is_gone_has_no_answer(ray: FakeRay) -> None:
+    made = RayExecutor("app:place")
+    assert made._answer(ConnectionError()) is None
+    assert made._answer(JobResult("done")) == JobResult("done")
+    assert made._answer("something else") is None
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize("workplace", ["app", "app:", ":place", "", None, print])
+    def test_a_function_without_a_name(self, ray: FakeRay, workplace: Any) -> None:
+        with pytest.raises(ConfigurationError, match="workplace"):
+            RayExecutor(workplace)
+
+    @pytest.mark.parametrize(
+        "options", [{"path": os}, {"records": object()}, [1], {"noise": float("nan")}, {"key": {1, 2}}]
+    )
+    def test_options_that_are_no_plain_values(self, ray: FakeRay, options: Any) -> None:
+        with pytest.raises(ConfigurationError, match="a mapping of JSON values"):
+            RayExecutor("app:place", options=options)
+
+    @pytest.mark.parametrize("where", ["postgresql://me:{}@db/app", "host=db password={}", "postgres://:{}@db"])
+    def test_a_password_in_options_which_is_not_quoted(self, ray: FakeRay, where: str) -> None:
+        with pytest.raises(ConfigurationError, match="PGPASSWORD") as refusal:
+            RayExecutor("app:place", options={"ledger": where.format(WORD)})
+        assert WORD not in str(refusal.value)
+        RayExecutor("app:place", options={"ledger": "postgresql://me@db/app"})
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"password": WORD},
+            {"api_key": WORD},
+            {"client": [{"apiKey": WORD}]},
+            {"headers": {"Authorization": f"Bearer {WORD}"}},
+            {"hf_token": WORD},
+            {"tokens": {"hub": [WORD]}},
+            {"ledger": f"postgresql://db/app?user=me&sslpassword={WORD}"},
+            {"ledger": f"postgresql://me:{WORD} and more@db/app"},
+        ],
+    )
+    def test_keys_in_options_at_any_depth(self, ray: FakeRay, options: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="no password and no key") as refusal:
+            RayExecutor("app:place", options=options)
+        assert WORD not in str(refusal.value)
+
+    def test_but_not_numbers_of_tokens_nor_paths(self, ray: FakeRay) -> None:
+        options = {
+            "max_tokens": 60,
+            "tokenizer_limits": [1, 2],
+            "is_secret": True,
+            "passes": 3,
+            "file": "/a:b@c/x",
+            "token": "",
+            "tokenizer": "a/b",
+        }
+        RayExecutor("app:place", options={**options, "compass": "north", "url": "http://vllm:8000/v1"})
+
+    @pytest.mark.parametrize("how", ["given", "environment"])
+    def test_rays_client(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+        if how == "environment":
+            monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+        with pytest.raises(ConfigurationError, match="that this machine is part of"):
+            RayExecutor("app:place", address="ray://head:10001" if how == "given" else None)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"num_workers": 0},
+            {"num_cpus": -1},
+            {"num_gpus": "all"},
+            {"address": ""},
+            {"address": 3},
+            {"start_timeout": 0},
+        ],
+    )
+    def test_numbers_and_addresses_that_are_none(self, ray: FakeRay, options: Any) -> None:
+        with pytest.raises(ConfigurationError):
+            RayExecutor("app:place", **options)
+
+    def test_a_missing_package_with_the_line_that_installs_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "ray", None)
+        with pytest.raises(ConfigurationError, match=r"pip install 'langchain-dpicl\[ray\]'"):
+            RayExecutor("app:place")
+
+
+class TestTheWordRay:
+    def test_means_the_environment(self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(WORKPLACE, "app:place")
+        monkeypatch.setenv(WORKERS, "5")
+        assert repr(as_executor("ray")) == "RayExecutor('app:place', num_workers=5)"
+
+    @pytest.mark.parametrize("environment", [{}, {WORKPLACE: "app:place", WORKERS: "many"}])
+    def test_is_refused_without(
+        self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+    ) -> None:
+        monkeypatch.delenv(WORKPLACE, raising=False)
+        for key, value in environment.items():
+            monkeypatch.setenv(key, value)
+        with pytest.raises(ConfigurationError, match="DPICL_"):
+            as_executor("ray")
+
+    def test_none_is_here_and_an_executor_is_itself(self, ray: FakeRay) -> None:
+        made = RayExecutor("app:place")
+        assert as_executor(None) is None
+        assert as_executor(made) is made
+
+
+def test_what_is_sent_to_workers_can_be_read_by_anybody(ray: FakeRay) -> None:
+    made = RayExecutor("app:place", options={"ledger": "postgresql://me@db/app", "gpus": [0, 1]})
+    assert json.loads(json.dumps(made._setup.options)) == made._setup.options

@@ -1,0 +1,768 @@
+"""Synthetic documents as a user makes them: priced whole, paid before they look, released once, kept if stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import multiprocessing
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.document_loaders import BaseLoader
+from langchain_core.documents import Document
+from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
+
+from langchain_dpicl import (
+    Budget,
+    ConfigurationError,
+    DocumentSynthesizer,
+    ModelCallError,
+    PrivacyBudgetCallbackHandler,
+    PrivacyBudgetExceededError,
+    PrivateExamples,
+    RecordError,
+    SynthesisInterruptedError,
+    SyntheticDocuments,
+    get_privacy_budget_callback,
+    public_vocabulary,
+    verify_report,
+)
+from langchain_dpicl.backends.fake import FakeBackend, word_copier
+from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
+from langchain_dpicl.documents import synthesizer as documents
+from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
+from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
+from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.extensions.count_histograms import GaussianCountMechanism
+from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, TopicExamples
+from langchain_dpicl.privacy.extensions.unit_values import TopicSplit, UnitKeywords
+from langchain_dpicl.privacy.ledger import budget as ledger
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.released.documents import SyntheticText, release_id
+from langchain_dpicl.stores import SQLiteStore
+from langchain_dpicl.tasks.templates import GenerationTemplate
+from tests.canary import locals_in
+from tests.sealed_files import resealed
+
+pytestmark = pytest.mark.traced
+
+CANARY = "canary-7f3a"
+NOTES = ["my card was declined"] * 300 + ["the transfer is late"] * 200 + [f"a boat {CANARY}"]
+VOCABULARY = ("boat", "card", "film", "transfer")
+WORDS = [" my", " card", " was", " declined", " the", " transfer", " is", " late"]
+
+
+def engine(words: list[str] | None = None) -> FakeBackend:
+    return FakeBackend(word_copier(WORDS if words is None else words), vocabulary=WORDS if words is None else words)
+
+
+def house(**limits: Any) -> Budget:
+    return Budget(**{"epsilon": 8.0, "delta": 1e-6, **limits})
+
+
+def maker(budget: Any = None, notes: Any = NOTES, **options: Any) -> DocumentSynthesizer:
+    given = {
+        "llm": engine(),
+        "vocabulary": VOCABULARY,
+        "num_topics": 3,
+        "documents_per_topic": 2,
+        "max_tokens": 3,
+        "public_top_k": None,
+        "num_slots": 10,
+        "least_units": 100,  # beyond 8 deviations of the noise
+        "epsilon": 6.0,
+        **options,
+    }
+    private = notes if isinstance(notes, PrivateExamples) else PrivateExamples(notes, public_size=600)
+    return DocumentSynthesizer.from_private_examples(private, budget=house() if budget is None else budget, **given)
+
+
+class TestWhatIsReleased:
+    def test_topics_are_the_keywords_of_most_units_and_texts_are_written_for_each(self) -> None:
+        made = maker()
+        found = made.run(progress=False)
+        assert [topic for topic, _ in found.topics] == ["card", "transfer"]
+        assert abs(dict(found.topics)["card"] - 300) < 60
+        assert [(text.topic, text.number) for text in found.texts] == [
+            ("transfer", 0),
+            ("transfer", 1),
+            ("card", 0),
+            ("card", 1),
+        ]
+        assert all(text.text for text in found.texts)
+        assert CANARY not in found.to_json()
+        assert set(made.counts) == set(VOCABULARY)
+        assert made.finished
+
+    def test_a_second_run_is_free_and_the_same(self) -> None:
+        budget = house()
+        made = maker(budget)
+        first = made.run(progress=False)
+        left = budget.remaining_epsilon
+        assert made.run(progress=False) == first
+        assert budget.remaining_epsilon == left
+
+    def test_a_topic_that_too_few_units_hold_gets_no_text(self) -> None:
+        assert [topic for topic, _ in maker(least_units=250).run(progress=False).topics] == ["card"]
+        nothing = maker(least_units=2_000).run(progress=False)
+        assert nothing.topics == nothing.texts == ()
+        assert verify_report(nothing).ok
+
+    def test_two_streams_side_by_side_yield_each_document_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = maker()
+        other = made.stream(progress=False)
+        between: list[Any] = []
+
+        def show(self: Any, bar: Any) -> None:
+            if not between:  # the other stream writes one while this one is about to yield its own
+                between.append(None)
+                between[0] = next(other)
+
+        monkeypatch.setattr(type(made._writer), "_show", show)
+        found = [*made.stream(progress=False), *between, *other]
+        assert sorted(str(each.id) for each in found) == sorted(str(each.id) for each in made.released().documents)
+
+    def test_streams_and_awaits(self) -> None:
+        made = maker()
+        streamed = list(made.stream(progress=False))
+        assert sorted(each.metadata["topic"] for each in streamed) == ["card", "card", "transfer", "transfer"]
+        assert {each.id for each in streamed} == {each.id for each in made.released().documents}
+
+        async def awaited() -> tuple[SyntheticDocuments, list[Document]]:
+            other = await DocumentSynthesizer.afrom_private_examples(
+                PrivateExamples(NOTES, public_size=600),
+                llm=engine(),
+                vocabulary=VOCABULARY,
+                budget=house(),
+                epsilon=6.0,
+                num_topics=2,
+                documents_per_topic=1,
+                max_tokens=2,
+                public_top_k=None,
+            )
+            return await other.arun(progress=False), [each async for each in other.astream(progress=False)]
+
+        found, again = asyncio.run(awaited())
+        assert len(found) == 2
+        assert again == []
+
+    def test_the_rarest_topic_of_a_unit_is_its_own(self) -> None:
+        both = ["my card was declined"] * 300 + ["my card transfer is late"] * 200
+        made = maker(notes=both)
+        made.run(progress=False)
+        pool = made._private._pool("topic 1", ledger_id=made._budget.ledger_id)
+        assert {record["topic"] for place in range(pool.num_units) for record in pool.records(place)} == {"transfer"}
+
+    def test_removed_units_count_nothing_and_are_in_no_text(self) -> None:
+        private = PrivateExamples(NOTES, public_size=600)
+        for place in range(len(NOTES)):
+            private.remove(place)
+        assert maker(notes=private).run(progress=False).topics == ()
+
+    def test_a_unit_casts_no_more_than_its_keywords_however_much_it_writes(self) -> None:
+        records = [{"text": "card transfer film boat", "user": "one"}] * 500
+        private = PrivateExamples(records, unit_key="user", records_per_unit=500, public_size=600)
+        made = maker(notes=private, keywords_per_unit=2, topic_noise="discrete_laplace")
+        assert made.plan.topics.rule.of(records) == ("boat", "card")
+        assert made.plan.topics.l1_sensitivity == 2
+        assert made.run(progress=False).topics == ()
+
+    @pytest.mark.parametrize("writing", [{"sampling": "disjoint"}, {"redraw_every": 3}, {"mechanism": "gaussian"}])
+    def test_texts_are_written_by_every_design(self, writing: dict[str, Any]) -> None:
+        found = maker(**writing).run(progress=False)
+        assert len(found) == 4
+        assert verify_report(found).ok
+
+    @pytest.mark.parametrize("noise", ["discrete_laplace", "gaussian"])
+    def test_both_noises_are_verified(self, noise: Any) -> None:
+        made = maker(topic_noise=noise)
+        assert made.plan.topics.mechanism.name == noise
+        found = made.run(progress=False)
+        assert verify_report(found).ok
+        assert verify_report(found.to_json()).epsilon == pytest.approx(made.plan.epsilon)
+
+
+class TestWhatIsPaid:
+    def test_one_share_is_set_aside_before_anything_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[float] = []
+        read = Pool.records
+
+        def spying(self: Pool, position: int) -> Any:
+            seen.append(budget.remaining_epsilon)
+            return read(self, position)
+
+        monkeypatch.setattr(Pool, "records", spying)
+        budget = house()
+        made = maker(budget)
+        assert budget.remaining_epsilon == 2.0
+        assert not seen
+        made.run(progress=False)
+        assert set(seen) == {2.0}
+        assert made.plan.epsilon <= 6.0
+
+    def test_neighbours_differ_in_nothing_but_what_is_released(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without the noise, so that both release the same topics: calls, tickets and report are the same then."""
+        monkeypatch.setattr(SecureRandom, "geometric", lambda self, scale: 0)
+        walked: list[Any] = []
+        for notes in (NOTES, [*NOTES, f"a film {CANARY}"], NOTES[:-1], [*NOTES, "\x00{card}"], [*NOTES[:-1], ""]):
+            llm, budget = engine(), house()
+            made = maker(budget, notes, llm=llm, topic_noise="discrete_laplace", component="store")
+            made.run(progress=False)
+            shares = [{**share, "sealed_at": ""} for share in budget.report().to_dict()["shares"]]
+            left = [made._share.remaining(each.template, label=each.label) for each in made.plan.tickets()]
+            walked.append((llm.calls["public"], made.topics[1:], shares, left))
+        assert all(each == walked[0] for each in walked)
+
+    def test_topics_run_in_parallel_and_texts_compose(self) -> None:
+        few, many = maker(num_topics=2).plan, maker(num_topics=6).plan
+        assert few.generation.noise_multiplier < many.generation.noise_multiplier * 1.5  # rates differ, not the count
+        wide = maker(num_topics=2, topic_size=100).plan, maker(num_topics=6, topic_size=100).plan
+        assert wide[0].generation.noise_multiplier == wide[1].generation.noise_multiplier
+        longer = maker(num_topics=2, topic_size=100, documents_per_topic=4).plan
+        assert longer.generation.noise_multiplier > wide[0].generation.noise_multiplier
+
+    def test_the_histogram_is_released_once_in_the_life_of_a_ledger(self) -> None:
+        budget = house()
+        private = PrivateExamples(NOTES, public_size=600)
+        first = maker(budget, private, component="store")
+        first.run(progress=False)
+        second = maker(budget, private, component="store")
+        with pytest.raises(PrivacyBudgetExceededError):
+            second.run(progress=False)
+
+    def test_a_joint_plan_with_another_component_costs_less_than_alone(self) -> None:
+        budget, private = house(), PrivateExamples(NOTES, public_size=600)
+        with budget.plan():
+            one = maker(budget, private, epsilon=4.0)
+            other = maker(budget, private, epsilon=4.0)
+        assert budget.remaining_epsilon > 0.0
+        found = one.run(progress=False)
+        other.run(progress=False)
+        assert verify_report(found).ok
+
+    def test_two_stores_of_one_data_set_add_up(self) -> None:
+        budget = house()
+        private = PrivateExamples(NOTES, public_size=600)
+        maker(budget, private, epsilon=4.0).run(progress=False)
+        other = maker(budget, private, epsilon=3.0)
+        assert other.run(progress=False).report["component"] == "documents-2"
+        with pytest.raises(PrivacyBudgetExceededError):
+            maker(budget, private, epsilon=2.0)
+        assert verify_report(budget.report()).ok
+
+    def test_a_histogram_that_fails_stays_paid_and_says_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = maker()
+
+        def broken(*_: Any) -> Any:
+            raise ValueError(CANARY)
+
+        monkeypatch.setattr(UnitKeywords, "of", broken)
+        with pytest.raises(ModelCallError) as caught:
+            made.run(progress=False)
+        assert CANARY not in str(caught.value)
+        assert caught.value.synthesizer is made  # type: ignore[attr-defined]
+        assert made._share.remaining(TOPIC_TEMPLATE) == 0
+        assert made.topics == ()
+
+    def test_a_stop_before_the_histogram_gives_its_ticket_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stop(*_: Any, **__: Any) -> Any:
+            raise KeyboardInterrupt
+
+        made = maker()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("langchain_dpicl.documents.synthesizer.release_counts", stop)
+            made.run(progress=False)
+        assert made._share.remaining(TOPIC_TEMPLATE) == 1
+        assert made.run(progress=False).topics
+        assert made._share.remaining(TOPIC_TEMPLATE) == 0
+        assert made._share.committed(TOPIC_TEMPLATE) == 1
+
+    def test_a_split_that_fails_is_tried_again_for_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = maker()
+        monkeypatch.setattr("langchain_dpicl.privacy.data.unit_pool._split_units", None)
+        with pytest.raises(RecordError):
+            made.run(progress=False)
+        monkeypatch.undo()
+        assert made.run(progress=False).topics
+
+    def test_observers_hear_of_charges_and_refusals(self) -> None:
+        class Observer(BaseCallbackHandler):
+            def __init__(self) -> None:
+                self.heard: list[tuple[str, Any]] = []
+
+            def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
+                self.heard.append((name, data))
+
+        observer = Observer()
+        budget = PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-6)
+        made = maker(budget)
+        RunnableLambda(lambda _: made.run(progress=False)).invoke("go", {"callbacks": [observer]})
+        assert [name for name, _ in observer.heard] == ["dpicl.charged"] * 5
+        assert {data["component"] for _, data in observer.heard} == {"DocumentSynthesizer"}
+        assert {data["share"]["name"] for _, data in observer.heard} == {"documents"}
+        assert CANARY not in str(observer.heard)
+
+    def test_the_budget_is_found_in_the_context(self) -> None:
+        with get_privacy_budget_callback(epsilon=6.0, delta=1e-6) as budget:
+            DocumentSynthesizer.from_private_documents(
+                [Document("my card")] * 50,
+                public_size=600,
+                llm=engine(),
+                vocabulary=["card"],
+                epsilon=6.0,
+                num_topics=1,
+                public_top_k=None,
+            )
+            assert budget.remaining_epsilon == 0.0
+
+
+class TestAStop:
+    @pytest.mark.parametrize(
+        ("owner", "name"),
+        [(UnitKeywords, "of"), (GaussianCountMechanism, "release"), (TopicSplit, "of"), (GenerationTemplate, "record")],
+        ids=["casting", "noising", "splitting", "rendering"],
+    )
+    def test_carries_no_frame_with_records_or_counts(
+        self, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stop(*_: Any, **__: Any) -> Any:
+            raise KeyboardInterrupt
+
+        made = maker(topic_noise="gaussian")
+        monkeypatch.setattr(owner, name, stop)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            made.run(progress=False)
+        held = locals_in(caught.value)
+        assert not any(text in held for text in (CANARY, "my card was", "array("))
+        monkeypatch.undo()
+        if made.topics or made._chosen:
+            assert caught.value.synthesizer.run(progress=False).topics  # type: ignore[attr-defined]
+
+    def test_a_loader_that_fails_is_in_no_frame_of_ours_and_one_that_does_not_is_read(self) -> None:
+        class Notes(BaseLoader):
+            def __init__(self, fails: bool) -> None:
+                self.fails = fails
+
+            def lazy_load(self) -> Iterator[Document]:
+                yield Document(CANARY, metadata={"source": "one"})
+                if self.fails:
+                    raise OSError(CANARY)
+
+        terms: dict[str, Any] = {"public_size": 600, "unit_key": "source", "llm": engine(), "epsilon": 6.0}
+        with pytest.raises(RecordError) as caught:
+            DocumentSynthesizer.from_private_documents(Notes(fails=True), budget=house(), **terms)
+        assert CANARY not in locals_in(caught.value) + str(caught.value)
+        made = DocumentSynthesizer.from_private_documents(
+            Notes(fails=False), budget=house(), public_top_k=None, vocabulary=["card"], **terms
+        )
+        assert made._private._pool(None, ledger_id=made._budget.ledger_id).num_units == 1
+
+    def test_documents_that_cannot_be_read_are_in_no_frame_of_ours(self) -> None:
+        documents = [Document(CANARY), Document("x", metadata={"source": 1.5})]
+        with pytest.raises(RecordError) as caught:
+            DocumentSynthesizer.from_private_documents(
+                documents, public_size=10, unit_key="source", llm=engine(), budget=house()
+            )
+        assert CANARY not in locals_in(caught.value) + str(caught.value)
+
+
+def full(*_: Any) -> Any:
+    raise OSError("the disk is full")
+
+
+class TestWhatIsKept:
+    def test_a_model_that_goes_away_leaves_what_was_released_and_the_run_goes_on(self) -> None:
+        # The public call of a token in the third text.
+        made = maker(llm=FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=8))
+        with pytest.raises(SynthesisInterruptedError, match="documents are released") as caught:
+            made.run(progress=False)
+        assert caught.value.synthesizer is made
+        assert len(made.released().texts) >= 1
+        assert verify_report(made.released()).ok
+        assert not made.finished
+        assert len(caught.value.synthesizer.run(progress=False)) == 4
+
+        async def stopped() -> SyntheticDocuments:
+            other = maker(llm=FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=8))
+            with pytest.raises(SynthesisInterruptedError) as again:
+                await other.arun(progress=False)
+            assert again.value.synthesizer is other
+            return await other.arun(progress=False)
+
+        assert len(asyncio.run(stopped())) == 4
+
+    def test_another_process_goes_on_with_the_checkpoint(self, tmp_path: Path) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
+        budget = house(store=SQLiteStore.new(path))
+        made = maker(budget, checkpoint=kept, component="store")
+        stream = made.stream(progress=False)
+        first = [next(stream), next(stream)]
+        stream.close()
+        budget.close()
+        ledger._IDENTITIES.clear()
+        again = Budget.open(SQLiteStore(path))
+        other = maker(again, checkpoint=kept, component="store")
+        assert other.topics == made.topics
+        found = other.run(progress=False)
+        assert {each.id: each.page_content for each in first}.items() <= {
+            each.id: each.page_content for each in found.documents
+        }.items()
+        assert len(found) == 4
+        assert CANARY not in kept.read_text()
+        assert verify_report(found).ok
+
+    def test_topics_are_in_the_file_before_their_ticket_is_committed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stop(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
+        budget = house(store=SQLiteStore.new(path))
+        made = maker(budget, checkpoint=kept, component="store")
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Reservation, "commit", stop)
+            made.run(progress=False)
+        assert made._share.remaining(TOPIC_TEMPLATE) == made._share.committed(TOPIC_TEMPLATE) == 0
+        budget.close()
+        ledger._IDENTITIES.clear()
+        other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
+        assert [topic for topic, _ in other.topics] == ["card", "transfer"]
+        assert len(other.run(progress=False)) == 4
+
+    @pytest.mark.parametrize(
+        ("owner", "name", "is_kept"),
+        [
+            (documents, "choose_topics", False),
+            (DocumentsCheckpoint, "save", True),
+            (Reservation, "commit", True),
+            (TopicExamples, "name_topics", True),
+        ],
+        ids=["released", "saved", "committed", "named"],
+    )
+    def test_a_process_that_is_killed_has_its_topics_once_they_are_saved(
+        self, owner: Any, name: str, is_kept: bool, tmp_path: Path
+    ) -> None:
+        """Killed right after each step: before the file there is nothing to go on with, from then on everything."""
+        path, kept, real = tmp_path / "ledger.db", tmp_path / "kept.json", getattr(owner, name)
+
+        def killed() -> None:
+            made = maker(house(store=SQLiteStore.new(path)), checkpoint=kept, component="store")
+            setattr(owner, name, lambda *a, **k: (real(*a, **k), os._exit(9)))
+            made.run(progress=False)
+
+        child = multiprocessing.get_context("fork").Process(target=killed)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 9
+        assert kept.exists() == is_kept
+        other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
+        if not is_kept:
+            with pytest.raises(PrivacyBudgetExceededError):
+                other.run(progress=False)
+            return
+        assert [topic for topic, _ in other.topics] == ["card", "transfer"]
+        found = other.run(progress=False)
+        assert len(found) == 4
+        assert verify_report(found).ok
+
+    def test_a_file_that_cannot_be_written_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = maker(checkpoint=tmp_path / "kept.json")
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="full") as caught:
+            patch.setattr("langchain_dpicl.released.files.write_whole", full)
+            made.run(progress=False)
+        assert caught.value.synthesizer is made  # type: ignore[attr-defined]
+        assert made._share.committed(TOPIC_TEMPLATE) == 0
+        assert len(made.run(progress=False)) == 4
+        assert made._share.committed(TOPIC_TEMPLATE) == 1
+
+    def test_a_deal_that_is_gone_leaves_out_the_texts_it_was_for(self, tmp_path: Path) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
+        budget = house(store=SQLiteStore.new(path))
+        next(maker(budget, checkpoint=kept, component="store", sampling="disjoint").stream(progress=False))
+        budget.close()
+        ledger._IDENTITIES.clear()
+        other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store", sampling="disjoint")
+        places = [(text.topic, text.number) for text in other.run(progress=False).texts]
+        assert places == [("transfer", 0), ("card", 0), ("card", 1)]
+
+    def test_a_checkpoint_of_another_ledger_is_refused(self, tmp_path: Path) -> None:
+        kept = tmp_path / "kept.json"
+        maker(checkpoint=kept, component="store").run(progress=False)
+        with pytest.raises(ConfigurationError, match="of this run"):
+            maker(checkpoint=kept, component="store")
+
+    def test_a_file_of_topics_that_nobody_released_is_refused(self, tmp_path: Path) -> None:
+        """A file can be wrong: it names no topic before the histogram, nor one that this cannot have released."""
+        kept, budget, private = tmp_path / "kept.json", house(), PrivateExamples(NOTES, public_size=600)
+        made = maker(budget, private, checkpoint=kept, component="store")
+        assert made._checkpoint is not None
+        made._checkpoint.save((("card", 300),), ())
+        with pytest.raises(ConfigurationError, match="a ledger on which none was"):
+            maker(budget, private, checkpoint=kept, component="store")
+        kept.unlink()
+        made.run(progress=False)
+        budget, private = house(), PrivateExamples(NOTES, public_size=600)
+        for topic, count in (("canary", 300), ("card", 99)):
+            other = maker(budget, private, component="store", checkpoint=tmp_path / f"{topic}.json")
+            assert other._checkpoint is not None
+            other._checkpoint.save(((topic, count),), ())
+            with pytest.raises(ConfigurationError, match="topics of the vocabulary, of 100 units or more"):
+                maker(budget, private, component="store", checkpoint=tmp_path / f"{topic}.json")
+
+    def test_texts_whose_tickets_are_gone_are_left_out(self, tmp_path: Path) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
+        budget = house(store=SQLiteStore.new(path))
+        made = maker(budget, checkpoint=kept, component="store")
+        next(made.stream(progress=False))
+        made._share.reserve("text: 1 token on one sample", label="topic 2", count=4)  # a process that was killed
+        budget.close()
+        ledger._IDENTITIES.clear()
+        other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
+        places = [(text.topic, text.number) for text in other.run(progress=False).texts]
+        assert places == [("transfer", 0), ("transfer", 1)]
+
+    def test_a_checkpoint_with_other_topics_is_refused_by_the_ledger(self, tmp_path: Path) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
+        budget = house(store=SQLiteStore.new(path))
+        maker(budget, checkpoint=kept, component="store").run(progress=False)
+        budget.close()
+        ledger._IDENTITIES.clear()
+        state = json.loads(kept.read_text())
+        state["topics"], state["documents"] = [["boat", 199]], []
+        kept.write_text(resealed(json.dumps(state)))
+        with pytest.raises(PrivacyBudgetMismatchError, match="topics named"):
+            maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"topics": [["card", 300], ["film", 300], ["boat", 300], ["transfer", 300]]},
+            {"topics": [["card"]]},
+            {"topics": [["card", "many"]]},
+            {"documents": [{"text": "x", "topic": "film", "number": 0}]},
+            {"documents": [{"text": "x", "topic": "card", "number": 9}]},
+            {"documents": [{"text": "x"}]},
+            {"documents": 7},
+            {"terms": {}},
+        ],
+    )
+    def test_a_checkpoint_of_another_run_or_form_is_refused(self, tmp_path: Path, changed: dict[str, Any]) -> None:
+        kept = tmp_path / "kept.json"
+        budget, private = house(), PrivateExamples(NOTES, public_size=600)
+        maker(budget, private, checkpoint=kept, component="store").run(progress=False)
+        kept.write_text(resealed(kept.read_text(), **changed))
+        with pytest.raises(ConfigurationError):
+            maker(budget, private, checkpoint=kept, component="store")
+
+    def test_a_checkpoint_needs_a_place(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match="checkpoint"):
+            maker(checkpoint=tmp_path / "nowhere" / "kept.json")
+        with pytest.raises(ConfigurationError, match="checkpoint"):
+            maker(checkpoint=7)
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"vocabulary": "card"},
+            {"vocabulary": []},
+            {"vocabulary": ["card", "Card"]},
+            {"num_topics": 0},
+            {"num_topics": 2_000},
+            {"keywords_per_unit": 0},
+            {"topic_share": 1.0},
+            {"topic_noise": "cauchy"},
+            {"least_units": 0},
+            {"topic_size": 0},
+            {"topic_key": "text"},
+            {"max_tokens": 0},
+            {"documents_per_topic": 0},
+            {"generation_prompt": "{text} and {topic}"},
+            {"mechanism": "loud"},
+            {"strange": 1},
+            {"epsilon": None},
+            {"noise_multiplier": 0.1},
+            {"sampling": "fixed"},
+            {"sampling": "partition"},
+        ],
+    )
+    def test_public_faults_are_refused_before_anything_is_bound_or_spent(self, wrong: dict[str, Any]) -> None:
+        budget, private = house(), PrivateExamples(NOTES, public_size=600)
+        with pytest.raises(ConfigurationError):
+            maker(budget, private, **wrong)
+        assert budget.remaining_epsilon == 8.0
+        assert private._ledger_id is None
+
+    @pytest.mark.parametrize("num_topics", [1, 2])
+    def test_a_sample_of_fixed_size_of_topics_whose_sizes_are_private(self, num_topics: int) -> None:
+        """A unit that is replaced may leave its topic: texts of 500 units and of 499 would be told apart at once."""
+        budget = house(adjacency="replace_one")
+        private = PrivateExamples(NOTES[:500], public_size=500)
+        with pytest.raises(ConfigurationError, match="no topic has a known size"):
+            maker(budget, private, sampling="fixed", num_topics=num_topics, topic_size=500)
+        assert budget.remaining_epsilon == 8.0
+        assert private._ledger_id is None
+
+    def test_what_are_no_private_examples(self) -> None:
+        with pytest.raises(ConfigurationError, match="PrivateExamples"):
+            DocumentSynthesizer.from_private_examples(["text"], llm=engine(), budget=house())  # type: ignore[arg-type]
+        with pytest.raises(RecordError):
+            DocumentSynthesizer.from_private_documents(["no document"], public_size=10, llm=engine(), budget=house())
+
+    def test_a_share_that_does_not_fit(self) -> None:
+        with pytest.raises(PrivacyBudgetError):
+            maker(house(epsilon=1.0))
+
+    def test_copies_and_pickles(self) -> None:
+        made = maker()
+        assert copy.deepcopy(made) is made
+        assert CANARY not in repr(made)
+        with pytest.raises(PrivacyBudgetError):
+            pickle.dumps(made)
+
+
+def released() -> SyntheticDocuments:
+    texts = (
+        SyntheticText("my card was declined", "card", 0),
+        SyntheticText("card lost", "card", 1),
+        SyntheticText("the transfer is late", "transfer", 0),
+    )
+    return SyntheticDocuments(texts, (("card", 300), ("transfer", 200)), {"private": True, "epsilon": 1.0}, {})
+
+
+class TestTheReleasedStore:
+    def test_is_kept_in_a_file(self, tmp_path: Path) -> None:
+        found = maker().run(progress=False)
+        found.save(tmp_path / "documents.json")
+        assert SyntheticDocuments.load(tmp_path / "documents.json") == found
+        assert found.epsilon == found.report["epsilon"]
+
+    def test_goes_into_any_vector_store_once(self) -> None:
+        store = InMemoryVectorStore(LocalEmbeddings())
+        assert released().to_vector_store(store) is store
+        released().to_vector_store(store)
+        assert len(store.store) == 3
+        assert asyncio.run(released().ato_vector_store()).similarity_search("a late transfer", k=1)[0].metadata == {
+            "topic": "transfer",
+            "number": 0,
+            "release": released().release_id,
+        }
+        assert released().filtered(lambda _: False).to_vector_store().similarity_search("x") == []
+        assert asyncio.run(released().filtered(lambda _: False).ato_vector_store()).similarity_search("x") == []
+
+    @pytest.mark.parametrize("is_asked", [True, False])
+    def test_a_store_that_takes_an_id_once_is_given_what_it_lacks(self, is_asked: bool) -> None:
+        """As FAISS does; one that cannot say what it holds is given everything, as before."""
+
+        class Once(InMemoryVectorStore):
+            def add_documents(self, documents: list[Document], ids: Any = None, **given: Any) -> list[str]:
+                if is_asked and set(ids) & set(self.store):
+                    raise ValueError("an id stands there already")
+                return super().add_documents(documents, ids=ids, **given)
+
+            async def aadd_documents(self, documents: list[Document], ids: Any = None, **given: Any) -> list[str]:
+                return self.add_documents(documents, ids=ids, **given)
+
+            def get_by_ids(self, ids: Any, /) -> list[Document]:
+                if not is_asked:
+                    raise NotImplementedError
+                return super().get_by_ids(ids)
+
+            async def aget_by_ids(self, ids: Any, /) -> list[Document]:
+                return self.get_by_ids(ids)
+
+        store, few = Once(LocalEmbeddings()), released().filtered(lambda found: found.metadata["number"] == 0)
+        few.to_vector_store(store)
+        assert len(store.store) == 2
+        for _ in range(2):
+            released().to_vector_store(store)
+            asyncio.run(released().ato_vector_store(store))
+        assert len(store.store) == 3
+
+    def test_is_named_by_what_it_is_of_and_by_its_topics(self) -> None:
+        found = released()
+        named = {"ledger_id": "a", "component": "store", "dataset_id": "notes"}
+        others = [{**named, name: "another"} for name in named]
+        assert len({release_id(told, found.topics) for told in (named, *others)}) == 4
+        assert release_id(named, found.topics) != release_id(named, (("card", 301), ("transfer", 200)))
+
+    def test_has_a_stock_retriever(self) -> None:
+        retriever = released().as_retriever(search_kwargs={"k": 1})
+        assert retriever.invoke("my card is lost")[0].page_content == "card lost"
+
+    def test_is_filtered_for_free(self) -> None:
+        kept = released().filtered(lambda document: "declined" not in document.page_content)
+        assert [text.text for text in kept.texts] == ["card lost", "the transfer is late"]
+        assert kept.release_id == released().release_id
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"texts": "text"},
+            {"texts": ("text",)},
+            {"texts": (SyntheticText("x", "film", 0),)},
+            {"texts": (SyntheticText("x", "card", 0), SyntheticText("y", "card", 0))},
+            {"topics": (("card", 1), ("card", 2))},
+            {"topics": ("card",)},
+            {"topics": (("card", "many"),)},
+            {"report": {"epsilon": -1}},
+            {"plan": 7},
+        ],
+    )
+    def test_refuses_what_is_no_release(self, wrong: dict[str, Any]) -> None:
+        state: dict[str, Any] = {
+            "texts": released().texts,
+            "topics": released().topics,
+            "report": released().report,
+            "plan": {},
+        }
+        with pytest.raises(ConfigurationError):
+            SyntheticDocuments(**{**state, **wrong})
+
+    def test_refuses_other_stores(self) -> None:
+        with pytest.raises(ConfigurationError, match="vector store"):
+            released().to_vector_store(InMemoryVectorStore)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="embedding"):
+            released().to_vector_store(InMemoryVectorStore(LocalEmbeddings()), embedding=LocalEmbeddings())
+        with pytest.raises(ConfigurationError, match="documents"):
+            SyntheticDocuments.from_json(released().to_json().replace('"number": 0', '"other": 0'))
+        with pytest.raises(ConfigurationError, match="text"):
+            SyntheticText(7, "card", 0)  # type: ignore[arg-type]
+
+    def test_leaves_out_texts_that_say_nothing(self) -> None:
+        found = released()
+        texts = (*found.texts, SyntheticText(" ", "transfer", 1))
+        assert len(SyntheticDocuments(texts, found.topics, found.report, {}).documents) == 3
+
+
+class TestThePublicVocabulary:
+    def test_holds_words_of_public_texts_or_of_the_embedded_model(self) -> None:
+        assert public_vocabulary(["Lost card", "a lost phone"], size=2) == ("lost", "phone")
+        assert public_vocabulary(["The company's 3 new TV shows, show_s shows_, Th\u1ebf gi\u1edbi"]) == (
+            "company",
+            "shows",
+            "gi\u1edbi",
+            "new",
+            "th\u1ebf",
+        )
+        words = public_vocabulary(size=300)
+        assert len(set(words)) == 300
+        assert {"card", "money"} <= set(words)
+        assert not {"with", "the"} & set(words)
+        assert public_vocabulary(size=300) == words
+        UnitKeywords("text", 10, words)
+
+    def test_refuses_public_faults(self) -> None:
+        for wrong in ({"size": 0}, {"texts": ["the"]}, {"texts": "text"}, {"texts": ["7 TV"]}):
+            with pytest.raises(ConfigurationError):
+                public_vocabulary(**wrong)

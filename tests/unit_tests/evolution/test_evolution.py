@@ -1,0 +1,430 @@
+"""Private evolution: what survives, what is asked, what is charged, and how it goes on after a stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.prompts import PromptTemplate
+
+from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.evolution.evolution import PrivateEvolution, SurvivalRule
+from langchain_dpicl.exceptions import (
+    CapabilityError,
+    ConfigurationError,
+    ModelCallError,
+    NoPrivacyBudgetError,
+    PrivacyBudgetError,
+    PrivacyBudgetExceededError,
+    SynthesisInterruptedError,
+)
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.prompts import DPFewShotPromptTemplate
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+from langchain_dpicl.reports.report import verify_report
+from tests.contracts.front_room import Observer
+from tests.evolution_doubles import RECORDS, Muse, Topical, budget_of, charged, evolution
+from tests.example_files import example
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
+LABELLED = [{"text": f"my card {n}", "queue": "bank"} for n in range(20)] + [
+    {"text": f"a film {n}", "queue": "arts"} for n in range(12)
+]
+BY_QUEUE = {"label_key": "queue", "labels": ("bank", "arts"), "public_size": {"bank": 20, "arts": 12}}
+
+
+def varying(prompt: str) -> str:
+    """First candidates in turn of nothing; variations that say a little more of the same."""
+    if "Rewrite" in prompt:
+        return prompt.splitlines()[-3].removeprefix("text: ") + " card"
+    return "a card"
+
+
+# -- what comes out ----------------------------------------------------------------------------------------------
+
+
+def test_the_candidate_that_most_units_are_nearest_to_survives() -> None:
+    made = evolution(rounds=1, num_survivors=3, shots_per_label=2)
+    released = made.run(progress=False)
+    assert released.examples == ({"text": "a card"}, {"text": "a boat"})
+    assert made.votes[None] == pytest.approx((14.0, 6.0, 0.0), abs=0.02)
+    assert made.finished
+
+
+def test_survivors_are_varied_and_compete_with_their_variations() -> None:
+    muse = Muse(says=lambda prompt: "card card card boat" if "Rewrite" in prompt else "a boat")
+    records = ["card card card boat"] * 20
+    made = evolution(records, llm=muse, candidates=["a boat", "a card"], rounds=2, shots_per_label=1)
+    assert made.run(progress=False).examples == ({"text": "card card card boat"},)
+    first = next(asked for asked in muse.asked if "a card" in asked)
+    assert first == (
+        "Rewrite the following text: say something similar in other words. Write nothing else.\n\n"
+        "text: a card\n\nAnother text:"
+    )
+
+
+def test_each_label_has_rounds_of_its_own_and_its_own_units_vote() -> None:
+    muse = Muse(says=["a card", "a film"] * 2)
+    made = evolution(LABELLED, declared=BY_QUEUE, llm=muse, rounds=1)
+    released = made.run(progress=False)
+    assert released.examples == ({"queue": "bank", "text": "a card"}, {"queue": "arts", "text": "a film"})
+    assert made.votes["bank"][0] == pytest.approx(20.0, abs=0.02)
+    assert made.votes["arts"][0] == pytest.approx(12.0, abs=0.02)
+    assert muse.asked[0] == "Write a text for the given queue.\n\nqueue: bank\ntext:"
+    assert muse.asked[-1] == "Write a text for the given queue.\n\nqueue: arts\ntext:"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_sync_and_async_give_the_same_and_stream_label_by_label(is_async: bool) -> None:
+    made = evolution(LABELLED, declared=BY_QUEUE, llm=Muse(says=["a card", "a film"] * 9))
+
+    async def streamed() -> list[dict[str, str]]:
+        return [example async for example in made.astream(progress=False)]
+
+    found = asyncio.run(streamed()) if is_async else list(made.stream(progress=False))
+    assert [example["queue"] for example in found] == ["bank", "arts"]
+    assert found == made.demonstrations
+    assert (asyncio.run(made.arun()) if is_async else made.run()).examples == tuple(found)
+
+
+def test_a_unit_with_many_records_has_one_vote_of_length_one() -> None:
+    records = [{"text": "a boat", "user": "one"} for _ in range(50)]
+    records += [{"text": "a card", "user": "two"}, {"text": "a card", "user": "three"}]
+    records += [{"text": text, "user": "four"} for text in ("a film",) * 3 + ("the rain",) * 4]
+    declared = {"public_size": 4, "unit_key": "user", "records_per_unit": 100}
+    made = evolution(records, declared=declared, rounds=1, num_survivors=4, num_variations=0)
+    made.run(progress=False)
+    assert made.votes[None] == pytest.approx((2.0, 1.0, 0.8, 0.6), abs=0.02)
+
+
+def test_an_engine_that_completes_text_writes_as_well() -> None:
+    engine = FakeBackend(scripted({"Write": 1.0}, {" card": 1.0}), max_top_k=1)
+    made = evolution(llm=engine, candidates=["a boat", "a card"], max_tokens=1)
+    assert made.run(progress=False).examples == ({"text": "a card"},)
+
+
+def test_hints_come_in_turn_behind_the_instruction() -> None:
+    muse = Muse()
+    evolution(llm=muse, rounds=1, instruction="Say it.", hints=["Shout.", "Whisper."]).run(progress=False)
+    assert muse.asked[:3] == ["Say it. Shout.\n\ntext:", "Say it. Whisper.\n\ntext:", "Say it. Shout.\n\ntext:"]
+
+
+def test_own_templates_are_filled_once_and_braces_of_texts_stay() -> None:
+    muse = Muse(says=lambda prompt: "card {q} {text}")
+    made = evolution(
+        llm=muse, candidates=["card {text}", "a boat"], variation_prompt="{text} -> {text}?", instruction="{x}"
+    )
+    made.run(progress=False)
+    assert "card {text} -> card {text}?" in muse.asked
+
+
+# -- what is asked and charged -----------------------------------------------------------------------------------
+
+
+def test_nothing_is_embedded_and_nothing_charged_before_the_first_ticket_burns() -> None:
+    embeddings, budget = Topical(), budget_of()
+    made = evolution(embeddings=embeddings, budget=budget)
+    assert charged(budget) == 0
+    public = list(embeddings.asked)  # the probe
+    made._share = _Refusing(made._share)
+    with pytest.raises(PrivacyBudgetError):
+        made.run(progress=False)
+    assert not set(embeddings.asked) & set(RECORDS)
+    assert set(embeddings.asked) - set(public) == {"a card", "a boat", "a film", "the rain"}
+
+
+class _Refusing:
+    """A share whose tickets cannot be reserved."""
+
+    def __init__(self, share: Any) -> None:
+        self._share = share
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._share, name)
+
+    def reserve(self, *args: Any, **kwargs: Any) -> Any:
+        raise PrivacyBudgetExceededError("none left", requested=1.0, remaining=0.0)
+
+
+def test_every_round_is_a_ticket_and_every_private_text_is_embedded_once() -> None:
+    embeddings, budget = Topical(), budget_of()
+    evolution(embeddings=embeddings, budget=budget, rounds=4).run(progress=False)
+    assert charged(budget) == 4
+    assert [embeddings.asked.count(record) for record in RECORDS] == [1] * len(RECORDS)
+
+
+def test_private_directions_are_gone_when_all_is_done() -> None:
+    made = evolution(rounds=1)
+    made.run(progress=False)
+    assert made._nearest._held.reveal() == {}
+
+
+def test_the_report_verifies_and_the_result_survives_its_file() -> None:
+    made = evolution(LABELLED, declared=BY_QUEUE, llm=Muse(says=["a card", "a film"] * 9), noise_multiplier=2.0)
+    released = made.run(progress=False)
+    assert verify_report(released).ok
+    assert ReleasedDemonstrations.from_json(released.to_json()) == released
+    assert released.plan["mechanism"] == "private_evolution"
+    assert released.plan["embeddings"] == "Topical"
+    assert released.plan["label_key"] == "queue"
+
+
+def test_observers_hear_of_tickets_and_nothing_else() -> None:
+    observer = Observer()
+    made = evolution(config={"callbacks": [observer]}, rounds=2)
+
+    from langchain_core.runnables import RunnableLambda
+
+    RunnableLambda(lambda _: made.run(progress=False)).invoke(None, {"callbacks": [observer]})
+    assert [event["tickets"] for event in observer.named("dpicl.charged")] == [2]
+
+
+# -- stops and outages -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_an_outage_keeps_what_was_released_and_the_rest_of_the_rounds(is_async: bool) -> None:
+    said = iter(["a card", "a boat", "a film", "the rain"])
+    muse, budget = Muse(says=lambda prompt: next(said, OSError("out"))), budget_of()
+    made = evolution(llm=muse, budget=budget, rounds=3)
+    with pytest.raises(SynthesisInterruptedError, match="1 of 3 rounds are released") as caught:
+        asyncio.run(made.arun(progress=False)) if is_async else made.run(progress=False)
+    assert caught.value.synthesizer is made
+    assert charged(budget) == 1
+    assert made.demonstrations == [{"text": "a card"}]
+    assert not made.finished
+    muse.says = ("a card, and more",)
+    made.run(progress=False)
+    assert charged(budget) == 3
+    assert made.finished
+
+
+def test_an_outage_before_the_first_round_costs_nothing() -> None:
+    budget = budget_of()
+    with pytest.raises(SynthesisInterruptedError):
+        evolution(llm=Muse(says=[OSError("out")]), budget=budget).run(progress=False)
+    assert charged(budget) == 0
+
+
+def test_a_stop_while_units_vote_burns_that_ticket_and_the_others_stay() -> None:
+    class Stopping(Topical):
+        is_stopping = True
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            if self.is_stopping and texts[0] in RECORDS:
+                raise KeyboardInterrupt
+            return super().embed_documents(texts)
+
+    embeddings, budget = Stopping(), budget_of()
+    made = evolution(embeddings=embeddings, budget=budget, rounds=2)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        made.run(progress=False)
+    assert caught.value.synthesizer is made  # type: ignore[attr-defined]
+    assert charged(budget) == 1
+    embeddings.is_stopping = False
+    made.run(progress=False)
+    assert charged(budget) == 2
+    assert made._items[0].rounds == 1  # the other one was lost
+
+
+def test_where_every_ticket_was_lost_the_run_says_so() -> None:
+    class Stopping(Topical):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            if texts[0] in RECORDS:
+                raise KeyboardInterrupt
+            return super().embed_documents(texts)
+
+    made = evolution(embeddings=Stopping(), rounds=1)
+    with pytest.raises(KeyboardInterrupt):
+        made.run(progress=False)
+    with pytest.raises(SynthesisInterruptedError, match="declare another component"):
+        made.run(progress=False)
+
+
+async def test_a_cancelled_run_goes_on_where_it_stood() -> None:
+    budget, made = budget_of(), None
+    made = evolution(LABELLED, declared=BY_QUEUE, llm=Muse(says=["a card", "a film"] * 9), budget=budget)
+    stream = made.astream(progress=False)
+    assert (await anext(stream))["queue"] == "bank"
+    await stream.aclose()
+    assert charged(budget) == 2
+    assert len((await made.arun(progress=False)).examples) == 2
+    assert charged(budget) == 4
+
+
+def test_two_runs_at_once_are_refused() -> None:
+    made = evolution()
+    made._items[0].busy = True
+    with pytest.raises(ConfigurationError, match="no other run"):
+        made.run(progress=False)
+
+
+def test_the_same_component_name_and_plan_is_the_same_share() -> None:
+    budget, private = budget_of(), PrivateExamples(RECORDS, public_size=len(RECORDS))
+    evolution(private=private, budget=budget, component="texts").run(progress=False)
+    again = evolution(private=private, budget=budget, component="texts")
+    with pytest.raises(PrivacyBudgetExceededError):
+        again.run(progress=False)
+
+
+def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
+    private = PrivateExamples(RECORDS, public_size=len(RECORDS))
+    made = evolution(private=private, rounds=3)
+    said = iter(["a card", "a boat", "a film", "the rain"])
+    made._writer.model._llm.says = lambda prompt: next(said, OSError("out"))
+    with pytest.raises(SynthesisInterruptedError):
+        made.run(progress=False)
+    assert made._nearest._name(RECORDS[0]) in made._nearest._held.reveal()
+    private.remove(0)
+    made._writer.model._llm.says = ("a card!",)
+    kept: list[Any] = []
+    real = made._nearest.forget
+    made._nearest.forget = lambda: (kept.extend(made._nearest._held.reveal()), real())[1]  # type: ignore[method-assign]
+    made.run(progress=False)
+    assert made._nearest._name(RECORDS[0]) not in kept
+    assert made._nearest._name(RECORDS[1]) in kept
+
+
+# -- faults ------------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "no instruction": {"instruction": 3},
+    "stub without the text": {"generation_prompt": "{queue}:"},
+    "variation without the text": {"variation_prompt": "again"},
+    "variation of another field": {"variation_prompt": "{text} {other}"},
+    "one hint as a text": {"hints": "Shout."},
+    "candidates of other labels": {"candidates": {"other": ["a"]}},
+    "one candidate as a text": {"candidates": "a card"},
+    "fewer candidates than given": {"candidates": ["a", "b", "c"], "num_candidates": 2},
+    "more shots than survivors": {"shots_per_label": 3},
+    "no rounds": {"rounds": 0},
+    "rounds without variations": {"num_variations": 0},
+    "no neighbours": {"neighbours": 0},
+    "unknown selection": {"selection": "best"},
+    "negative threshold": {"threshold": -1.0},
+    "no tokens": {"max_tokens": 0},
+    "a template of other fields": {"example_prompt": PromptTemplate.from_template("{text} {other}")},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_public_faults_raise_before_anything_is_bound(fault: dict[str, Any]) -> None:
+    private, embeddings = PrivateExamples(RECORDS, public_size=len(RECORDS)), Topical()
+    with pytest.raises(ConfigurationError):
+        evolution(private=private, embeddings=embeddings, **fault)
+    assert private._ledger_id is None
+    assert not set(embeddings.asked) & set(RECORDS)
+
+
+def test_other_faults_are_named() -> None:
+    with pytest.raises(CapabilityError):
+        evolution(llm=object())
+    with pytest.raises(ConfigurationError, match="PrivateExamples"):
+        evolution(private=RECORDS)
+    with pytest.raises(NoPrivacyBudgetError):
+        evolution(budget=None)
+    with pytest.raises(ConfigurationError, match="at least 2 distinct public texts"):
+        evolution(llm=Muse(says=["always this"])).run(progress=False)
+
+
+def test_whatever_the_records_are_the_same_path_is_walked() -> None:
+    for records in ([], [""], ["\x00\ud800"], ["x" * 30_000]):
+        made = evolution(records, rounds=1, noise_multiplier=1.0)
+        assert len(made.run(progress=False).examples) == 1
+
+
+# -- survival ----------------------------------------------------------------------------------------------------
+
+
+def test_rank_takes_the_most_votes_and_the_first_of_equals() -> None:
+    assert SurvivalRule(3, 1).of(np.array([1.0, 5.0, 5.0, -2.0])) == [1, 2, 0]
+
+
+def test_a_threshold_stops_all_but_the_best() -> None:
+    assert SurvivalRule(3, 2, threshold=9.0).of(np.array([1.0, 5.0, 4.0])) == [1, 2]
+    assert SurvivalRule(3, 1, threshold=4.0).of(np.array([1.0, 5.0, 4.0])) == [1, 2]
+
+
+def test_a_draw_is_in_proportion_to_the_votes_and_leaves_out_what_has_none() -> None:
+    """Of 2,000 draws of one out of weights 3 and 1, 1,500 hold the first: five deviations are 97."""
+    survival = SurvivalRule(1, 1, "sample")
+    votes = np.array([3.0, -4.0, 1.0, 0.0])
+    drawn = [survival.of(votes)[0] for _ in range(2_000)]
+    assert set(drawn) == {0, 2}
+    assert abs(drawn.count(0) - 1_500) < 97
+    assert SurvivalRule(4, 3, "sample").of(votes) == [0, 2, 3]  # the least, by rank, although there are no votes
+
+
+# -- as a mechanism of the template ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_prompt_template_takes_it_as_a_mechanism(is_async: bool) -> None:
+    private = PrivateExamples(LABELLED, **BY_QUEUE)
+    given: dict[str, Any] = {
+        "llm": Muse(says=["a card", "a film"] * 9),
+        "mechanism": "private_evolution",
+        "embeddings": Topical(),
+        "example_prompt": PromptTemplate.from_template("{text} -> {queue}"),
+        "suffix": "{input} ->",
+        "budget": budget_of(),
+        "epsilon": 9e11,
+        "noise_multiplier": 0.1,
+        "rounds": 1,
+        "num_survivors": 2,
+        "shots_per_label": 1,
+        "progress": False,
+    }
+    make = DPFewShotPromptTemplate.afrom_private_examples if is_async else DPFewShotPromptTemplate.from_private_examples
+    prompt: Any = make(private, **given)
+    prompt = asyncio.run(prompt) if is_async else prompt
+    assert prompt.format(input="{x}") == "a card -> bank\n\na film -> arts\n\n{x} ->"
+    assert prompt.privacy_report["private"] is True
+    assert prompt.with_shots(0).format(input="x") == "x ->"
+
+
+def test_an_interrupted_template_goes_on_from_the_evolution() -> None:
+    muse = Muse(says=["a card", "a boat", OSError("out")])
+    example = PromptTemplate.from_template("{text}.")
+    with pytest.raises(SynthesisInterruptedError) as caught:
+        DPFewShotPromptTemplate.from_private_examples(
+            PrivateExamples(RECORDS, public_size=len(RECORDS)),
+            llm=muse,
+            mechanism="private_evolution",
+            embeddings=Topical(),
+            example_prompt=example,
+            suffix="{input}",
+            budget=budget_of(),
+            epsilon=9e11,
+            noise_multiplier=0.1,
+            num_candidates=2,
+            num_survivors=2,
+            num_variations=1,
+            rounds=2,
+            shots_per_label=1,
+            progress=False,
+        )
+    muse.says = ("a boat, a boat",)
+    prompt = DPFewShotPromptTemplate.from_synthesizer(
+        caught.value.synthesizer, example_prompt=example, suffix="{input}", progress=False
+    )
+    assert prompt.format(input="x") == "a card.\n\nx"
+
+
+def test_it_says_what_it_is_without_showing_a_record() -> None:
+    made = evolution()
+    assert isinstance(made, PrivateEvolution)
+    assert "number" not in repr(made)
+    with pytest.raises((TypeError, ModelCallError, PrivacyBudgetError, ConfigurationError, AttributeError)):
+        PrivateEvolution.from_private_examples(RECORDS, llm=Muse(), budget=budget_of(), epsilon=1.0)  # type: ignore[arg-type]
+
+
+def test_the_example_shows_rounds_and_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    with example("private_evolution", SIZE=10, ROUNDS=1, SURVIVORS=2) as module:
+        module.main()
+    shown = capsys.readouterr().out
+    assert "the model is asked 32 public prompts, and sees no record" in shown
+    assert shown.count("\ntopic: ") == 8

@@ -1,0 +1,205 @@
+"""Private evolution over the death of its process: a file of released histograms, and the ledger's tickets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, resolve_budget
+from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedError
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.released import files
+from tests.canary import RECORD, canaries_in
+from tests.evolution_doubles import Muse, Topical, charged, evolution
+from tests.sealed_files import sealed
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
+RECORDS = [{"text": f"my card {RECORD} {n}", "queue": "bank"} for n in range(5)]
+RECORDS += [{"text": f"a film {RECORD} {n}", "queue": "arts"} for n in range(4)]
+BY_QUEUE: dict[str, Any] = {"label_key": "queue", "labels": ("bank", "arts"), "public_size": {"bank": 5, "arts": 4}}
+
+
+class Process:
+    """Opens the same ledger and the same checkpoint again, as another process would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "evolution.json"
+        self.ledger = folder / "budget.db"
+        self.private = PrivateExamples(
+            RECORDS, **BY_QUEUE
+        )  # the one thing that stays: a name has one object in a process
+        PrivacyBudgetCallbackHandler.create(self.ledger, epsilon=1e12, delta=1e-5)
+
+    def start(self, **options: Any) -> tuple[PrivateEvolution, PrivacyBudgetCallbackHandler]:
+        budget = PrivacyBudgetCallbackHandler.open(self.ledger)
+        given = {"llm": Muse(says=["a card", "a film"] * 20), "rounds": 3, "component": "texts", **options}
+        return evolution(private=self.private, budget=budget, checkpoint=self.file, **given), budget
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Process:
+    return Process(tmp_path)
+
+
+def dying(after: int) -> Muse:
+    """A model that fails for good after so many answers."""
+    said = iter((["a card", "a film"] * 20)[:after])
+    return Muse(says=lambda prompt: next(said, OSError("out")))
+
+
+def test_another_process_goes_on_where_the_first_one_stood(process: Process) -> None:
+    first, _ = process.start(llm=dying(4 + 2))  # first candidates, and variations for the second round
+    with pytest.raises(SynthesisInterruptedError, match="2 of 6 rounds"):
+        first.run(progress=False)
+    second, budget = process.start()
+    assert second.history == first.history
+    assert second.demonstrations == first.demonstrations
+    released = second.run(progress=False)
+    assert charged(budget) == 6
+    assert [len(rounds) for rounds in second.history.values()] == [3, 3]
+    assert second.history["bank"][:2] == first.history["bank"]
+    third, budget = process.start(llm=dying(0))  # all is there, and nobody is asked
+    assert third.finished
+    assert third.run(progress=False).examples == released.examples
+    assert charged(budget) == 6
+
+
+def test_the_file_is_written_before_the_ticket_is_committed_and_holds_nothing_private(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Any, text: str) -> None:
+        raise OSError("disk full")
+
+    made, budget = process.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_whole", full)
+        with pytest.raises(OSError, match="disk full"):
+            made.run(progress=False)
+    assert charged(budget) == 1
+    kinds = {line.kind for line in resolve_budget(budget, None)._store.records()}
+    assert "reserve" in kinds
+    assert "commit" not in kinds
+    made.run(progress=False)
+    assert charged(budget) == 6
+    assert canaries_in(process.file.read_text()) == []
+
+
+def test_a_killed_process_loses_the_one_round_that_it_had_reserved(process: Process) -> None:
+    made, budget = process.start()
+    made._share = _Killing(made._share)
+    with pytest.raises(SystemError, match="killed"):
+        made.run(progress=False)
+    assert charged(budget) == 2
+    again, budget = process.start()
+    again.run(progress=False)
+    assert [len(rounds) for rounds in again.history.values()] == [2, 3]
+    assert charged(budget) == 6
+
+
+class _Killing:
+    """A share under which the process is gone as soon as its second reservation is on the ledger."""
+
+    def __init__(self, share: Any) -> None:
+        self._share = share
+        self._taken = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._share, name)
+
+    def reserve(self, *args: Any, **kwargs: Any) -> Any:
+        taken = self._share.reserve(*args, **kwargs)
+        self._taken += 1
+        if self._taken == 2:
+            raise SystemError("killed")  # nobody gives it back
+        return taken
+
+
+def widen(one: dict[str, Any], *, survivors: int, candidates: int = 3) -> None:
+    """Makes a last round of so many candidates, of which so many survived: fine in all but their number."""
+    one["history"][-1] = {f"text {place}": float(-place) for place in range(candidates)}
+    one["survivors"] = list(one["history"][-1])[:survivors]
+    one["votes"] = list(one["history"][-1].values())[:survivors]
+
+
+def test_the_spoilt_files_below_are_spoilt_by_number_alone(process: Process) -> None:
+    process.start()[0].run(progress=False)
+    state = json.loads(process.file.read_text())
+    widen(state["populations"][0], survivors=2)
+    process.file.write_text(json.dumps(sealed(state)))
+    assert process.start()[0].votes["bank"] == (0.0, -1.0)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda state: state.update(format="another"),
+        lambda state: state["terms"].update(component="another"),
+        lambda state: state["terms"]["public"].update(noise_multiplier=9.0),
+        lambda state: state["populations"].pop(),
+        lambda state: state["populations"][0].update(label="other"),
+        lambda state: state["populations"][0].update(survivors=[3]),
+        lambda state: state["populations"][0].update(votes=["3"]),
+        lambda state: state["populations"][0].update(history=[{"a": True}]),
+        lambda state: state["populations"][0].update(history=[{"a": 1.0}] * 4),
+        lambda state: state["populations"][0].update(history=[]),
+        lambda state: state["populations"][0].update(history=3),
+        lambda state: state["populations"][0].update(more=1),
+        lambda state: state["populations"][0].update(survivors=["never a candidate"], votes=[1.0]),
+        lambda state: widen(state["populations"][0], survivors=3),
+        lambda state: widen(state["populations"][0], survivors=1, candidates=1_000),
+        lambda state: state["populations"][0]["votes"].pop(),
+        lambda state: state["populations"][0].update(votes=[10**400]),
+        lambda state: state["populations"][0].update(votes=[5.0] * len(state["populations"][0]["votes"])),
+        lambda state: state["populations"][0]["history"][0].update(a=10**400),
+        lambda state: state["populations"][0]["history"].append({}),
+    ],
+    ids=[
+        "format",
+        "component",
+        "noise",
+        "label gone",
+        "label",
+        "survivor",
+        "vote",
+        "truth",
+        "rounds",
+        "none",
+        "3",
+        "key",
+        "no candidate",
+        "many survivors",
+        "many candidates",
+        "vote gone",
+        "huge vote",
+        "other votes",
+        "huge number",
+        "empty round",
+    ],
+)
+def test_a_file_that_is_not_this_run_s_is_refused(process: Process, spoil: Any) -> None:
+    process.start()[0].run(progress=False)
+    state = json.loads(process.file.read_text())
+    spoil(state)
+    process.file.write_text(json.dumps(sealed(state)))
+    with pytest.raises(ConfigurationError):
+        process.start()
+
+
+def test_another_ledger_and_a_path_that_is_none_are_refused(process: Process, tmp_path: Path) -> None:
+    process.start()[0].run(progress=False)
+    with pytest.raises(ConfigurationError, match="of this run"):
+        evolution(
+            private=PrivateExamples(RECORDS, **BY_QUEUE),
+            rounds=3,
+            component="texts",
+            checkpoint=process.file,
+            embeddings=Topical(),
+        )
+    for wrong in (3, tmp_path, tmp_path / "missing" / "file.json"):
+        with pytest.raises(ConfigurationError, match="checkpoint"):
+            evolution(checkpoint=wrong)

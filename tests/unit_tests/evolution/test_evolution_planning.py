@@ -1,0 +1,164 @@
+"""Plans of private evolution: published noise, tickets, parallel labels, costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.evolution.plan import ROUND_TEMPLATE, plan_evolution
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, ParallelEvent, RepeatedEvent
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+
+# Xie et al. (2024): noise of ten rounds at delta = 1 / (n ln n), for epsilon 1, 2 and 4.
+PUBLISHED = {
+    "Yelp": (1_939_290, (15.34, 8.03, 4.24)),
+    "OpenReview": (8_396, (11.60, 6.22, 3.38)),
+    "PubMed": (75_316, (13.26, 7.01, 3.75)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_noise_comes_out(name: str) -> None:
+    """Their noise is rounded to two digits, and Yelp's at epsilon 1 is .4 % short of what we charge for."""
+    size, published = PUBLISHED[name]
+    delta = 1 / (size * math.log(size))
+    for epsilon, noise in zip((1.0, 2.0, 4.0), published, strict=True):
+        plan = plan_evolution({None: size}, epsilon=epsilon, delta=delta, rounds=10)
+        assert plan.noise_multiplier == pytest.approx(noise, rel=0.005)
+        assert plan.epsilon <= epsilon
+        assert plan.event() == RepeatedEvent(GaussianEvent(plan.noise_multiplier), 10)
+
+
+def test_rounds_compose_to_one_gaussian_of_root_rounds_over_noise() -> None:
+    """mu = sqrt(T) / sigma, to the accountant's own digits."""
+    plan = plan_evolution({None: 5_000}, epsilon=None, delta=1e-6, noise_multiplier=8.0, rounds=16)
+    one = accounting.epsilon_upper_bound(GaussianEvent(2.0), delta=1e-6, adjacency="add_remove")
+    assert plan.epsilon == pytest.approx(one, rel=1e-3)
+
+
+def test_labels_run_in_parallel_and_cost_nothing_more_until_one_can_be_replaced() -> None:
+    terms = {"epsilon": None, "delta": 1e-6, "noise_multiplier": 4.0, "rounds": 3}
+    alone = plan_evolution({None: 100}, **terms)
+    split = plan_evolution({"a": 100, "b": 900}, **terms)
+    assert isinstance(split.event(), ParallelEvent)
+    assert split.epsilon == alone.epsilon
+    assert [(ticket.label, ticket.max_count, ticket.template) for ticket in split.tickets()] == [
+        ("a", 3, ROUND_TEMPLATE),
+        ("b", 3, ROUND_TEMPLATE),
+    ]
+    replaced = plan_evolution({"a": 100, "b": 900}, adjacency="replace_one", **terms)
+    assert replaced.epsilon > split.epsilon
+    assert replaced.implementation_delta == 2 * split.implementation_delta
+
+
+def test_costs_are_public_calls_alone_and_count_every_candidate() -> None:
+    plan = plan_evolution(
+        {"a": 300, "b": 900}, epsilon=1.0, delta=1e-6, rounds=3, num_survivors=5, num_variations=2, num_candidates=40
+    )
+    cost = plan.cost()
+    assert cost.private_calls == 0
+    assert cost.public_calls == 2 * (40 + 2 * 5 * 2)
+    assert plan.embedded == {"private": 1_200, "public": 2 * (40 + 2 * 15)}
+    assert plan.width == 40
+    signal = plan.expected_signal()
+    assert signal["units"] == 300.0
+    assert signal["share_to_be_seen"] == pytest.approx(3 * plan.noise_multiplier / 300)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"rounds": 0},
+        {"shots_per_label": 11},
+        {"num_survivors": 0},
+        {"num_variations": 0},
+        {"num_candidates": 1},
+        {"delta": 0.0},
+        {"epsilon": None},
+        {"adjacency": "swap"},
+    ],
+    ids=lambda fault: next(iter(fault)),
+)
+def test_public_faults_raise(fault: dict[str, object]) -> None:
+    terms: dict[str, object] = {"epsilon": 1.0, "delta": 1e-6, **fault}
+    with pytest.raises(ConfigurationError):
+        plan_evolution({None: 100}, **terms)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="public_size"):
+        plan_evolution({None: 0}, epsilon=1.0, delta=1e-6)
+
+
+# -- the command -------------------------------------------------------------------------------------------------
+
+ASKED = ["--public-size", "card=400", "--public-size", "transfer=800", "--epsilon", "1", "--delta", "1e-5"]
+EVOLVED = ["--mechanism", "private_evolution", "--rounds", "3"]
+
+
+def test_the_command_prices_it_as_the_planner_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *EVOLVED, *ASKED, "--num-survivors", "5", "--price-out", "1000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    plan = plan_evolution(
+        {"card": 400, "transfer": 800}, epsilon=1.0, delta=1e-5, rounds=3, num_survivors=5, shots_per_label=4
+    )
+    assert found["plan"] == plan.to_dict()
+    assert found["cost"]["private_calls"] == 0
+    assert found["cost"]["public_calls"] == plan.cost().public_calls
+    assert found["cost"]["money"] > 0
+    assert main(["plan", *EVOLVED, *ASKED]) == 0
+    assert "no private call" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["plan", *EVOLVED, *ASKED, "--num-slots", "40"],
+        ["plan", *EVOLVED, *ASKED, "--rounds", "0"],
+        ["plan", *ASKED, "--rounds", "3"],
+        ["plan", *EVOLVED, *ASKED, "--method", "voting", "--max-queries", "9"],
+        ["plan", *EVOLVED, *ASKED, "--num-variations", "0"],
+        ["generate", "FILE", "--out", "out.json", *EVOLVED, *ASKED, "--label-key", "queue", "--grammar-regex", "a"],
+        ["generate", "FILE", "--out", "out.json", *ASKED, "--label-key", "queue", "--hint", "Shout."],
+        [
+            "generate",
+            "FILE",
+            "--out",
+            "out.json",
+            *EVOLVED,
+            *ASKED,
+            "--label-key",
+            "queue",
+            "--embeddings",
+            "json:dumps",
+        ],
+    ],
+    ids=["slots", "no rounds", "rounds alone", "voting", "no variations", "grammar", "hint alone", "no embeddings"],
+)
+def test_options_that_change_nothing_are_refused(
+    typed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    records = tmp_path / "records.jsonl"
+    records.write_text('{"text": "zx-canary", "queue": "card"}\n')
+    labels = ["--label", "card", "--label", "transfer"] if typed[0] == "generate" else []
+    assert main([str(records) if part == "FILE" else part for part in typed] + labels) == 2
+    shown = capsys.readouterr()
+    assert "zx-canary" not in shown.out + shown.err
+    assert shown.err.startswith("dpicl: ")
+
+
+def test_the_command_evolves_with_the_offline_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records, out = tmp_path / "records.jsonl", tmp_path / "out.json"
+    records.write_text('{"text": "my card was declined"}\n' * 60)
+    typed = ["generate", str(records), "--out", str(out), "--public-size", "60", "--epsilon", "4", "--delta", "1e-4"]
+    more = ["--mechanism", "private_evolution", "--rounds", "1", "--num-survivors", "3", "--shots-per-label", "2"]
+    assert main([*typed, *more, "--max-tokens", "8", "--instruction", "Questions of bank customers."]) == 0
+    released = ReleasedDemonstrations.load(out)
+    assert len(released.examples) == 2
+    assert released.epsilon <= 4.0
+    assert released.plan["embeddings"] == "LocalEmbeddings"
+    assert json.loads(capsys.readouterr().out.splitlines()[0]) == released.examples[0]

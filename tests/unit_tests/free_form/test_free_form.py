@@ -1,0 +1,795 @@
+"""Answers in free form: what is asked in public and when, what is released, told, remembered and charged."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.language_models import FakeListChatModel, GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
+from langchain_core.stores import InMemoryByteStore
+
+from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.sync_async import run_sync
+from langchain_dpicl.exceptions import (
+    CapabilityError,
+    ConfigurationError,
+    DPICLError,
+    ModelCallError,
+    NoPrivacyBudgetError,
+    PrivacyBudgetExceededError,
+    UnsilencableModelError,
+)
+from langchain_dpicl.free_form.answers import CandidateSource, PublicModel
+from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.reports.report import verify_report
+from langchain_dpicl.runs.query_runnable import FreeFormResult
+from langchain_dpicl.serving.models import ChatEmbedded, EmbeddedLLM
+from tests.free_form_doubles import (
+    CANDIDATES,
+    RECORDS,
+    OneHot,
+    PublicChat,
+    Runs,
+    Writer,
+    budget_of,
+    build,
+    charged,
+    embedding,
+    keywords,
+    last_said,
+)
+from tests.scripted_models import ScriptedChat, StatusError
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
+SPACES: dict[str, Callable[..., DPFreeFormRunnable]] = {"embedding": embedding, "keywords": keywords}
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How often private records were read."""
+    real, found = PrivateExamples._pool, []
+
+    def pool(private: PrivateExamples, label: str | None, *, ledger_id: str | None) -> Any:
+        found.append("read")
+        return real(private, label, ledger_id=ledger_id)
+
+    monkeypatch.setattr(PrivateExamples, "_pool", pool)
+    return found
+
+
+# -- what is answered --------------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_the_candidate_that_most_records_agree_on() -> None:
+    assert embedding().invoke("what now?") == "ask the bank"
+    turned = [text.replace("bank", "tax office") for text in RECORDS]
+    assert embedding(turned).invoke("what now?") == "open a claim"
+
+
+def test_similarities_are_cosines_to_the_released_sum() -> None:
+    found = embedding(with_receipt=True, embeddings=OneHot(length=7.0)).invoke("what now?")
+    assert isinstance(found, FreeFormResult)
+    assert (found.answer, str(found), found.keywords) == ("ask the bank", "ask the bank", None)
+    length = (6**2 + 3**2 + 1**2) ** 0.5
+    expected = {"wait a day": 1 / length, "open a claim": 3 / length, "ask the bank": 6 / length, "call the police": 0}
+    assert found.similarities == pytest.approx(expected, abs=0.05)  # ten standard deviations
+    assert list(found.similarities or {}) == CANDIDATES
+
+
+def test_keywords_are_released_most_common_first_and_the_answer_is_written_from_them() -> None:
+    llm = PublicChat(says=["zero-shot", "Ask the bank for a claim."])
+    found = keywords(candidates_llm=llm, with_receipt=True).invoke("what now?")
+    assert found.keywords == ("bank", "claim")
+    assert (found.answer, found.similarities) == ("Ask the bank for a claim.", None)
+    assert len(llm.asked) == 2
+    assert "bank, claim" in llm.asked[1]
+    assert llm.asked[1].endswith("asks: what now?")
+    assert "bank" not in llm.asked[0]
+
+
+def test_without_a_domain_the_words_of_the_query_and_of_public_answers_are_one() -> None:
+    llm = PublicChat(says=["your bank", "make a claim", "nothing"])
+    options = {"keyword_domain": None, "candidates_llm": llm, "num_candidates": 3, "with_receipt": True}
+    private = Writer(lambda prompt: f"snow, so {last_said(prompt)}")
+    found = keywords(**options, llm=private).invoke("is snow a claim?")
+    assert found.keywords == ("snow", "bank")  # "snow" stands in the query alone
+    assert len(llm.asked) == 4
+    few = keywords(**options, llm=private, max_keywords=2)
+    assert few.invoke("is snow a claim?").keywords == ("claim", "nothing")  # in two public texts, and the longest
+    assert few.plan.width == 2
+
+
+def test_candidates_of_ones_own_make_the_domain_too() -> None:
+    component = keywords(keyword_domain=None, candidates=["the bank", "a claim"], with_receipt=True)
+    assert component.invoke("now?").keywords == ("bank", "claim")
+    assert component.public.kind == "given"
+
+
+@pytest.mark.parametrize(
+    "llm", [EmbeddedLLM(), ChatEmbedded(), EmbeddedLLM().bind(max_tokens=20)], ids=["completion", "chat", "bound"]
+)
+def test_the_embedded_model_answers_and_a_hot_one_writes_candidates(llm: Any) -> None:
+    said = {"llm": llm, "candidates_llm": EmbeddedLLM(temperature=1.5, seed=3), "num_candidates": 6}
+    vectors = DeterministicFakeEmbedding(size=12)
+    found = embedding(**said, embeddings=vectors, candidates=None, with_receipt=True).invoke("what now?")
+    assert found.answer in found.similarities
+    assert 2 <= len(found.similarities) <= 6
+    found = keywords(llm=llm, candidates_llm=PublicChat(says=["an answer"]), with_receipt=True).invoke("what now?")
+    assert (len(found.keywords), found.answer) == (2, "an answer")
+
+
+def test_models_of_langchain_answer_in_private_and_in_public() -> None:
+    vectors = DeterministicFakeEmbedding(size=64)
+    llm = FakeListChatModel(responses=["ask the bank"])
+    public = GenericFakeChatModel(messages=iter([AIMessage(text) for text in CANDIDATES]))
+    component = embedding(
+        llm=llm, candidates_llm=public, candidates=None, num_candidates=4, embeddings=vectors, with_receipt=True
+    )
+    found = component.invoke("what now?")
+    assert found.answer == "ask the bank"
+    assert set(found.similarities) == set(CANDIDATES)
+    assert found.similarities["ask the bank"] > 0.99
+
+
+def test_private_rows_are_asked_as_the_options_say() -> None:
+    llm = Writer()
+    embedding(llm=llm, max_tokens=7, stop=("END", "\n")).invoke("q")
+    assert llm.options == [{"max_tokens": 7, "stop": ("END", "\n")}] * 2
+    assert (llm.private, llm.public) == (10, 1)
+
+
+def test_public_answers_end_where_private_ones_do() -> None:
+    llm = PublicChat(says=[" ask the bank \nor not", "ask the bank", "open a claim END of it"])
+    component = embedding(candidates=None, candidates_llm=llm, num_candidates=3, stop=("\n", "END"), with_receipt=True)
+    assert set(component.invoke("q").similarities) == {"ask the bank", "open a claim"}
+
+
+# -- where candidates come from ----------------------------------------------------------------------------------
+
+
+def test_public_calls_are_made_in_the_open_and_only_the_last_is_part_of_the_answer() -> None:
+    runs = Runs()
+    llm = PublicChat(says=["the bank", "a claim"])
+    keywords(keyword_domain=None, candidates_llm=llm, num_candidates=4).invoke("now?", {"callbacks": [runs]})
+    assert [tags for _, tags in runs.calls] == [("nostream",)] * 4 + [()]
+    assert {prompt for prompt, _ in runs.calls[:4]} == {"asks: now?"}
+    assert not any("says: " in prompt for prompt, _ in runs.calls)
+
+
+def test_the_private_model_is_asked_once_in_public_where_another_one_writes() -> None:
+    runs, llm = Runs(), PublicChat(says=["something"])
+    other = PublicChat(says=list(CANDIDATES))
+    component = embedding(llm=llm, candidates=None, candidates_llm=other, num_candidates=4)
+    llm.asked.clear()
+    component.invoke("now?", {"callbacks": [runs]})
+    assert len(runs.calls) == 5
+    assert [prompt for prompt in llm.asked if "says: " not in prompt] == ["asks: now?"]
+
+
+SOURCES: dict[str, Any] = {
+    "function": lambda text: [f"{text} {word}" for word in CANDIDATES],
+    "runnable": RunnableLambda(lambda text: [f"{text} {word}" for word in CANDIDATES]),
+    "documents": lambda text: [Document(f"{text} {word}") for word in CANDIDATES],
+    "messages": lambda text: tuple(AIMessage(f"{text} {word}") for word in CANDIDATES),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_candidates_are_fetched_for_each_query(source: Any) -> None:
+    component = embedding(candidates=source, with_receipt=True)
+    for query in ("one", "two"):
+        assert list(component.invoke(query).similarities) == [f"{query} {word}" for word in CANDIDATES]
+    assert component.public.kind == "fetched"
+
+
+async def test_candidates_are_fetched_by_coroutines_and_of_all_variables() -> None:
+    asked: list[Any] = []
+
+    async def source(given: Any) -> list[str]:
+        asked.append(given)
+        return CANDIDATES
+
+    component = embedding(candidates=source, suffix="{who} asks: {input}")
+    assert await component.ainvoke({"who": "she", "input": "now?"}) == "ask the bank"
+    assert asked == [{"who": "she", "input": "now?"}]
+
+
+def test_an_engine_that_is_no_runnable_writes_candidates_too() -> None:
+    texts = iter(["ask the bank", "open a claim", "ask the bank"] * 9)
+    component = embedding(llm=Writer(lambda p: "ask the bank" if "says: " in p else next(texts)), candidates=None)
+    assert component.invoke("q") == "ask the bank"
+    assert (component.space.embeddings.name, component.public.kind) == ("OneHot", "written")
+
+
+# -- public faults cost nothing ----------------------------------------------------------------------------------
+
+
+def out(_: Any) -> Any:
+    raise ConnectionError("the account of zx-secret is out of credit")
+
+
+def silent_embeddings() -> OneHot:
+    vectors = OneHot()
+    vectors.asked.clear()
+    return vectors
+
+
+PUBLIC_FAULTS: dict[str, tuple[Callable[[], DPFreeFormRunnable], type[DPICLError], str]] = {
+    "the public model is out": (
+        lambda: embedding(candidates=None, candidates_llm=RunnableLambda(out)),
+        ModelCallError,
+        r"public call to RunnableLambda failed \(ConnectionError\)",
+    ),
+    "one of several calls fails": (
+        lambda: embedding(candidates=None, candidates_llm=PublicChat(says=["a", "b", OSError("x")]), num_candidates=3),
+        ModelCallError,
+        r"PublicChat failed \(OSError\)",
+    ),
+    "the private model is out": (
+        lambda: embedding(
+            llm=Writer(lambda p: "" if "says: " not in p else "a"), candidates_llm=PublicChat(says=["x"])
+        ),
+        ModelCallError,
+        "Writer brought no text before the first of stop",
+    ),
+    "the private model of a domain that is given is out": (
+        lambda: keywords(llm=Writer(lambda p: "" if "says: " not in p else "a")),
+        ModelCallError,
+        "Writer brought no text",
+    ),
+    "candidates cannot be fetched": (
+        lambda: embedding(candidates=out),
+        ModelCallError,
+        r"candidates failed \(ConnectionError\)",
+    ),
+    "candidates are no list": (lambda: embedding(candidates=str), ConfigurationError, "candidates: expected a list"),
+    "candidates are no texts": (
+        lambda: embedding(candidates=lambda _: [1, 2]),
+        ConfigurationError,
+        "candidates: expected answers that are text",
+    ),
+    "one candidate": (
+        lambda: embedding(candidates=lambda _: ["same", " same ", "", "  "]),
+        ConfigurationError,
+        r"at least 2 distinct public answers.*found 1.*temperature above 0",
+    ),
+    "a model that always says the same": (
+        lambda: embedding(candidates=None, llm=EmbeddedLLM(), num_candidates=3),
+        ConfigurationError,
+        r"found [01].*your own candidates=",
+    ),
+    "a public model that writes no text": (
+        lambda: embedding(candidates=None, candidates_llm=RunnableLambda(len), num_candidates=2),
+        ConfigurationError,
+        "RunnableLambda: expected answers that are text",
+    ),
+    "a domain that is too small": (
+        lambda: keywords(keyword_domain=None, candidates=["the bank", "a bank"], num_keywords=3),
+        ConfigurationError,
+        r"at least num_keywords=3 in the public domain, found 1",
+    ),
+    "a domain without words": (
+        lambda: keywords(keyword_domain=None, candidates=["the", "a"], suffix="{input} ?"),
+        ConfigurationError,
+        "words other than stop words",
+    ),
+}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("fault", PUBLIC_FAULTS.values(), ids=PUBLIC_FAULTS)
+def test_a_public_fault_costs_nothing_and_reads_nothing(fault: Any, opened: list[str], is_async: bool) -> None:
+    make, kind, said = fault
+    component = make()
+    before = len(list(component.budget._store.records()))
+    with pytest.raises(kind, match=said) as caught:
+        asyncio.run(component.ainvoke("the")) if is_async else component.invoke("the")
+    assert "zx-secret" not in str(caught.value)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    assert opened == []
+    assert len(list(component.budget._store.records())) == before
+
+
+@pytest.mark.parametrize("candidates", [CANDIDATES, lambda _: CANDIDATES], ids=["given", "fetched"])
+def test_embeddings_that_are_out_cost_nothing(opened: list[str], candidates: Any) -> None:
+    vectors = OneHot()
+    component = embedding(embeddings=vectors, candidates=candidates)
+    vectors.failing = True
+    component.space.embeddings._calls._retry = type(component.space.embeddings._calls._retry)(1, 0.0, 0.0)
+    with pytest.raises(ModelCallError, match="OneHot"):
+        component.invoke("now?")
+    assert (opened, charged(component)) == ([], 0)
+    vectors.failing = False
+    assert component.invoke("now?") == "ask the bank"
+
+
+def test_candidates_that_are_given_are_embedded_once() -> None:
+    vectors = OneHot()
+    component = embedding(embeddings=vectors)
+    assert vectors.asked[1:] == CANDIDATES  # the first one is the probe
+    vectors.asked.clear()
+    component.invoke("now?")
+    assert len(vectors.asked) == 1 + len(RECORDS)  # one to see that it is there
+
+
+def test_a_refusal_of_another_budget_on_the_public_side_is_no_exhaustion_of_ours() -> None:
+    def refused(_: Any) -> Any:
+        raise PrivacyBudgetExceededError("another component's", requested=1, remaining=0)
+
+    component = embedding(candidates=refused, on_exhausted="zero_shot")
+    with pytest.raises(PrivacyBudgetExceededError, match="another component's"):
+        component.invoke("now?")
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_an_engine_may_have_nothing_to_say_in_public_where_it_can_be_asked_otherwise(is_async: bool) -> None:
+    """Its "" is an answer where its tokens or choices can be asked for, and else a call that failed."""
+    ask = (lambda c, q: asyncio.run(c.ainvoke(q))) if is_async else (lambda c, q: c.invoke(q))
+
+    def line(text: str) -> dict[str, float]:
+        return {last_said(text.replace("human:", "")) if "says: " in text else "\nblank first": 1.0}
+
+    tokens = FakeBackend(lambda prompt, _: {last_said(prompt) if "says: " in prompt else "": 1.0}, max_top_k=1)
+    for engine in (tokens, TextVoteBackend(ScriptedChat(answer=line))):
+        component = embedding(llm=engine, on_exhausted="zero_shot", max_queries=1)
+        assert ask(component, "q").receipt.source == "release"
+        assert ask(component, "other").answer == ""
+    failing = FakeBackend(lambda prompt, _: {"": 1.0}, max_top_k=1, fail_public_call=1)
+    with pytest.raises(ModelCallError, match="public call 1 failed"):
+        ask(embedding(llm=failing), "q")
+    chat = ScriptedChat(answer=line)
+    component = embedding(llm=TextVoteBackend(chat))
+    chat.raises["asks: "] = StatusError("zx-secret", status_code=400)
+    with pytest.raises(ModelCallError, match="public call to scripted-chat failed"):
+        ask(component, "q")
+    assert charged(component) == 0
+
+
+# -- one query, one ticket ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", SPACES.values(), ids=SPACES)
+class TestBothSpaces:
+    def test_every_query_costs_one_ticket_and_one_look(self, make: Any, opened: list[str]) -> None:
+        component = make(with_receipt=True)
+        for number in range(3):
+            receipt = component.invoke(f"query {number}").receipt
+            assert (receipt.source, receipt.tickets, receipt.queries_left) == ("release", 1, 7 - number)
+            assert receipt.mechanism == component.plan.release.mechanism.name
+        assert (len(opened), charged(component)) == (3, 3)
+
+    def test_the_same_query_is_told_again_for_free_to_the_same_tenant_only(self, make: Any, opened: list[str]) -> None:
+        component = make(with_receipt=True)
+        first = component.invoke("now?")
+        again = component.invoke({"input": "now?"})
+        assert again.model_dump(exclude={"receipt"}) == first.model_dump(exclude={"receipt"})
+        assert (again.receipt.source, again.receipt.tickets, len(opened)) == ("memo", 0, 1)
+        component.invoke("now?", {"configurable": {"tenant": "other"}})
+        assert (len(opened), charged(component)) == (2, 2)
+
+    def test_without_a_memo_every_query_is_charged(self, make: Any) -> None:
+        component = make(memo_size=0)
+        component.batch(["now?"] * 3, {"max_concurrency": 1})
+        assert charged(component) == 3
+
+    def test_sync_and_async_answer_alike(self, make: Any) -> None:
+        component = make(with_receipt=True, memo_size=0)
+        sync, awaited = component.invoke("now?"), asyncio.run(component.ainvoke("now?"))
+        assert (sync.answer, sync.keywords) == (awaited.answer, awaited.keywords)
+        assert (sync.similarities or {}) == pytest.approx(awaited.similarities or {}, abs=0.06)
+        assert charged(component) == 2
+
+    def test_batches_answer_in_order_and_charge_each(self, make: Any) -> None:
+        component = make(memo_size=0)
+        queries = [f"query {number}" for number in range(4)]
+        one = component.invoke(queries[0])
+        assert component.batch(queries[:3]) == [one] * 3
+        assert asyncio.run(component.abatch(queries)) == [one] * 4
+        assert charged(component) == 8
+
+    def test_it_streams_and_pipes(self, make: Any) -> None:
+        component = make()
+        chain = RunnablePassthrough() | component | StrOutputParser()
+        assert list(chain.stream("now?")) == [component.invoke("now?")]
+        assert charged(component) == 1
+
+    def test_what_is_spent_raises_before_anything_is_read(self, make: Any, opened: list[str]) -> None:
+        component = make(max_queries=1)
+        component.invoke("one")
+        with pytest.raises(PrivacyBudgetExceededError):
+            component.invoke("two")
+        assert (len(opened), charged(component)) == (1, 1)
+
+    def test_what_is_spent_is_answered_zero_shot_where_that_was_asked_for(self, make: Any, opened: list[str]) -> None:
+        runs = Runs()
+        component = make(max_queries=1, on_exhausted="zero_shot", candidates_llm=PublicChat(says=["zero-shot answer"]))
+        assert component.invoke("one").receipt.source == "release"
+        found = component.invoke("two", {"callbacks": [runs]})
+        assert (found.answer, found.keywords, found.similarities) == ("zero-shot answer", None, None)
+        assert (found.receipt.source, found.receipt.tickets) == ("zero-shot", 0)
+        assert (len(opened), charged(component)) == (1, 1)
+        assert [data["answered"] for data in runs.named("dpicl.refused")] == ["zero-shot"]
+
+    def test_a_tenants_cap_refuses(self, make: Any) -> None:
+        component = make(tenant_max_queries=1)
+        config = {"configurable": {"tenant": "t"}}
+        component.invoke("one", config)
+        with pytest.raises(PrivacyBudgetExceededError, match="tenant 't'"):
+            component.invoke("two", config)
+        component.invoke("two")
+        assert charged(component) == 2
+
+    def test_copies_share_tickets_and_memos(self, make: Any) -> None:
+        component = make()
+        copies = [copy.copy(component), copy.deepcopy(component), component.model_copy(deep=True), component.bind()]
+        for one in (*copies, copy.deepcopy(component.with_config(tags=["x"]))):
+            one.invoke("now?")
+        assert charged(component) == 1
+
+    def test_results_are_texts_unless_receipts_are_asked_for(self, make: Any) -> None:
+        plain, typed = make(), make(with_receipt=True)
+        assert isinstance(plain.invoke("now?"), str)
+        assert isinstance(typed.invoke("now?"), FreeFormResult)
+        assert (plain.OutputType, typed.OutputType) == (str, FreeFormResult)
+        assert plain.get_output_schema().model_json_schema()["type"] == "string"
+        assert make(on_exhausted="zero_shot").OutputType is FreeFormResult
+
+    def test_only_what_no_price_rests_on_is_configurable(self, make: Any) -> None:
+        component = make()
+        shown = component.configurable_fields(with_receipt=ConfigurableField(id="shown"))
+        assert isinstance(shown.invoke("now?", {"configurable": {"shown": True}}), FreeFormResult)
+        for name in ("space", "public", "owed", "plan", "answer_prompt"):
+            with pytest.raises(ConfigurationError):
+                component.configurable_fields(**{name: ConfigurableField(id="x")})
+
+    def test_its_report_recomputes_and_says_what_ran(self, make: Any) -> None:
+        budget = budget_of(epsilon=4.0, delta=1e-6)
+        component = make(budget=budget, epsilon=1.0, noise_multiplier=9.0, max_queries=2, component="helper")
+        component.invoke("now?")
+        report = budget.report()
+        verify_report(report)
+        assert "helper" in str(report.to_dict() if hasattr(report, "to_dict") else report)
+        assert component.plan.epsilon <= 1.0
+        assert component.share.delta == pytest.approx(0.25e-6)
+
+    def test_what_happened_is_told_in_public_values(self, make: Any) -> None:
+        runs = Runs()
+        component = make()
+        component.invoke("now?", {"callbacks": [runs]})
+        assert [data["tickets"] for data in runs.named("dpicl.charged")] == [1]
+        (release,) = runs.named("dpicl.release")
+        assert (release["component"], release["receipt"]["source"]) == ("DPFreeFormRunnable", "release")
+
+    async def test_it_can_be_built_awaiting(self, make: Any) -> None:
+        component = make()
+        private = PrivateExamples(RECORDS, public_size=10)
+        options = {"embeddings": OneHot(), "candidates": CANDIDATES}
+        if make is keywords:
+            options = {"aggregation": "keywords", "keyword_domain": ["bank", "claim"], "num_keywords": 2}
+        made = await DPFreeFormRunnable.afrom_private_examples(
+            private, llm=Writer(), max_queries=1, example_prompt="{text}", suffix="{input}",
+            budget=budget_of(), epsilon=10.0, **options,
+        )  # fmt: skip
+        assert type(made) is type(component)
+        assert made.plan.epsilon <= 10.0
+
+
+# -- a release whose answer could not be written -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memo_size", [256, 0])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_release_whose_answer_could_not_be_written_is_kept_and_finished_for_free(
+    opened: list[str], is_async: bool, memo_size: int
+) -> None:
+    ask = (lambda c, *q: asyncio.run(c.ainvoke(*q))) if is_async else (lambda c, *q: c.invoke(*q))
+    runs = Runs()
+    llm = PublicChat(says=["zero-shot", OSError("zx-secret"), OSError("x"), "Ask the bank.", "zero-shot", "Again."])
+    component = keywords(candidates_llm=llm, memo_size=memo_size, with_receipt=True)
+    with pytest.raises(ModelCallError, match=r"asking again.*free.*\['bank', 'claim'\]") as caught:
+        ask(component, "now?", {"callbacks": [runs]})
+    assert "zx-secret" not in str(caught.value)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    assert (charged(component), len(opened)) == (1, 1)
+    assert [data["tickets"] for data in runs.named("dpicl.charged")] == [1]
+    assert runs.named("dpicl.release") == []
+    with pytest.raises(ModelCallError, match="stays charged"):
+        ask(component, "now?")
+    found = ask(component, "now?")
+    assert (found.answer, found.keywords) == ("Ask the bank.", ("bank", "claim"))
+    assert (found.receipt.source, found.receipt.tickets) == ("memo", 0)
+    assert (charged(component), len(opened)) == (1, 1)
+    assert len(llm.asked) == 4
+    again = ask(component, "now?")
+    assert (again.answer, charged(component)) == (("Ask the bank.", 1) if memo_size else ("Again.", 2))
+
+
+def test_what_one_tenant_is_owed_no_other_is_told() -> None:
+    llm = PublicChat(says=["zero-shot", OSError("x"), "zero-shot", "Other.", "Ask the bank."])
+    component = keywords(candidates_llm=llm)
+    with pytest.raises(ModelCallError):
+        component.invoke("now?", {"configurable": {"tenant": "one"}})
+    assert component.invoke("now?", {"configurable": {"tenant": "two"}}) == "Other."
+    assert charged(component) == 2
+    assert component.invoke("now?", {"configurable": {"tenant": "one"}}) == "Ask the bank."
+    assert charged(component) == 2
+
+
+async def test_of_two_releases_that_wait_for_their_answer_each_is_kept_until_it_is_told() -> None:
+    """The first one told does not take away what the second is still owed."""
+    turns = [asyncio.Event(), asyncio.Event()]
+    said = iter([(turns[0], "first"), (turns[1], OSError("out"))])
+
+    async def write(prompt: Any) -> str:
+        if "Words" not in str(prompt):
+            return "zero-shot"
+        turn, answer = next(said, (None, "at last"))
+        if turn is not None:
+            await turn.wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    component = keywords(candidates_llm=RunnableLambda(lambda _: "", afunc=write), memo_size=0)
+    both = [asyncio.create_task(component.ainvoke("now?")) for _ in range(2)]
+    while charged(component) < 2:  # noqa: ASYNC110  what it waits for is the ledger's
+        await asyncio.sleep(0.01)
+    turns[0].set()
+    (told,), (waiting,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    assert await told == "first"
+    turns[1].set()
+    with pytest.raises(ModelCallError):
+        await waiting
+    assert await component.ainvoke("now?") == "at last"
+    assert charged(component) == 2
+
+
+def test_an_answer_without_text_is_no_answer() -> None:
+    component = keywords(candidates_llm=PublicChat(says=["zero-shot", "\nToo late.", "In time."]))
+    with pytest.raises(ModelCallError, match=r"no text before the first stop string\. The release stays charged.*free"):
+        component.invoke("now?")
+    assert component.invoke("now?") == "In time."
+    assert charged(component) == 1
+
+
+async def test_a_cancelled_writing_is_kept_too() -> None:
+    begun = asyncio.Event()
+
+    async def write(prompt: Any) -> str:
+        if "Words" in str(prompt) and not begun.is_set():
+            begun.set()
+            await asyncio.sleep(60)
+        return "written"
+
+    component = keywords(candidates_llm=RunnableLambda(lambda _: "written", afunc=write))
+    task = asyncio.create_task(component.ainvoke("now?"))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await component.ainvoke("now?") == "written"
+    assert charged(component) == 1
+
+
+# -- the prompt that answers are written from --------------------------------------------------------------------
+
+
+def test_the_answer_prompt_may_be_any_template_of_the_keywords_and_the_query() -> None:
+    chat = ChatPromptTemplate.from_messages([("system", "Use: {keywords}"), ("human", "{input}")])
+    for given, asked in (
+        ("{keywords} <- {input}", "bank, claim <- now {x}?"),
+        (PromptTemplate.from_template("{keywords}!"), "bank, claim!"),
+        (chat, "now {x}?"),
+    ):
+        llm = PublicChat(says=["answer"])
+        keywords(candidates_llm=llm, answer_prompt=given).invoke("now {x}?")
+        assert llm.asked[-1] == asked
+
+
+def test_the_default_answer_prompt_is_the_public_prompt_under_the_keywords() -> None:
+    llm = PublicChat(says=["answer"])
+    component = keywords(candidates_llm=llm, prefix="Help {who}.", example_separator="\n{/}\n")
+    component.invoke({"who": "her", "input": "now?"})
+    head, hint, tail = llm.asked[-1].split("\n{/}\n")
+    assert (head, tail) == ("Help her.", "asks: now?")
+    assert hint.endswith(": bank, claim")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["no variable", "{keywords} {other}", "{input}", "{keywords", "{}", 5, ChatPromptTemplate.from_messages([MessagesPlaceholder("keywords")])],
+    ids=["none", "another", "no keywords", "open", "unnamed", "number", "messages"],
+)  # fmt: skip
+def test_an_answer_prompt_that_cannot_be_filled_is_refused_at_once(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="answer_prompt"):
+        keywords(answer_prompt=given)
+
+
+def test_a_variable_called_keywords_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="another name than"):
+        keywords(suffix="{input} {keywords}")
+
+
+# -- construction ------------------------------------------------------------------------------------------------
+
+
+def decision_model() -> Any:
+    from tests.unit_tests.backends.langchain.test_decisions import ScriptedDecisions, hashed
+
+    return ScriptedDecisions(answer=hashed)
+
+
+class Keeper(OneHot):
+    """Embeddings that keep what they were asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = InMemoryByteStore()
+
+
+class ChoosesOnly:
+    score_choices = FakeBackend.score_choices
+    ascore_choices = FakeBackend.ascore_choices
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], type[DPICLError], str]] = {
+    "a decision model": (
+        lambda b: embedding(llm=decision_model(), budget=b),
+        CapabilityError,
+        "chooses among given labels",
+    ),
+    "a decisions engine": (
+        lambda b: embedding(llm=DecisionsBackend(decision_model()), budget=b),
+        CapabilityError,
+        "DPVotingRunnable takes it",
+    ),
+    "an engine for choices": (lambda b: embedding(llm=ChoosesOnly(), budget=b), CapabilityError, "cannot write text"),
+    "a chain": (
+        lambda b: embedding(llm=EmbeddedLLM() | StrOutputParser(), budget=b),
+        CapabilityError,
+        "pass the model itself",
+    ),
+    "a class": (lambda b: embedding(llm=EmbeddedLLM, budget=b), CapabilityError, "found the class EmbeddedLLM"),
+    "a public model that writes no text": (
+        lambda b: embedding(candidates_llm=ChoosesOnly(), budget=b),
+        CapabilityError,
+        "cannot write text",
+    ),
+    "no embeddings": (lambda b: embedding(embeddings=None, budget=b), ConfigurationError, "embeddings: expected"),
+    "embeddings that keep texts": (
+        lambda b: embedding(embeddings=Keeper(), budget=b),
+        UnsilencableModelError,
+        "Keeper",
+    ),
+    "one candidate": (lambda b: embedding(candidates=["a", "a "], budget=b), ConfigurationError, "at least 2"),
+    "candidates in one text": (lambda b: embedding(candidates="a, b", budget=b), ConfigurationError, "candidates"),
+    "no private examples": (lambda b: embedding(private=RECORDS, budget=b), ConfigurationError, "private"),
+    "another aggregation": (lambda b: build(aggregation="mean", budget=b), ConfigurationError, "aggregation"),
+    "another way out": (lambda b: embedding(on_exhausted="x", budget=b), ConfigurationError, "on_exhausted"),
+    "embeddings beside keywords": (lambda b: keywords(embeddings=OneHot(), budget=b), ConfigurationError, "None with"),
+    "keywords beside embeddings": (
+        lambda b: embedding(keyword_domain=["a"], budget=b),
+        ConfigurationError,
+        "keyword_domain, max_keywords, answer_prompt: expected None",
+    ),
+    "an answer prompt beside embeddings": (
+        lambda b: embedding(answer_prompt="{keywords}", budget=b),
+        ConfigurationError,
+        "answer_prompt: expected None",
+    ),
+    "candidates beside a domain": (
+        lambda b: keywords(candidates=CANDIDATES, budget=b),
+        ConfigurationError,
+        "keyword_domain",
+    ),
+    "a cap beside a domain": (lambda b: keywords(max_keywords=5, budget=b), ConfigurationError, "keyword_domain"),
+    "a small domain": (lambda b: keywords(num_keywords=6, budget=b), ConfigurationError, "num_keywords=6"),
+    "a small cap": (
+        lambda b: keywords(keyword_domain=None, num_keywords=6, max_keywords=5, budget=b),
+        ConfigurationError,
+        "max_keywords",
+    ),
+    "no keywords": (lambda b: keywords(num_keywords=0, budget=b), ConfigurationError, "num_keywords"),
+    "one candidate asked for": (lambda b: embedding(num_candidates=1, budget=b), ConfigurationError, "num_candidates"),
+    "no tokens": (lambda b: embedding(max_tokens=0, budget=b), ConfigurationError, "max_tokens"),
+    "one stop text": (lambda b: embedding(stop="\n", budget=b), ConfigurationError, "stop"),
+    "no queries": (lambda b: embedding(max_queries=0, budget=b), ConfigurationError, "max_queries"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_work_is_refused_before_anything_is_bound_or_set_aside(refused: Any, opened: list[str]) -> None:
+    make, kind, said = refused
+    budget = budget_of()
+    before = len(list(budget.budget._store.records()))
+    with pytest.raises(kind, match=re.escape(said)) as caught:
+        make(budget)
+    assert type(caught.value) is kind
+    assert len(list(budget.budget._store.records())) == before
+    assert opened == []
+
+
+def test_without_a_budget_nothing_is_built() -> None:
+    private = PrivateExamples(RECORDS, public_size=10)
+    with pytest.raises(NoPrivacyBudgetError):
+        DPFreeFormRunnable.from_private_examples(private, llm=Writer(), max_queries=1, embeddings=OneHot())
+
+
+def test_an_embedding_has_the_width_of_the_plan_and_a_domain_has_its_cap() -> None:
+    assert embedding().plan.width == len(CANDIDATES) + 1
+    assert keywords().plan.width == 5
+    assert keywords(keyword_domain=None).plan.width == 256
+    assert embedding().plan.release.aggregation.name == "unit_vector_sum"
+    plan = keywords(num_keywords=3).plan
+    assert (plan.release.aggregation.name, plan.release.mechanism.num_choices) == ("keyword_sum", 3)
+
+
+def test_rows_are_units_unless_slots_are_asked_for() -> None:
+    plan = embedding(num_slots=None).plan
+    assert (plan.design.rows, plan.design.num_slots) == ("units", 10)
+    slots = embedding(rows="slots", num_slots=4, shots_per_slot=2)
+    assert (slots.plan.design.rows, slots.plan.design.shots_per_slot) == ("slots", 2)
+    assert slots.invoke("q") in CANDIDATES
+
+
+def test_a_completion_engine_around_a_langchain_model_is_taken_as_it_is() -> None:
+    llm = TextVoteBackend(FakeListChatModel(responses=["ask the bank"]))
+    assert embedding(llm=llm).invoke("q") == "ask the bank"
+
+
+def test_a_fake_engine_needs_no_langchain_model_at_all() -> None:
+    engine = FakeBackend(scripted({"ask the bank": 1.0}), max_top_k=1)
+    assert embedding(llm=engine).invoke("q") == "ask the bank"
+
+
+def test_a_tool_takes_the_query() -> None:
+    tool = embedding().as_tool(name="helper", description="Answers.")
+    assert tool.invoke({"input": "now?"}) == "ask the bank"
+
+
+def test_inputs_of_other_shapes_are_refused_before_anything_is_asked() -> None:
+    llm = Writer()
+    component = embedding(llm=llm)
+    for given in ({"other": "x"}, 1.5j, None):
+        with pytest.raises(ConfigurationError):
+            component.invoke(given)
+    assert (llm.public, charged(component)) == (0, 0)
+
+
+def test_an_engine_that_can_is_told_that_a_prompt_is_public() -> None:
+    class Told(Writer):
+        def complete(
+            self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = (), public: bool = False
+        ) -> list[str]:
+            said = super().complete(prompts, max_tokens=max_tokens, stop=stop)
+            self.options[-1]["public"] = public
+            return said
+
+        async def acomplete(self, prompts: Sequence[str], **options: Any) -> list[str]:
+            return self.complete(prompts, **options)
+
+    engine = Told()
+    side = CandidateSource(PublicModel(engine, max_tokens=5, stop=()), count=2)
+    run_sync(side.before("Question", {"input": "Question"}, {}))
+    assert [options["public"] for options in engine.options] == [True]
+    plain = Writer()
+    run_sync(
+        CandidateSource(PublicModel(plain, max_tokens=5, stop=()), count=2).before(
+            "Question", {"input": "Question"}, {}
+        )
+    )
+    assert plain.public == 2

@@ -1,0 +1,479 @@
+"""Generation end to end on a fake engine: what leaves, what is charged, what survives a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.prompts import PromptTemplate
+
+from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    NoPrivacyBudgetError,
+    PrivacyBudgetExceededError,
+    PrivacyBudgetMismatchError,
+    SynthesisInterruptedError,
+)
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from tests.doubles import WORDS, SpyBackend
+
+RECORDS = [{"text": "my card was declined", "topic": "card"}] * 200 + [
+    {"text": "my transfer is late", "topic": "transfer"}
+] * 200
+LABELS = ("card", "transfer")
+
+
+def private_examples(records: Any = RECORDS, **options: Any) -> PrivateExamples:
+    given = {"label_key": "topic", "labels": LABELS, "public_size": {"card": 200, "transfer": 200}, **options}
+    return PrivateExamples(records, **given)
+
+
+def engine(**options: Any) -> SpyBackend:
+    return SpyBackend(word_copier(WORDS), vocabulary=WORDS, **options)
+
+
+def handler(epsilon: float = 1e4, delta: float = 1e-5, **options: Any) -> PrivacyBudgetCallbackHandler:
+    return PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=delta, **options)
+
+
+def synthesizer(private: PrivateExamples, **options: Any) -> DemonstrationSynthesizer:
+    given: dict[str, Any] = {
+        "llm": engine(),
+        "budget": handler(),
+        "epsilon": 2000.0,
+        "noise_multiplier": 0.05,
+        "max_tokens": 6,
+        "generation_prompt": "{topic}: {text}",
+        "instruction": "Messages.",
+        **options,
+    }
+    return DemonstrationSynthesizer.from_private_examples(private, **given)
+
+
+def test_what_most_records_agree_on_comes_out() -> None:
+    released = synthesizer(private_examples()).run()
+    assert [dict(example) for example in released.examples] == [
+        {"text": "my card was declined", "topic": "card"},
+        {"text": "my transfer is late", "topic": "transfer"},
+    ]
+
+
+def test_async_generation_gives_the_same() -> None:
+    released = asyncio.run(synthesizer(private_examples()).arun())
+    assert {example["text"] for example in released.examples} == {"my card was declined", "my transfer is late"}
+
+
+@pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])
+@pytest.mark.parametrize(("rows", "shots"), [("units", 1), ("slots", 2)])
+@pytest.mark.parametrize("redraw_every", [1, 4, 6])
+def test_every_design_generates(mechanism: str, rows: str, shots: int, redraw_every: int) -> None:
+    made = synthesizer(
+        private_examples(),
+        mechanism=mechanism,
+        rows=rows,
+        shots_per_slot=shots,
+        redraw_every=redraw_every,
+        num_slots=20,
+    )
+    assert made.run().examples[0]["text"] == "my card was declined"
+
+
+def test_a_label_reads_its_own_records_only() -> None:
+    spy = engine()
+    synthesizer(private_examples(), llm=spy).run()
+    for prompts in spy.private_prompts:
+        for prompt in prompts:
+            own = "card" if prompt.endswith("card:") else "transfer"
+            other = "transfer" if own == "card" else "card"
+            assert f"{other}: my" not in prompt
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_noise_is_calibrated_to_the_share(adjacency: str) -> None:
+    budget = handler(epsilon=4.0, adjacency=adjacency)
+    made = synthesizer(private_examples(), budget=budget, epsilon=2.0, noise_multiplier=None)
+    assert 1.9 < made.plan.epsilon <= 2.0
+    assert made.plan.delta == pytest.approx(5e-6)
+    report = made.run().report
+    assert report["epsilon"] <= 2.0
+    assert report["adjacency"] == adjacency
+
+
+def test_nothing_is_charged_or_called_until_it_runs() -> None:
+    budget, spy = handler(epsilon=4.0), engine()
+    synthesizer(private_examples(), llm=spy, budget=budget, epsilon=2.0, noise_multiplier=None)
+    assert spy.private_prompts == []
+
+
+FAULTS: list[dict[str, Any]] = [
+    {"epsilon": 0.0},
+    {"epsilon": -1.0},
+    {"epsilon": float("nan")},
+    {"epsilon": None, "noise_multiplier": None},
+    {"noise_multiplier": 0.0},
+    {"noise_multiplier": float("nan")},
+    {"delta": 0.0},
+    {"delta": 1.5},
+    {"budget": handler(delta=3e-4)},  # above 1 / (10 * public_size)
+    {"max_tokens": 0},
+    {"shots_per_label": 0},
+    {"num_slots": 0},
+    {"num_slots": 201},  # public_size < num_slots
+    {"shots_per_slot": 0},
+    {"rows": "columns"},
+    {"rows": "units", "shots_per_slot": 2},
+    {"mechanism": "laplace"},
+    {"sampling": "fixed"},
+    {"sampling": "shuffle"},
+    {"redraw_every": 0},
+    {"redraw_every": 7},
+    {"overfill": 0.0},
+    {"public_top_k": 0},
+    {"temperature": 0.5},
+    {"mechanism": "gaussian", "temperature": -1.0},
+    {"mechanism": "gaussian", "top_p": 0.0},
+    {"stop": "\n"},
+    {"stop": [""]},
+    {"generation_prompt": "{text} {topic}"},
+    {"generation_prompt": "{text}"},
+    {"generation_prompt": "{other} {topic} {text}"},
+    {"generation_prompt": "{topic} {text:>9}"},
+    {"generation_prompt": "{topic.x} {text}"},
+    {"generation_prompt": "{topic} {text"},
+    {"instruction": 5},
+    {"instruction": b"x"},
+    {"generation_prompt": 5},
+    {"stop": 5},
+    {"component": ""},
+    {"example_prompt": PromptTemplate.from_template("{text:d}")},
+    {"example_prompt": PromptTemplate.from_template("{other}")},
+    {"open_labels": ("a",)},
+    {"open_label_key": "topic"},
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_public_faults_raise_before_any_charge_or_private_call(fault: dict[str, Any]) -> None:
+    budget, spy = fault.get("budget", handler()), engine()
+    with pytest.raises(ConfigurationError):
+        synthesizer(private_examples(), **{"budget": budget, "llm": spy, **fault})
+    assert spy.private_prompts == []
+    assert budget.report().to_dict()["shares"] == []
+
+
+def test_a_share_that_does_not_fit_binds_nothing() -> None:
+    private = private_examples()
+    with pytest.raises(PrivacyBudgetExceededError):
+        synthesizer(private, budget=handler(epsilon=0.1), epsilon=0.5, noise_multiplier=None)
+    assert synthesizer(private, budget=handler(epsilon=1.0), epsilon=0.5, noise_multiplier=None).run().examples
+
+
+@pytest.mark.parametrize("error", [ConnectionError("x"), KeyboardInterrupt(), RuntimeError("y")], ids=repr)
+@pytest.mark.parametrize("redraw_every", [1, 3])
+def test_whatever_stops_a_run_loses_nothing_released(error: BaseException, redraw_every: int) -> None:
+    class Flaky(SpyBackend):
+        calls_left = 7
+
+        def top_tokens(self, prompt: str, prefix: Any, *, top_k: int) -> Any:
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                raise error
+            return super().top_tokens(prompt, prefix, top_k=top_k)
+
+    made = synthesizer(private_examples(), llm=Flaky(word_copier(WORDS), vocabulary=WORDS), redraw_every=redraw_every)
+    with pytest.raises((SynthesisInterruptedError, type(error))) as caught:
+        made.run()
+    kept = made.demonstrations
+    assert caught.value.synthesizer is made
+    released = made.run()
+    assert released.examples[: len(kept)] == tuple(kept)
+    assert len(released.examples) == 2
+
+
+def test_two_runs_at_once_are_refused() -> None:
+    made = synthesizer(private_examples())
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(made.arun(), made.arun(), return_exceptions=True)
+
+    class Yielding(SpyBackend):
+        async def atop_tokens(self, prompt: str, prefix: Any, *, top_k: int) -> Any:
+            await asyncio.sleep(0)
+            return self.top_tokens(prompt, prefix, top_k=top_k)
+
+    made = synthesizer(private_examples(), llm=Yielding(word_copier(WORDS), vocabulary=WORDS))
+    results = asyncio.run(both())
+    assert [type(r).__name__ for r in results].count("ConfigurationError") == 1
+    assert made.finished
+
+
+def test_fewer_declared_units_than_the_default_rows_give_fewer_rows() -> None:
+    private = private_examples(public_size={"card": 18, "transfer": 200})
+    assert synthesizer(private).plan.design.num_slots == 18
+
+
+def test_a_text_does_not_end_before_it_begins() -> None:
+    spy = SpyBackend(scripted({"": 0.9, " my": 0.1}, {"": 1.0}), vocabulary=WORDS)
+    assert [example["text"] for example in synthesizer(private_examples(), llm=spy).run().examples] == ["my", "my"]
+
+
+def test_no_budget_is_refused() -> None:
+    with pytest.raises(NoPrivacyBudgetError):
+        synthesizer(private_examples(), budget=None)
+
+
+def test_the_budget_is_found_in_the_config_and_in_the_context() -> None:
+    budget = handler()
+    assert synthesizer(private_examples(), budget=None, config={"callbacks": [budget]}).run().examples
+    with get_privacy_budget_callback(epsilon=1e4, delta=1e-5):
+        assert synthesizer(private_examples(), budget=None).run().examples
+
+
+def test_another_budget_is_refused() -> None:
+    private, spy = private_examples(), engine()
+    synthesizer(private).run()
+    with pytest.raises(PrivacyBudgetMismatchError):
+        synthesizer(private, budget=handler(), llm=spy)
+    assert spy.private_prompts == []
+
+
+def test_an_exhausted_budget_is_refused_with_requested_and_remaining() -> None:
+    private, budget, spy = private_examples(), handler(epsilon=3.0), engine()
+    synthesizer(private, budget=budget, epsilon=2.0, noise_multiplier=None).run()
+    with pytest.raises(PrivacyBudgetExceededError) as caught:
+        synthesizer(private, budget=budget, epsilon=2.0, noise_multiplier=None, llm=spy)
+    assert caught.value.requested == pytest.approx(2.0)
+    assert caught.value.remaining == pytest.approx(1.0, abs=0.11)
+    assert spy.private_prompts == []
+
+
+def test_noise_too_small_for_the_share_is_refused() -> None:
+    with pytest.raises(PrivacyBudgetExceededError):
+        synthesizer(private_examples(), epsilon=0.5)
+
+
+def test_a_short_text_gives_its_tickets_back_and_a_block_does_not() -> None:
+    for redraw_every, left in ((1, 2), (6, 0)):
+        budget = handler()
+        made = synthesizer(private_examples(), budget=budget, redraw_every=redraw_every, stop=("declined", "late"))
+        made.run()
+        share = made._share
+        template = next(t.template for t in made.plan.tickets())
+        if left:
+            assert share.reserve(template, label="card", count=left).unburnt == left
+        with pytest.raises(PrivacyBudgetExceededError):
+            share.reserve(template, label="card", count=1)
+
+
+def test_a_stop_string_ends_the_text_and_is_cut() -> None:
+    released = synthesizer(private_examples(), stop=(" was", " is")).run()
+    assert [example["text"] for example in released.examples] == ["my card", "my transfer"]
+
+
+def test_the_text_ends_with_the_model_and_at_the_cap() -> None:
+    assert synthesizer(private_examples(), max_tokens=2).run().examples[0]["text"] == "my card"
+
+
+@pytest.mark.parametrize("failing_call", [1, 2, 4, 7])
+@pytest.mark.parametrize("redraw_every", [1, 3])
+def test_an_outage_keeps_the_charge_and_what_was_released_and_resumes(failing_call: int, redraw_every: int) -> None:
+    spy, budget = engine(fail_public_call=failing_call), handler()
+    made = synthesizer(private_examples(), llm=spy, budget=budget, redraw_every=redraw_every, max_tokens=7)
+    with pytest.raises(SynthesisInterruptedError) as caught:
+        made.run()
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    kept = made.demonstrations
+    sessions = len(spy.private_prompts)
+    released = caught.value.synthesizer.run()
+    assert released.examples[: len(kept)] == tuple(kept)
+    assert len(released.examples) == 2
+    assert len(spy.private_prompts) > sessions
+    # Every token drew its own ticket: never more sessions than tickets.
+    assert len(spy.private_prompts) <= sum(ticket.max_count for ticket in made.plan.tickets())
+
+
+def test_resuming_after_the_end_changes_nothing() -> None:
+    spy = engine()
+    made = synthesizer(private_examples(), llm=spy)
+    first = made.run()
+    calls = len(spy.private_prompts)
+    assert made.run() == first
+    assert len(spy.private_prompts) == calls
+
+
+def test_demonstrations_stream_as_they_are_made() -> None:
+    made = synthesizer(private_examples())
+    stream = made.stream()
+    assert next(stream)["topic"] == "card"
+    assert len(made.demonstrations) == 1
+    assert [example["topic"] for example in stream] == ["transfer"]
+
+
+def test_async_streaming_and_cancellation_keep_what_was_released() -> None:
+    made = synthesizer(private_examples())
+
+    async def first() -> dict[str, str]:
+        async for example in made.astream():
+            return example
+        raise AssertionError
+
+    assert asyncio.run(first())["topic"] == "card"
+    assert len(made.run().examples) == 2
+
+
+def test_several_shots_per_label_compose() -> None:
+    one = synthesizer(private_examples()).plan
+    three = synthesizer(private_examples(), shots_per_label=3, epsilon=9000.0).plan
+    assert three.epsilon > 1.5 * one.epsilon
+    made = synthesizer(private_examples(), shots_per_label=3, epsilon=9000.0).run()
+    assert [example["topic"] for example in made.examples] == ["card", "transfer"] * 3
+
+
+class TestNothingDependsOnTheRecords:
+    """Neighbouring and extreme data sets run the same path."""
+
+    @pytest.mark.parametrize(
+        "records",
+        [
+            [],
+            RECORDS[:1],
+            RECORDS[:200],
+            [{"text": "", "topic": "card"}] * 30,
+            [{"text": "{q.secret} {0} %s $x \x00 \u202e", "topic": "card"}] * 30,
+            [{"text": "my " * 5000, "topic": "transfer"}] * 10,
+        ],
+        ids=["none", "one", "one label", "empty texts", "braces", "huge"],
+    )
+    @pytest.mark.parametrize(
+        "design", [{"rows": "units"}, {"rows": "slots", "shots_per_slot": 3, "num_slots": 50}], ids=str
+    )
+    def test_any_records_give_the_same_plan_and_the_same_type_of_result(self, records: Any, design: Any) -> None:
+        made = synthesizer(private_examples(records), **design)
+        reference = synthesizer(private_examples(), **design)
+        assert made.plan == reference.plan
+        released = made.run()
+        assert [example["topic"] for example in released.examples] == ["card", "transfer"]
+        assert released.plan == reference.run().plan
+
+    def test_one_user_owning_everything_is_one_row(self) -> None:
+        spy = engine()
+        records = [{**record, "user": "u1"} for record in RECORDS]
+        private = private_examples(records, unit_key="user")
+        synthesizer(private, llm=spy, num_slots=200).run()
+        assert max(len(prompts) for prompts in spy.private_prompts) <= 1
+
+    def test_removing_a_unit_keeps_the_rates_and_forgets_the_text(self) -> None:
+        spy = engine()
+        private = private_examples([{"text": "my CANARY", "topic": "card"}, *RECORDS])
+        made = synthesizer(private, llm=spy, num_slots=200)
+        before = made.plan
+        private.remove(0)
+        made.run()
+        assert made.plan == before
+        assert not [p for prompts in spy.private_prompts for p in prompts if "CANARY" in p]
+
+
+class TestOpenLabels:
+    def films(self) -> PrivateExamples:
+        return PrivateExamples(
+            [{"text": "my card was declined", "topic": "declined"}] * 200, fields=("topic",), public_size=200
+        )
+
+    def test_a_label_drawn_from_a_public_list_is_never_a_record_s(self) -> None:
+        made = synthesizer(
+            self.films(), open_label_key="topic", open_labels=("alpha", "beta"), shots_per_label=4, epsilon=9e3
+        )
+        assert {example["topic"] for example in made.run().examples} <= {"alpha", "beta"}
+
+    def test_a_generated_label_is_released_token_by_token_and_charged(self) -> None:
+        # The label is the first word after "topic", which the records agree on.
+        made = synthesizer(
+            self.films(),
+            generation_prompt="topic {topic}\nmy {text}",
+            open_label_key="topic",
+            max_label_tokens=2,
+            max_tokens=3,
+        )
+        segments = {ticket.template: ticket.max_count for ticket in made.plan.tickets()}
+        assert sorted(segments.values()) == [2, 3]
+        example = made.run().examples[0]
+        assert set(example) == {"text", "topic"}
+
+
+class TestGaussianDecoding:
+    @pytest.mark.parametrize(
+        "decoding",
+        [{"temperature": 0.01}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0, "top_p": 1e-6}],
+        ids=str,
+    )
+    def test_sharp_sampling_is_argmax(self, decoding: dict[str, Any]) -> None:
+        made = synthesizer(private_examples(), mechanism="gaussian", **decoding)
+        assert made.run().examples[0]["text"] == "my card was declined"
+
+
+def test_a_top_k_engine_caps_the_public_candidates_and_shows_it() -> None:
+    spy = SpyBackend(word_copier(WORDS), max_top_k=4)
+    made = synthesizer(private_examples(), llm=spy, public_top_k=100)
+    assert made.plan.candidates == 5
+    assert made.run().plan["public_top_k"] == 4
+
+
+def test_the_whole_vocabulary_can_be_the_domain_and_needs_an_engine_that_has_it() -> None:
+    assert synthesizer(private_examples(), public_top_k=None).run().examples[0]["text"] == "my card was declined"
+    with pytest.raises(ConfigurationError, match="top tokens only"):
+        synthesizer(private_examples(), llm=SpyBackend(word_copier(WORDS), max_top_k=4), public_top_k=None)
+
+
+def test_a_token_no_record_wants_needs_the_public_list() -> None:
+    """With candidates from the public prompt a private-only token cannot leave, whatever the records say."""
+
+    def private_only(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
+        return {" secret": 1.0} if "my" in prompt else {" public": 0.6, " other": 0.4}
+
+    spy = SpyBackend(private_only, vocabulary=[" public", " other", " secret"])
+    made = synthesizer(private_examples(), llm=spy, public_top_k=2, max_tokens=3)
+    assert "secret" not in " ".join(example["text"] for example in made.run().examples)
+
+
+def test_components_declared_in_a_plan_cost_less_together_and_run_after_it() -> None:
+    private, budget = private_examples(), handler(epsilon=10.0)
+    with budget.plan():
+        first = synthesizer(private, budget=budget, epsilon=2.0, noise_multiplier=None)
+        second = synthesizer(private, budget=budget, epsilon=2.0, noise_multiplier=None)
+        with pytest.raises(DPICLError):
+            first.run()
+    assert first.run().examples
+    assert second.run().examples
+    assert 10.0 - budget.remaining_epsilon < 3.7
+
+
+def test_the_same_component_name_and_plan_is_the_same_share() -> None:
+    private, budget = private_examples(), handler()
+    first = synthesizer(private, budget=budget, component="letters")
+    first.run()
+    spent = budget.remaining_epsilon
+    second = synthesizer(private, budget=budget, component="letters")
+    assert budget.remaining_epsilon == spent
+    # Short texts gave 2 of 6 tickets per label back; what was burnt stays burnt.
+    with pytest.raises(PrivacyBudgetExceededError):
+        second.run()
+
+
+def test_progress_is_shown_when_asked_for_and_silent_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    synthesizer(private_examples()).run()
+    assert capsys.readouterr().err == ""
+    synthesizer(private_examples()).run(progress=True)
+    shown = capsys.readouterr().err
+    assert "private generation" in shown
+    assert "2/2 demonstrations" in shown
+
+
+def test_an_engine_that_always_ends_gives_empty_texts() -> None:
+    made = synthesizer(private_examples(), llm=FakeBackend(scripted(), vocabulary=WORDS))
+    assert [example["text"] for example in made.run().examples] == ["", ""]

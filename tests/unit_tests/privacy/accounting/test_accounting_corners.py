@@ -1,0 +1,116 @@
+"""Corners of the accountant that few plans reach: huge numbers of pure steps, tiny prices, costs that fall to nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from langchain_dpicl.exceptions import AccountantsDisagreeError
+from langchain_dpicl.privacy.accounting import bounds as _engine
+from langchain_dpicl.privacy.accounting import calibration as _search
+from langchain_dpicl.privacy.accounting import epsilon as accounting
+from langchain_dpicl.privacy.accounting import epsilon_bound, epsilon_upper_bound
+from langchain_dpicl.privacy.accounting import profiles as _profiles
+from langchain_dpicl.privacy.accounting.events import (
+    BoundedRangeEvent,
+    ComposedEvent,
+    GaussianEvent,
+    NoEvent,
+    ParallelEvent,
+    PureEvent,
+    RepeatedEvent,
+    SubsampledEvent,
+    ZCdpEvent,
+)
+from langchain_dpicl.privacy.accounting.normal_form import Terms, readings
+from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
+from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
+from langchain_dpicl.privacy.second_opinions import accountants as _opinions
+
+
+@pytest.mark.parametrize(("epsilon", "count"), [(0.001, 250_000), (0.0005, 1_000_000)])
+def test_a_crowd_of_pure_steps_costs_at_least_what_its_responses_add_up_to(epsilon, count):
+    """Beyond a number the exact table is not made; the bound in its place lies above the normal limit of the steps."""
+    (profile, times), *others = _engine.steps(Terms(pure=((epsilon, count),)), "add_remove")
+    mu = epsilon * math.sqrt(count)
+    x = np.linspace(0.0, 3.0 * mu, 7)
+    limit = stats.norm.cdf(mu / 2 - x / mu) - np.exp(x) * stats.norm.cdf(-mu / 2 - x / mu)
+    assert (times, others) == (1, [])
+    assert (profile.up(x) >= limit - 1e-6).all()
+    assert (profile.up(x) <= 1.001 * _profiles.zcdp(mu * mu / 2).up(x)).all()
+
+
+@pytest.mark.parametrize("noise", [20.0, 37.0, 300.0])
+def test_small_prices_are_rounded_up_to_seven_digits_too(noise):
+    price = epsilon_upper_bound(GaussianEvent(noise), delta=1e-6, adjacency="add_remove")
+    assert 0.0 < price < 1.0
+    assert float(f"{price:.6e}") == price
+
+
+def test_no_deal_is_left_in_a_branch_where_it_has_no_theorem():
+    deal = AllocatedEvent(GaussianEvent(2.0), 8, 0.5)
+    (read,) = readings(ParallelEvent("d", (("a", deal), ("b", GaussianEvent(3.0)))), "replace_one")
+    (whole,) = readings(deal, "replace_one")
+    assert dict(read.branches) == {"a": whole, "b": GaussianEvent(3.0)}
+    assert not isinstance(whole, AllocatedEvent)
+    assert readings(ComposedEvent((read,)), "replace_one") == (ComposedEvent((read,)),)
+
+
+def test_a_cost_that_falls_to_nothing_is_searched_too():
+    small, large = _search.narrow(lambda x: max(0.0, 1.0 - x), 0.25, (0.5, 4.0), tolerance=1e-6)
+    assert small <= 0.75 <= large <= small * (1 + 1e-6)
+
+
+def test_an_attack_that_shows_more_than_the_price_is_heard(monkeypatch):
+    event = RepeatedEvent(BoundedRangeEvent(0.13), 60)
+    price = epsilon_upper_bound(event, delta=1e-6, adjacency="add_remove")
+    shown = _opinions.Opinion("attack", price + 0.01, math.inf)
+    monkeypatch.setattr(_opinions, "attack_opinion", lambda ranges, *, delta: shown)
+    accounting._cached_price.cache_clear()
+    with pytest.raises(AccountantsDisagreeError, match="attack"):
+        epsilon_bound(event, delta=1e-6, adjacency="add_remove")
+    accounting._cached_price.cache_clear()
+
+
+def test_what_many_pure_steps_cost_beside_noise_is_no_less_than_alone():
+    crowd = RepeatedEvent(PureEvent(0.001), 300_000)
+    alone = epsilon_upper_bound(GaussianEvent(1.0 / (0.001 * math.sqrt(300_000))), delta=1e-5, adjacency="add_remove")
+    both = ComposedEvent((crowd, GaussianEvent(5.0)))
+    assert epsilon_upper_bound(both, delta=1e-5, adjacency="add_remove") >= 0.999 * alone
+
+
+SAMPLED = SubsampledEvent(GaussianEvent(2.0), 0.1)
+ENGINES = {
+    "nothing released": (NoEvent(), 0.0),
+    "Gaussian closed form": (GaussianEvent(3.0), 1.447989),
+    "zCDP conversion": (ZCdpEvent(0.02), 0.8999353),
+    "optimal composition of pure steps": (RepeatedEvent(PureEvent(0.1), 7), 0.6999091),
+    "bounded-range block": (BoundedRangeEvent(0.3), 0.2989816),
+    "one sampled release, closed form": (SampledBallEvent(2.0, 0.1), 0.4909199),
+    "random allocation": (AllocatedEvent(GaussianEvent(2.0), 4, 1.0), 1.199847),
+    "sum of pure losses": (RepeatedEvent(SubsampledEvent(PureEvent(3.0), 0.9), 2), 5.800312),
+    "PLD": (RepeatedEvent(SAMPLED, 9), 0.9242304),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_price_says_what_proved_it(engine):
+    event, price = ENGINES[engine]
+    bound = epsilon_bound(event, delta=1e-6, adjacency="add_remove", opinions=False)
+    assert bound.engine == engine
+    assert bound.epsilon == pytest.approx(price, rel=1e-5)
+
+
+def test_a_price_at_a_tiny_delta_says_that_moments_proved_it():
+    bound = epsilon_bound(RepeatedEvent(SAMPLED, 9), delta=1e-15, adjacency="add_remove", opinions=False)
+    assert bound.engine == "moments of the PLD"
+
+
+@pytest.mark.parametrize("rho", [1e-6, 0.02, 0.5, 1.5, 5.0])
+def test_two_worlds_are_no_further_apart_than_pinsker_says_nor_than_bretagnolle_and_huber_do(rho):
+    apart = _profiles.zcdp(rho).up(np.array([0.0]))[0]
+    assert 0.5 * min(math.sqrt(rho / 2), 1.0) < apart <= math.sqrt(rho / 2) * (1 + 1e-9)
+    assert apart <= math.sqrt(1 - math.exp(-rho)) * (1 + 1e-9)

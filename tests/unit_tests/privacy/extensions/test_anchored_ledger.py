@@ -1,0 +1,456 @@
+"""A ledger with an anchor: an older copy, or one that went on elsewhere, grants nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.exceptions import (
+    LedgerError,
+    LedgerRollbackError,
+    LedgerUnavailableError,
+    PrivacyBudgetExceededError,
+)
+from langchain_dpicl.privacy.extensions import ledger_anchor
+from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from tests.durable import UNAVAILABLE, DictAnchor, WatchedStore, on, spent
+from tests.ledgers import budget, share_of
+
+pytestmark = pytest.mark.usefixtures("simple_prices")
+
+
+def taken(ledger: Budget) -> Share:
+    return share_of(ledger, refundable=True)
+
+
+def again(store: WatchedStore, anchor: DictAnchor | None = None) -> Share:
+    """The share as another process has it."""
+    return taken(Budget.open(store, anchor=anchor))
+
+
+def used(anchor: DictAnchor, count: int = 3) -> tuple[Budget, WatchedStore, Share]:
+    store = WatchedStore()
+    ledger = budget(store=store, anchor=anchor)
+    share = taken(ledger)
+    for _ in range(count):
+        share.reserve("t")
+    return ledger, store, share
+
+
+def test_the_double_is_an_anchor() -> None:
+    assert isinstance(DictAnchor(), LedgerAnchor)
+
+
+def test_an_anchor_knows_a_ledger_from_its_start_and_each_line_that_is_written() -> None:
+    anchor, store = DictAnchor(), WatchedStore()
+    ledger = budget(store=store, anchor=anchor)
+    assert anchor.known == {ledger.ledger_id: (0, store.header().digest)}  # type: ignore[union-attr]
+    share = taken(ledger)
+    assert [seq for _, seq in anchor.log] == [0]  # nothing was written
+    share.reserve("t")  # seals as well: two lines, one transaction
+    held = share.reserve("t")
+    held.burn()
+    held.commit()
+    assert anchor.log == [(ledger.ledger_id, seq) for seq in range(5)]
+    assert anchor.known[ledger.ledger_id] == store.head()
+    with pytest.raises(PrivacyBudgetExceededError):
+        share.reserve("t", count=99)
+    assert len(anchor.log) == 5
+
+
+def test_without_an_anchor_an_older_copy_gives_budget_back_to_a_new_process() -> None:
+    store = WatchedStore()
+    share = taken(budget(store=store))
+    share.reserve("t", count=4)
+    backup = store.snapshot()
+    share.reserve("t", count=6)
+    store.restore(backup)
+    assert again(store).remaining("t") == 6  # the documented limit
+
+
+def test_an_older_copy_is_refused_at_open_by_the_anchor() -> None:
+    anchor = DictAnchor()
+    _, store, share = used(anchor)
+    backup = store.snapshot()
+    share.reserve("t")
+    store.restore(backup)
+    with pytest.raises(LedgerRollbackError, match="expected line 5 as the anchor knows it"):
+        Budget.open(store, anchor=anchor)
+    assert issubclass(LedgerRollbackError, LedgerError)
+
+
+def test_an_emptied_ledger_is_refused_at_open_by_the_anchor() -> None:
+    anchor = DictAnchor()
+    _, store, _ = used(anchor)
+    store.restore([])
+    with pytest.raises(LedgerRollbackError):
+        Budget.open(store, anchor=anchor)
+
+
+def test_the_process_that_was_there_refuses_an_older_copy_with_the_same_error() -> None:
+    for anchor in (None, DictAnchor()):
+        store = WatchedStore()
+        share = taken(budget(store=store, anchor=anchor))
+        backup = store.snapshot()
+        share.reserve("t")
+        store.restore(backup)
+        with pytest.raises(LedgerRollbackError):
+            share.reserve("t")
+        assert store.snapshot() == backup
+
+
+@pytest.mark.parametrize("lead", [0, 1, 4])
+def test_a_clone_that_went_on_elsewhere_grants_nothing(lead: int) -> None:
+    """Two hosts with one anchor: the first to write after the cut goes on, the other stops, however far it came."""
+    anchor = DictAnchor()
+    ledger, store, share = used(anchor)
+    clone = store.clone()
+    for _ in range(lead):
+        taken(Budget.open(clone)).reserve("t")  # without the anchor: nobody hears of it
+    share.reserve("t")
+    lines = len(clone.snapshot())
+    with pytest.raises(LedgerRollbackError):
+        again(clone, anchor).reserve("t")
+    assert len(clone.snapshot()) == lines
+    ledger.verify()
+    share.reserve("t")
+
+
+def test_of_two_open_hosts_the_second_to_spend_is_refused_before_it_writes() -> None:
+    anchor = DictAnchor()
+    _, store, share = used(anchor)
+    clone = store.clone()
+    elsewhere = again(clone, anchor)
+    assert elsewhere.remaining("t") == 7
+    share.reserve("t")
+    before = clone.snapshot()
+    with pytest.raises(LedgerRollbackError):
+        elsewhere.reserve("t")
+    assert clone.snapshot() == before
+
+
+def test_of_two_hosts_that_write_at_the_same_moment_one_is_refused() -> None:
+    anchor = DictAnchor()
+    _, store, share = used(anchor)
+    clone = store.clone()
+    elsewhere = again(clone, anchor)
+    clone.at_commit = lambda kinds: share.reserve("t")  # between the look at the anchor and the commit
+    with pytest.raises(LedgerRollbackError):
+        elsewhere.reserve("t")
+    clone.at_commit = lambda kinds: None
+    share.reserve("t")
+    with pytest.raises(LedgerRollbackError):
+        elsewhere.reserve("t")
+
+
+def test_others_that_go_on_between_two_looks_are_no_rollback() -> None:
+    anchor = DictAnchor()
+    ledger, store, share = used(anchor)
+    other = again(store, anchor)
+    for _ in range(2):
+        other.reserve("t")
+        assert share.remaining("t") == other.remaining("t")
+        share.reserve("t")
+        ledger.verify()
+    assert spent(store)["reserve"] == 7
+
+
+def test_an_anchor_is_read_before_the_ledger_so_others_may_go_on_meanwhile() -> None:
+    anchor = DictAnchor()
+    _, store, _ = used(anchor)
+    other = again(store, anchor)
+    read, turns = anchor.read, []
+
+    def read_late(ledger_id: str) -> Any:
+        if not turns:
+            turns.append(1)
+            other.reserve("t")
+        return read(ledger_id)
+
+    anchor.read = read_late  # type: ignore[method-assign]
+    assert again(store, anchor).remaining("t") == 6
+
+
+def test_an_anchor_that_lags_is_brought_up_at_open() -> None:
+    """A crash between the commit and the anchor's line."""
+    anchor = DictAnchor()
+    ledger, store, _ = used(anchor)
+    again(store).reserve("t")
+    assert anchor.known[ledger.ledger_id][0] == 4
+    Budget.open(store, anchor=anchor)
+    assert anchor.known[ledger.ledger_id] == store.head()
+
+
+def test_one_anchor_serves_several_ledgers() -> None:
+    anchor = DictAnchor()
+    one, two = used(anchor, 2)[0], used(anchor, 5)[0]
+    assert (anchor.known[one.ledger_id][0], anchor.known[two.ledger_id][0]) == (3, 6)
+
+
+def test_a_changed_line_under_the_anchor_is_refused() -> None:
+    anchor = DictAnchor()
+    ledger, store, _ = used(anchor)
+    anchor.known[ledger.ledger_id] = (2, "0" * 64)
+    with pytest.raises(LedgerRollbackError, match="line 2"):
+        Budget.open(store, anchor=anchor)
+    with pytest.raises(LedgerRollbackError, match="line 2"):
+        ledger.verify()
+
+
+def test_verify_asks_the_anchor_also_where_nothing_is_read_anew() -> None:
+    anchor = DictAnchor()
+    ledger, _, _ = used(anchor)
+    ledger.verify()
+    anchor.known[ledger.ledger_id] = (40, "0" * 64)
+    with pytest.raises(LedgerRollbackError, match="line 40"):
+        ledger.verify()
+
+
+# -- an anchor that fails --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [UNAVAILABLE, OSError(28, "No space left"), KeyError("secret")])
+def test_if_the_anchor_cannot_be_written_nothing_is_granted_and_the_charge_stays(fault: Exception) -> None:
+    anchor = DictAnchor()
+    ledger, store, share = used(anchor, 1)
+    anchor.faults["write"] = fault
+    with pytest.raises(LedgerUnavailableError) as caught:
+        share.reserve("t", count=2)
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__context__ is None
+    assert spent(store)["reserve"] == 3
+    anchor.faults.clear()
+    assert share.remaining("t") == 7
+    assert [(left.entry, left.count) for left in ledger.dangling()] == [(2, 1), (3, 2)]
+    share.reserve("t")
+    assert anchor.known[ledger.ledger_id] == store.head()
+
+
+@pytest.mark.parametrize("fault", [UNAVAILABLE, PermissionError(13, "secret")])
+def test_if_the_anchor_cannot_be_read_nothing_is_written_or_granted(fault: Exception) -> None:
+    anchor = DictAnchor()
+    _, store, share = used(anchor, 1)
+    lines = store.snapshot()
+    anchor.faults["read"] = fault
+    for act in (lambda: share.reserve("t"), lambda: Budget.open(store, anchor=anchor)):
+        with pytest.raises(LedgerUnavailableError) as caught:
+            act()
+        assert "secret" not in str(caught.value)
+        assert caught.value.__context__ is None
+    assert store.snapshot() == lines
+    assert share.remaining("t") == 9  # looking needs no anchor
+
+
+def test_a_commit_whose_anchor_failed_is_settled_by_committing_again() -> None:
+    anchor = DictAnchor()
+    ledger, store, share = used(anchor, 0)
+    held = share.reserve("t")
+    held.burn()
+    anchor.faults["write"] = UNAVAILABLE
+    with pytest.raises(LedgerUnavailableError):
+        held.commit()
+    anchor.faults.clear()
+    held.commit()
+    assert spent(store) == {"reserve": 1, "commit": 1, "give_back": 0}
+    assert (held.uncommitted, ledger.dangling()) == (0, ())
+    assert anchor.known[ledger.ledger_id] == store.head()
+
+
+# -- answers that were lost -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_commit_whose_answer_was_lost_stands_once(where: str) -> None:
+    store = WatchedStore()
+    ledger = budget(store=store)
+    held = taken(ledger).reserve("t", count=2)
+    held.burn(2)
+    setattr(store, "at_commit" if where == "before" else "after_commit", on("commit", UNAVAILABLE))
+    with pytest.raises(LedgerUnavailableError):
+        held.commit()
+    held.commit()
+    assert (spent(store)["commit"], held.uncommitted) == (1, 1)
+    held.commit()
+    assert (spent(store)["commit"], held.uncommitted, ledger.dangling()) == (2, 0, ())
+    ledger.verify()
+
+
+def test_a_commit_that_others_lines_follow_is_still_known() -> None:
+    store = WatchedStore()
+    share = taken(budget(store=store))
+    held, other = share.reserve("t"), again(store)
+    held.burn()
+    store.after_commit = on("commit", UNAVAILABLE)
+    with pytest.raises(LedgerUnavailableError):
+        held.commit()
+    other.reserve("t")
+    held.commit()
+    assert spent(store)["commit"] == 1
+
+
+def test_a_line_of_another_in_the_place_of_a_lost_commit_is_not_taken_for_it() -> None:
+    store = WatchedStore()
+    share = taken(budget(store=store))
+    held, other = share.reserve("t"), again(store)
+    held.burn()
+    store.at_commit = on("commit", UNAVAILABLE)  # it never stood
+    with pytest.raises(LedgerUnavailableError):
+        held.commit()
+    other.reserve("t")  # takes its number
+    held.commit()
+    assert spent(store)["commit"] == 1
+    assert held.uncommitted == 0
+
+
+@pytest.mark.parametrize("where", ["at_commit", "after_commit"])
+def test_tickets_whose_return_was_not_answered_stay_unusable(where: str) -> None:
+    store = WatchedStore()
+    share = taken(budget(store=store))
+    held = share.reserve("t", count=3)
+    setattr(store, where, on("give_back", UNAVAILABLE))
+    with pytest.raises(LedgerUnavailableError):
+        held.give_back()
+    assert (held.unburnt, held.give_back()) == (0, 0)
+    with pytest.raises(PrivacyBudgetExceededError):
+        held.burn()
+    assert share.remaining("t") == (7 if where == "at_commit" else 10)
+
+
+@pytest.mark.parametrize("where", ["at_commit", "after_commit"])
+def test_a_reservation_whose_answer_was_lost_grants_nothing_and_counts_if_it_stands(where: str) -> None:
+    store = WatchedStore()
+    ledger = budget(store=store)
+    share = taken(ledger)
+    setattr(store, where, on("reserve", UNAVAILABLE))
+    with pytest.raises(LedgerUnavailableError):
+        share.reserve("t", count=4)
+    stands = where == "after_commit"
+    assert share.remaining("t") == (6 if stands else 10)
+    assert [left.count for left in ledger.dangling()] == [4] * stands
+    assert share.reserve("t", count=6 if stands else 10).unburnt == (6 if stands else 10)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, GeneratorExit, SystemExit])
+def test_a_stop_at_any_point_of_a_write_leaves_the_ledger_usable(stop: type[BaseException]) -> None:
+    for where in ("at_commit", "after_commit"):
+        store = WatchedStore()
+        share = taken(budget(store=store))
+        setattr(store, where, on("reserve", stop()))
+        with pytest.raises(stop):
+            share.reserve("t")
+        share.reserve("t")
+        assert spent(store)["reserve"] == 10 - share.remaining("t") == (2 if where == "after_commit" else 1)
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_forked_while_another_thread_writes_reads_and_spends_on_its_own() -> None:
+    store = WatchedStore()
+    ledger = budget(store=store)
+    share = taken(ledger)
+    share.reserve("t")
+    store._check_process = lambda: None  # type: ignore[method-assign]  as a store that opens anew in each process
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(_: list[str]) -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    store.at_commit = hold
+    writer = threading.Thread(target=lambda: share.reserve("t"))
+    writer.start()
+    assert inside.wait(60)
+    child = os.fork()
+    if not child:
+        code = 1
+        signal.alarm(60)  # to wait for the parent's lock would be to wait for ever
+        try:
+            store._lock, store._view, store.at_commit = threading.RLock(), None, lambda kinds: None
+            del store._lines[2:]  # what the parent had not committed
+            share.reserve("t", count=9)
+            code = 0 if share.remaining("t") == 0 and ledger.remaining_epsilon == 3.0 else 2
+        finally:
+            os._exit(code)
+    go_on.set()
+    writer.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert share.remaining("t") == 8
+
+
+def test_a_budget_never_makes_a_ledger_in_a_store_that_was_merely_opened() -> None:
+    class Opened(WatchedStore):
+        def create(self, header: Any) -> Any:
+            raise LedgerError("no ledger is here, and none is made")
+
+    with pytest.raises(LedgerError, match="none is made"):
+        budget(store=Opened())
+    with pytest.raises(LedgerError, match="expected a ledger, found none"):
+        Budget.open(Opened())
+
+
+def test_closing_a_budget_closes_its_store() -> None:
+    closed = []
+    store = WatchedStore()
+    ledger = budget(store=store)
+    ledger.close()  # nothing to close
+    store.close = lambda: closed.append(1)  # type: ignore[attr-defined]
+    ledger.close()
+    assert closed == [1]
+
+
+# -- outages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_who_waited_long_through_an_outage_hears_of_it_without_another_wait(
+    patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_anchor, "LOCK_TIMEOUT", patience)
+    store = WatchedStore()
+    share = taken(budget(store=store))
+    share.reserve("t")
+    store.calls.clear()
+    started, waiting = threading.Event(), threading.Barrier(5)
+
+    def stuck(_: list[str]) -> None:
+        if started.is_set():
+            return
+        started.set()
+        waiting.wait(60)
+        time.sleep(0.2)  # the others stand in line by now
+        raise UNAVAILABLE
+
+    store.at_commit = stuck
+
+    def first() -> Any:
+        return _outcome(lambda: share.reserve("t"))
+
+    def later() -> Any:
+        assert started.wait(60)
+        waiting.wait(60)
+        return _outcome(lambda: share.reserve("t"))
+
+    with ThreadPoolExecutor(5) as pool:
+        told = [one.result() for one in [pool.submit(first), *(pool.submit(later) for _ in range(4))]]
+    others = LedgerUnavailableError if not patience else Reservation
+    assert [type(one) for one in told] == [LedgerUnavailableError, *[others] * 4]
+    assert store.calls["transaction"] == (1 if not patience else 5)
+    assert share.reserve("t").count == 1  # who asks anew is answered anew
+
+
+def _outcome(act: Any) -> Any:
+    try:
+        return act()
+    except LedgerError as error:
+        return error

@@ -1,0 +1,158 @@
+"""A secret sample, its tickets and its labels stay with the process and the share that paid for them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import PromptPATEExampleSelector
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.backends.rows.label_rows import LabelRows
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError
+from langchain_dpicl.privacy.ledger import shares
+from langchain_dpicl.release import sample as samples
+from langchain_dpicl.release import token_block as blocks
+from tests.contracts.front_room import CANARY
+from tests.labelling_doubles import CARD, TEACHERS, WIRE, Spy, counts, examples, house, labeler
+from tests.sealed_files import sealed
+from tests.unit_tests.test_private_frames import WORDS, shows_private, synthesizer, word_copier
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("teachers", TEACHERS)
+def test_of_two_processes_that_go_on_from_a_private_call_one_releases(teachers: str) -> None:
+    spy, child = Spy(), [0]
+    readable, writable = os.pipe()
+    made = labeler(llm=spy, teachers=teachers, mechanism="gaussian", public_inputs=[CARD])
+
+    def split() -> None:
+        child[0] = os.fork()
+
+    spy.at_private = split
+    try:
+        made.run()
+        if child[0] == 0:
+            os.write(writable, b"released")
+    except BaseException as error:
+        if child[0]:
+            raise
+        os.write(writable, f"{type(error).__name__}, {made._entries[0].status}".encode())
+    finally:
+        if child[0] == 0:
+            os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable, "rb") as pipe:
+        assert pipe.read() == b"LedgerError, waiting"  # refused before the noise, not only at the commit
+    os.waitpid(child[0], 0)
+    assert [entry.label for entry in made.pool.entries] == ["card"]
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, room: Any) -> None:
+    """As if this were a forked copy of the process."""
+    monkeypatch.setattr(room, "os", SimpleNamespace(getpid=lambda: -1))
+
+
+def test_a_block_releases_nothing_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS))
+    real = blocks.RowRequest.run
+
+    def run(self: Any) -> Any:
+        elsewhere(monkeypatch, blocks)
+        return real(self)
+
+    monkeypatch.setattr(blocks.RowRequest, "run", run)
+    with pytest.raises(LedgerError, match="fork"):
+        made.run()
+
+
+def test_a_fork_commits_nothing_and_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = house()
+    made = labeler(budget=budget, max_queries=2)
+    held = made._share.reserve("label", count=2)
+    held.burn()
+    with monkeypatch.context() as patch:
+        elsewhere(patch, shares)
+        assert held.give_back() == 0
+        with pytest.raises(LedgerError, match="fork"):
+            held.commit()
+    assert counts(budget) == {"reserve label": 2}
+    assert held.give_back() == 1
+    held.commit()
+
+
+def test_a_stop_as_the_question_is_made_shows_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frame of `LabelRows.ask` has the prompts under a name; nobody gets to see it."""
+
+    def ask(self: LabelRows, prompts: Any) -> Any:
+        assert any(prompts)
+        raise KeyboardInterrupt
+
+    made = labeler()
+    monkeypatch.setattr(LabelRows, "ask", ask)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        made.run()
+    assert not [shown for shown in shows_private(caught.value) if CANARY in shown]  # the public row may stand there
+    assert not [entry for entry in caught.traceback if entry.name == "ask" and entry.path == Path(__file__)]
+
+
+def test_a_stop_as_a_block_opens_shows_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*given: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS))
+    monkeypatch.setattr(blocks, "RowSource", stop)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        made.run()
+    assert shows_private(caught.value) == []
+    assert "__init__" not in [entry.name for entry in caught.traceback if entry.path == Path(blocks.__file__)]
+
+
+def test_a_closed_sample_releases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[samples.SecretSample] = []
+    real = samples.SecretSample.__init__
+
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        real(self, *given, **named)
+        opened.append(self)
+
+    monkeypatch.setattr(samples.SecretSample, "__init__", init)
+    labeler(public_inputs=[CARD]).run()
+    (sample,) = opened
+    sample.left = sample.answers_left = 1
+    with pytest.raises(Exception, match="none left"):
+        next(sample.next_release(rows=lambda _: None, render=lambda _: "", width=2))
+
+
+# -- one report speaks for all labels ------------------------------------------------------------------------------
+
+
+def test_a_labeler_of_another_share_does_not_speak_for_a_pool() -> None:
+    private, budget = examples(), house()
+    dear = labeler(private, budget=budget, component="dear")
+    cheap = labeler(private, budget=budget, component="cheap", epsilon=3e5)
+    pool = dear.run()
+    with pytest.raises(ConfigurationError, match="labeler: expected the one whose share paid for the pool"):
+        PromptPATEExampleSelector(pool, labeler=cheap)
+    selector = PromptPATEExampleSelector(pool, labeler=dear)
+    with pytest.raises(ConfigurationError, match="component"):
+        selector.with_strategy(labeler=cheap)
+    with pytest.raises(ConfigurationError, match="PromptPATELabeler"):
+        PromptPATEExampleSelector(pool, labeler=private)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["b", None])
+def test_a_checkpoint_edited_to_another_component_is_refused(name: str | None, tmp_path: Path) -> None:
+    path, private, budget = tmp_path / "labels.json", examples(), house()
+    labeler(private, budget=budget, checkpoint=path, component="a", public_inputs=[CARD, WIRE]).run()
+    state = json.loads(path.read_text())
+    state["report"]["component"] = name
+    path.write_text(json.dumps(sealed(state)))
+    before = counts(budget)
+    with pytest.raises(ConfigurationError, match="component: expected a share of the ledger's report"):
+        labeler(private, budget=budget, checkpoint=path, public_inputs=[CARD, WIRE])
+    assert counts(budget) == before

@@ -1,0 +1,416 @@
+"""Reports of labels for public inputs: what is shown of teachers, noise and counts has to make the tickets charged."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy.accounting import epsilon_bound
+from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.method_tickets import label_release
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
+from langchain_dpicl.release.declare_share import declare_share
+from langchain_dpicl.released.labelled_pool import LabelledPool
+from langchain_dpicl.reports.report import VerifiedReport, verify_report
+from tests.labelling_doubles import MECHANISMS, TEACHERS, examples, house, labeler
+from tests.sealed_files import assert_found, with_digest
+
+Public = dict[str, Any]
+COMBINATIONS = [
+    (teachers, mechanism, adjacency)
+    for teachers in TEACHERS
+    for mechanism in MECHANISMS
+    for adjacency in ("add_remove", "replace_one")
+    if (teachers, adjacency) != ("fixed", "add_remove")
+]
+# Tests and answers on one sample are one Gaussian event, so no ticket tells their noises apart.
+PROVED = [made for made in COMBINATIONS if made[0] == "fixed" or made[1] != "confident_gnmax"]
+
+
+own_price = functools.cache(functools.partial(epsilon_bound, opinions=False))
+
+
+def price(event: Event, *, opinions: bool = True, **terms: Any) -> Any:
+    """The accountant's own number; whether a second opinion is asked for moves no price."""
+    assert opinions in {True, False}
+    return own_price(event, **terms)
+
+
+@pytest.fixture(autouse=True)
+def _prices_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "epsilon_bound", price)
+
+
+@functools.cache
+def made(teachers: str, mechanism: str, adjacency: str) -> LabelledPool:
+    """What a labeler leaves behind: two inputs, labelled."""
+    options: Public = {"teachers": teachers, "mechanism": mechanism, "noise_multiplier": 0.5, "epsilon": 2e3}
+    if mechanism == "confident_gnmax":
+        options |= {"confident": (5.0, 0.7, 0.9)} | ({} if teachers == "fresh" else {"max_answers": 1})
+    return labeler(budget=house(adjacency), **options).run(progress=False)
+
+
+def public_of(data: Public, place: int = 0) -> Public:
+    components = [component for share in data["budget"]["shares"] for component in share["components"]]
+    return components[place]["public"]
+
+
+def forged(report: Any, change: Callable[[Public], object]) -> VerifiedReport:
+    """What the verifier says of a report after `change` of what its component shows."""
+    data = copy.deepcopy(dict(report))
+    change(public_of(data))
+    found = verify_report({**data, "budget": with_digest(data["budget"])})
+    assert not any("digest" in problem for problem in found.problems)
+    return found
+
+
+def with_values(**values: Any) -> Callable[[Public], None]:
+    return lambda public: public.update(values)
+
+
+# --- right reports ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+def test_what_a_labeler_leaves_behind_verifies_in_every_form(combination: tuple[str, str, str]) -> None:
+    pool = made(*combination)
+    assert {entry.status for entry in pool.entries} <= {"labelled", "rejected", "waiting"}
+    for form in (pool, pool.to_json(), pool.to_json().encode(), json.loads(pool.to_json()), pool.report):
+        verified = verify_report(form)
+        assert verified.problems == ()
+        assert 0 < verified.epsilon <= pool.epsilon
+
+
+def declared(plan: LabellingPlan, *, joint: bool = False, **shown: Any) -> Budget:
+    """A ledger with the share, or the joint plan of two shares, that labellings by `plan` declare."""
+    ledger = house(plan.release.adjacency)
+    private = examples(dataset_id=plan.partition)
+    for name in ("first", "second") if joint else ("first",):
+        share: Public = {"component": name, "epsilon": None if joint else 2e3, "public": {**plan.to_dict(), **shown}}
+        if not joint:
+            declare_share(private, ledger, plan, **share)
+    if joint:
+        ledger.bind(private)
+        with ledger.plan():
+            for name in ("first", "second"):
+                ledger.declare(
+                    name,
+                    tickets=plan.tickets(),
+                    partition=plan.partition,
+                    epsilon=plan.epsilon,
+                    delta=plan.delta,
+                    implementation_delta=plan.implementation_delta,
+                    public={**plan.to_dict(), **shown},
+                )
+    return ledger
+
+
+def planned(**options: Any) -> LabellingPlan:
+    """Labels for three of forty units' inputs."""
+    terms = {"epsilon": None, "delta": 1e-5, "max_queries": 3, "width": 3, "noise_multiplier": 2.0}
+    return plan_labelling(40, partition="letters", **{**terms, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"design": RowDesign.choose(rows="slots", num_slots=5, shots_per_slot=2)},
+        {"design": RowDesign.choose(num_slots=5, sampling="fixed"), "adjacency": "replace_one"},
+        {"design": RowDesign.choose(num_slots=40)},
+        {"aggregation": ProbabilitySum(), "constants": (2.5,)},
+        {"mechanism": "gaussian", "threshold": 1.5},
+    ],
+    ids=["slots", "balanced", "every unit", "soft", "threshold"],
+)
+@pytest.mark.parametrize("teachers", ["fresh", "one_sample"])
+def test_every_shape_of_rows_verifies(options: Public, teachers: Any) -> None:
+    plan = planned(teachers=teachers, **options)
+    labels = ["card", "transfer"] if plan.release.constants else ["card", "transfer", "fee"]
+    assert verify_report(declared(plan, labels=labels).report()).problems == ()
+
+
+def test_a_column_for_answers_that_name_no_label_is_a_candidate() -> None:
+    ledger = declared(planned(), labels=["card", "transfer"], other_label="other")
+    assert verify_report(ledger.report()).problems == ()
+    assert_found(verify_report(declared(planned(), labels=["card", "transfer"]).report()), "its labels make 2")
+
+
+def test_a_labelling_whose_noise_was_calibrated_verifies() -> None:
+    pool = labeler(noise_multiplier=None, epsilon=4.0).pool
+    verified = verify_report(pool.to_json())
+    assert verified.problems == ()
+    assert 3.8 < verified.epsilon <= 4.0
+
+
+def test_labellings_of_a_joint_plan_verify_and_each_is_held_against_its_own_tickets() -> None:
+    data = declared(planned(), joint=True).report().to_dict()
+    assert len(data["shares"]) == 1
+    assert verify_report(data).problems == ()
+    release = {"budget": copy.deepcopy(data)}
+    public_of(release, 1)["max_queries"] = 2
+    found = verify_report(with_digest(release["budget"]))
+    assert_found(found, "second: shows labelling")
+    assert not any(problem.startswith("first") for problem in found.problems)
+
+
+# --- forged ones ------------------------------------------------------------------------------------------------------
+
+ONE_VALUE: Public = {
+    "adjacency": "x",
+    "aggregation": "keyword_sum",
+    "candidates": 2000,
+    "delta": 1e-12,
+    "epsilon": 0.01,
+    "implementation_delta": 0.0,
+    "max_answers": 7,
+    "max_queries": 1,
+    "noise_multiplier": 50.0,
+    "noise_scale": 100.0,
+    "num_slots": 10**5,
+    "public_size": 10**6,
+    "rows": "columns",
+    "sampling": "none",
+    "sampling_rate": 0.001,
+    "shots_per_slot": 9,
+    "test_noise_multiplier": 50.0,
+    "test_noise_scale": 50.0,
+    "threshold": 999.0,
+}
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+def test_no_value_shown_beside_the_release_can_be_another(combination: tuple[str, str, str]) -> None:
+    for name, value in ONE_VALUE.items():
+        assert_found(forged(made(*combination).report, with_values(**{name: value})), name)
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+def test_other_teachers_and_mechanisms_are_found(combination: tuple[str, str, str]) -> None:
+    report = made(*combination).report
+    for teachers in set(TEACHERS) - {combination[0]}:
+        found = forged(report, with_values(teachers=teachers))
+        assert not found.ok
+        assert any(f"{teachers} teachers" in problem or "max_answers" in problem for problem in found.problems)
+    for mechanism in set(MECHANISMS) - {combination[1]}:
+        assert_found(forged(report, with_values(mechanism=mechanism)), f"shows mechanism {mechanism!r}")
+
+
+def louder(public: Public) -> None:
+    """Twenty times the noise, wherever it is shown."""
+    for name in ("noise_multiplier", "noise_scale"):
+        public[name] *= 20
+    public["release"]["mechanism"]["noise_multiplier"] *= 20
+
+
+def another_mechanism(public: Public) -> None:
+    name = "gaussian" if public["mechanism"] != "gaussian" else "gumbel"
+    public.update(mechanism=name, max_answers=None, test_noise_multiplier=None, test_noise_scale=None)
+    public["release"]["mechanism"] = {"name": name, "noise_multiplier": public["noise_multiplier"]}
+
+
+def another_count(public: Public) -> None:
+    public["max_queries"] = 1
+    public["release"]["redraw_every"] = 1
+
+
+def another_pool(public: Public) -> None:
+    """A hundred times the units, and so a hundredth of the rate."""
+    sampler = public["release"]["sampler"]
+    for where in (public, sampler):
+        where.update({"public_size": 4000} if "public_size" in where else {})
+    if "sampling_rate" in sampler:
+        sampler["sampling_rate"] /= 100
+        public["sampling_rate"] /= 100
+
+
+@pytest.mark.parametrize("change", [louder, another_mechanism, another_count], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("combination", PROVED, ids="-".join)
+def test_a_release_forged_along_makes_other_tickets(
+    combination: tuple[str, str, str], change: Callable[[Public], None]
+) -> None:
+    assert_found(forged(made(*combination).report, change), "other tickets")
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+def test_a_larger_pool_than_the_declared_one_is_found(combination: tuple[str, str, str]) -> None:
+    assert_found(forged(made(*combination).report, another_pool), "public_size 4000")
+
+
+def test_a_size_that_only_the_release_shows_is_the_declared_one() -> None:
+    def change(public: Public) -> None:
+        public["release"]["sampler"]["public_size"] = 4000
+
+    assert_found(forged(made("fixed", "gumbel", "replace_one").report, change), "public_size 4000 in its release")
+
+
+@pytest.mark.parametrize("values", [{"num_slots": 10}, {"overfill": 2.0}], ids=str)
+@pytest.mark.parametrize("teachers", ["fresh", "one_sample"])
+def test_rows_make_the_rate_that_is_charged(teachers: str, values: Public) -> None:
+    found = forged(made(teachers, "confident_gnmax", "add_remove").report, with_values(**values))
+    assert_found(found, "its rows and public_size make")
+
+
+def test_another_adjacency_than_the_ledgers_is_found_where_the_whole_release_is_under_it() -> None:
+    def change(public: Public) -> None:
+        there = dataclasses.replace(label_release(public["release"]), adjacency="replace_one")
+        scale = there.mechanism.noise_multiplier * there.sensitivity.range
+        public.update(release=there.to_dict(), adjacency="replace_one", noise_scale=scale)
+
+    found = forged(made("fresh", "gumbel", "add_remove").report, change)
+    assert_found(found, "the ledger's adjacency is 'add_remove'")
+    assert len(found.problems) == 1
+
+
+def test_a_test_is_not_paid_with_the_noise_of_an_answer() -> None:
+    report = made("fixed", "confident_gnmax", "replace_one").report
+    public = public_of(dict(report))
+    noises = {"noise_multiplier": public["test_noise_multiplier"], "test_noise_multiplier": public["noise_multiplier"]}
+    assert noises["noise_multiplier"] != noises["test_noise_multiplier"]
+    for values in (noises, {"test_noise_multiplier": 1e6, "test_noise_scale": 1e6}):
+        along = {**public["release"], "mechanism": {**public["release"]["mechanism"], **values}}
+        along["mechanism"].pop("test_noise_scale", None)
+        assert_found(forged(report, with_values(**values)), "shows test_noise_multiplier")
+        assert_found(forged(report, with_values(**values, release=along)), "other tickets")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"teachers": "fresh", "mechanism": "gumbel", "public_size": 10**6, "max_queries": 1, "epsilon": 0.01},
+        {"noise_multiplier": 0.7, "test_noise_multiplier": 0.9},
+        {"max_queries": 200, "max_answers": 200, "noise_multiplier": 9.0, "test_noise_multiplier": 7.0},
+    ],
+    ids=["another labelling", "noises swapped", "more inputs with more noise"],
+)
+@pytest.mark.parametrize("teachers", ["one_sample", "fixed"])
+def test_several_values_that_would_cost_the_same_are_found(teachers: str, values: Public) -> None:
+    assert not forged(made(teachers, "confident_gnmax", "replace_one").report, with_values(**values)).ok
+
+
+def test_more_inputs_with_as_much_more_noise_are_given_away_by_the_gap_of_the_noise() -> None:
+    def change(public: Public) -> None:
+        public.update(max_queries=200, max_answers=100)
+        for name in ("noise_multiplier", "test_noise_multiplier"):
+            public[name] *= 10
+            public["release"]["mechanism"][name] *= 10
+        public["release"]["redraw_every"] = 200
+
+    found = forged(made("one_sample", "confident_gnmax", "add_remove").report, change)
+    assert_found(found, "implementation_delta: expected")
+    assert not any("other tickets" in problem for problem in found.problems)
+
+
+def test_of_a_test_and_an_answer_on_one_sample_only_the_combination_is_proved() -> None:
+    def swap(public: Public) -> None:
+        linf = public["test_noise_scale"] / public["test_noise_multiplier"]
+        l2 = public["noise_scale"] / public["noise_multiplier"]
+        answer, test = public["test_noise_multiplier"], public["noise_multiplier"]
+        public.update(noise_multiplier=answer, noise_scale=answer * l2)
+        public.update(test_noise_multiplier=test, test_noise_scale=test * linf)
+        public["release"]["mechanism"].update(noise_multiplier=answer, test_noise_multiplier=test)
+
+    assert forged(made("fresh", "confident_gnmax", "add_remove").report, swap).ok
+    assert not forged(made("one_sample", "confident_gnmax", "add_remove").report, swap).ok  # 2 tests, 1 answer
+    assert not forged(made("fixed", "confident_gnmax", "replace_one").report, swap).ok
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (("redraw_every",), 2, "redraw_every 2"),
+        (("adjacency",), "replace_one", "'replace_one'"),
+        (("sensitivity", "range"), 0.5, "as its parts show it"),
+        (("constants",), [7.0], "shows constants"),
+        (("sampler", "name"), "poisson_rows", "sampler: expected one of"),
+        (("mechanism", "name"), "joint_exponential", "mechanism: expected one of"),
+        (("aggregation", "name"), "unit_vector_sum", "UnitVectorSum"),
+        (("mechanism", "threshold"), 1.0, "threshold"),
+        (("remark",), "trust me", "as its parts show it"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else None,
+)
+def test_a_release_is_built_of_known_parts_that_fit(path: tuple[str, ...], value: Any, problem: str) -> None:
+    def change(public: Public) -> None:
+        inner = public["release"]
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = value
+
+    assert_found(forged(made("fresh", "gumbel", "add_remove").report, change), problem)
+
+
+@pytest.mark.parametrize("name", ["release", "candidates", "max_answers", "sampling", "overfill", "epsilon"])
+def test_a_labelling_without_its_parameters_is_not_ok(name: str) -> None:
+    found = forged(made("fresh", "gumbel", "add_remove").report, lambda public: public.pop(name))
+    assert_found(found, f"'{name}' is missing")
+
+
+MALFORMED = [[], {}, "x", -1, 10**400, True, [[[]]], {"name": []}, {"name": "vote_sum", "name2": 1}]
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [("fresh", "gumbel", "add_remove"), ("fixed", "confident_gnmax", "replace_one")],
+    ids="-".join,
+)
+def test_values_of_another_form_are_a_problem_and_never_an_error(combination: tuple[str, str, str]) -> None:
+    pool = made(*combination)
+    names = set(planned().to_dict()) - ({"overfill"} if combination[0] == "fixed" else set())
+    for name in sorted(names):
+        for value in MALFORMED[name == "constants" :]:  # no constants at all are constants
+            assert not forged(pool.report, with_values(**{name: value})).ok, (name, value)
+    for name in ("sampler", "aggregation", "mechanism", "adjacency", "redraw_every", "sensitivity", "constants"):
+        for value in (*MALFORMED[1:], None):
+            change = with_values(release={**public_of(dict(pool.report))["release"], name: value})
+            assert not forged(pool.report, change).ok, (name, value)
+
+
+def test_a_threshold_that_nothing_releases_is_found() -> None:
+    plan = planned(mechanism="gaussian")
+    for threshold, is_right in ((3.0, True), (None, True), ("many", False)):
+        assert verify_report(declared(plan, threshold=threshold).report()).ok is is_right
+    assert_found(verify_report(declared(planned(), threshold=3.0).report()), "shows threshold 3.0")
+
+
+def test_the_share_of_votes_that_is_told_is_the_one_that_rejects() -> None:
+    for mechanism in ("gumbel", "gaussian"):
+        report = made("fresh", mechanism, "add_remove").report
+        for value in (0.2, None, 7, "half"):
+            assert not forged(report, with_values(abstain_below=value)).ok, (mechanism, value)
+
+
+def test_labels_of_a_data_set_that_no_report_declares_are_found() -> None:
+    ledger = house()
+    plan = planned()
+    terms = {"epsilon": 2e3, "delta": plan.delta, "implementation_delta": plan.implementation_delta}
+    ledger.declare("first", tickets=plan.tickets(), public=plan.to_dict(), **terms)
+    ledger.bind(PrivateExamples([], public_size=40))
+    assert_found(verify_report(ledger.report()), "partition: expected the dataset_id")
+
+
+def test_tickets_are_never_charged_as_a_pool() -> None:
+    data = copy.deepcopy(dict(made("fixed", "gaussian", "replace_one").report))
+    share = data["budget"]["shares"][0]
+    for kind in ("gdp", "tickets"):
+        share["components"][0] |= {"kind": kind, "limit": 0.001}
+        assert_found(verify_report({**data, "budget": with_digest(data["budget"])}), "charged as a pool")
+
+
+def test_a_release_is_read_back_as_it_was() -> None:
+    for combination in COMBINATIONS:
+        shown = public_of(dict(made(*combination).report))["release"]
+        assert label_release(shown).to_dict() == shown
+    with pytest.raises(ConfigurationError, match="adjacency"):
+        label_release({**shown, "adjacency": "zero_out"})

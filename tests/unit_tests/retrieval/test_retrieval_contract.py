@@ -1,0 +1,111 @@
+"""The contract of charging Runnables, for answers from retrieved documents: charged is the filter, counted each answer.
+
+The filter's one ticket is paid when a component is made here, so that what remains is one ticket per answer; a release
+is a debit. Doors that lead to one and the same method elsewhere are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from langchain_dpicl import DPRetrievalVotingRunnable, PrivateExamples
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.runs.query_runnable import RELEASE
+from tests.contracts.front_room import (
+    CANARY,
+    CHARGED,
+    RUNNABLE_DOORS,
+    ChargingRunnableContract,
+    Door,
+    Room,
+)
+from tests.retrieval_doubles import LABELS, QUIET, TopicEmbeddings, engine, examples
+
+DOORS = (
+    "invoke",
+    "ainvoke",
+    "batch",
+    "abatch as completed",
+    "stream",
+    "astream_events",
+    "pipe",
+    "with_retry",
+    "deep copy",
+)
+
+
+@dataclass
+class FilterRoom(Room):
+    """A room that leaves the filters' own tickets out of account, once they are paid for."""
+
+    @property
+    def charged(self) -> int:
+        return super().charged - self._filters
+
+    @property
+    def reserved(self) -> int:
+        return super().reserved - self._filters
+
+    @property
+    def _filters(self) -> int:
+        return sum(line.body.get("template") == FILTER_TEMPLATE for line in self.store.records())
+
+
+class TestContract(ChargingRunnableContract):
+    lazy_logits: ClassVar[list[str]] = [RELEASE, CHARGED]
+    doors: ClassVar[Mapping[str, Door]] = {name: RUNNABLE_DOORS[name] for name in DOORS}
+
+    @pytest.fixture
+    def room(self, monkeypatch: pytest.MonkeyPatch) -> Room:
+        store = InMemoryStore()
+        budget = PrivacyBudgetCallbackHandler(epsilon=1e10, delta=1e-4, store=store, name="house")
+        room = FilterRoom(self.make_private(), self.make_engine(), store, budget)
+        real = MemoryBalances.debit
+
+        def counted(balances: MemoryBalances, units: Any, settled: int) -> Any:
+            room.reads.append(room.reserved)
+            return real(balances, units, settled)
+
+        monkeypatch.setattr(MemoryBalances, "debit", counted)
+        return room
+
+    def make_private(self) -> PrivateExamples:
+        return examples({"text": f"one topic {CANARY}", "patient": "anna"})
+
+    def make_engine(self) -> FakeBackend:
+        return engine()
+
+    def make(self, room: Room, *, max_queries: int = 6, **options: Any) -> DPRetrievalVotingRunnable:
+        given: dict[str, Any] = {"llm": room.engine, "budget": room.budget, "max_queries": max_queries, **QUIET}
+        given |= {"embeddings": TopicEmbeddings(), "labels": LABELS, "similarity_threshold": 0.5, "participations": 3}
+        made = DPRetrievalVotingRunnable.from_private_examples(room.private, **{**given, "num_slots": 2, **options})
+        made.filter.open(lambda template: nullcontext(made.share.reserve(template)))
+        return made
+
+    def make_refused(self, room: Room) -> Any:
+        component = self.make(room, max_queries=1)
+        component.invoke(self.questions[0])
+        return component
+
+    def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
+        faults: list[dict[str, Any]] = [
+            {"max_queries": 0},
+            {"participations": 0},
+            {"labels": ["yes"]},
+            {"similarity_threshold": 2.0},
+            {"top_k": 3},
+            {"noise_multiplier": 0.0},
+            {"epsilon": -1.0},
+            {"on_exhausted": "guess"},
+            {"llm": object()},
+            {"embeddings": None},
+        ]
+        return [lambda fault=fault: self.make(room, **fault) for fault in faults]  # type: ignore[misc]

@@ -1,0 +1,832 @@
+import asyncio
+import math
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.embeddings import Embeddings
+from langchain_core.example_selectors import (
+    BaseExampleSelector,
+    LengthBasedExampleSelector,
+    MaxMarginalRelevanceExampleSelector,
+    SemanticSimilarityExampleSelector,
+)
+from langchain_core.load import dumps
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
+    PromptTemplate,
+)
+from langchain_core.vectorstores import InMemoryVectorStore
+from scipy.special import log_softmax, softmax
+
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+from langchain_dpicl.serving.classifier import LabelClassifier, content_free_probabilities, label_probabilities
+from tests.scripted_models import ScriptedLLM, StatusError, fixed
+from tests.unit_tests.backends.langchain.test_texts import TextChat, saying
+
+LABELS = ("card", "cash")
+PROMPT = PromptTemplate.from_template("Ticket: {input}\nQueue:")
+
+
+class Choices:
+    """Scores whole continuations: log-likelihoods by a function of (prompt, choice)."""
+
+    def __init__(self, log_likelihood):
+        self.log_likelihood, self.calls = log_likelihood, []
+
+    def score_choices(self, prompts, choices):
+        self.calls.append((tuple(prompts), tuple(choices)))
+        return np.array([[self.log_likelihood(prompt, choice) for choice in choices] for prompt in prompts])
+
+    async def ascore_choices(self, prompts, choices):
+        return self.score_choices(prompts, choices)
+
+
+class TopTokens:
+    """Reports top tokens only, as bytes, and how many calls ran at once."""
+
+    name, max_top_k, eos = "top", 5, b""
+
+    def __init__(self, tokens):
+        self.tokens, self.asked, self.running, self.most, self.hoped = tokens, [], 0, 0, 0
+        self.lock = threading.Lock()
+
+    def vocabulary(self):
+        raise CapabilityError("top tokens only")
+
+    def top_tokens(self, prompt, prefix, *, top_k):
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        end = time.monotonic() + 60
+        while self.most < self.hoped and time.monotonic() < end:  # a busy machine must not make calls miss each other
+            time.sleep(0.001)
+        time.sleep(0.005)
+        with self.lock:
+            self.running -= 1
+            self.asked.append((prompt, tuple(prefix), top_k))
+        found = self.tokens(prompt)
+        return [(text.encode(), probability) for text, probability in found.items()]
+
+    async def atop_tokens(self, prompt, prefix, *, top_k):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.005)
+        self.running -= 1
+        return [(text.encode(), probability) for text, probability in self.tokens(prompt).items()]
+
+    def open(self, prompts, prefix):
+        raise AssertionError("a public prompt needs no private session")
+
+    def decode(self, tokens):
+        return b"".join(tokens).decode("utf-8", "replace")
+
+    def count_tokens(self, text):
+        return len(text)
+
+
+def by_table(table: dict[str, dict[str, float]]):
+    """Log-likelihoods from probabilities, by the query inside `PROMPT` and the choice."""
+
+    def log_likelihood(prompt, choice):
+        query = prompt.removeprefix("Ticket: ").removesuffix("\nQueue:")
+        return math.log(table[query][choice.strip()])
+
+    return log_likelihood
+
+
+# The hand-computed example. Content-free: (.9, .1) twice and (.6, .4) once -> mean (.8, .2). A query at (.7, .3) leans
+# to "card" raw; calibrated .7/.8 : .3/.2 = 7/8 : 12/8 -> (7/19, 12/19), so "cash".
+TABLE = {
+    "N/A": {"card": 0.9, "cash": 0.1},
+    "": {"card": 0.09, "cash": 0.01},  # unnormalised on purpose: only the ratio counts
+    "[MASK]": {"card": 0.6, "cash": 0.4},
+    "atm kept it": {"card": 0.07, "cash": 0.03},
+    "pin": {"card": 0.95, "cash": 0.05},
+}
+
+
+def classifier(engine=None, **changes) -> LabelClassifier:
+    return LabelClassifier(engine or Choices(by_table(TABLE)), **({"labels": LABELS} | changes))
+
+
+# -- the numbers --------------------------------------------------------------------------------------------------
+
+
+def test_the_worked_example_by_hand():
+    one = classifier()
+    assert one.calibration(PROMPT) == pytest.approx([0.8, 0.2], abs=1e-12)
+    assert one.probabilities(PROMPT, ["atm kept it"]) == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
+    assert one.classify(PROMPT, ["atm kept it", "pin"]) == ["cash", "card"]
+
+
+def test_without_calibration_the_likelihoods_are_only_normalised():
+    one = classifier(calibrate=False)
+    assert one.calibration(PROMPT) is None
+    assert not one.calibrates
+    assert one.probabilities(PROMPT, ["atm kept it"]) == pytest.approx(np.array([[0.7, 0.3]]), abs=1e-12)
+    assert one.classify(PROMPT, ["atm kept it", "pin"]) == ["card", "card"]
+    assert len(one._scorer._engine.calls) == 2
+
+
+def rows(shape):
+    return hnp.arrays(np.float64, shape, elements=st.floats(-200, 200))
+
+
+@given(rows((4, 3)), st.integers(1, 4))
+def test_a_uniform_content_free_answer_changes_nothing(scores, count):
+    base = content_free_probabilities(np.full((count, 3), -7.0))
+    assert base == pytest.approx([1 / 3] * 3, abs=1e-15)
+    assert np.allclose(label_probabilities(scores, base), label_probabilities(scores), atol=1e-12)
+
+
+@given(rows((1, 4)))
+def test_a_calibrated_content_free_input_is_uniform(scores):
+    base = content_free_probabilities(scores)
+    assert np.allclose(label_probabilities(scores, base), 0.25, atol=1e-9)
+
+
+@given(rows((3, 4)), rows((2, 4)))
+def test_calibration_is_the_diagonal_matrix_of_the_paper(scores, content_free):
+    """Second source: W = diag(p_cf)^-1 applied to softmax probabilities (scipy), in the log domain."""
+    log_p = log_softmax(scores, axis=1)
+    log_cf = np.log(np.maximum(softmax(content_free, axis=1).mean(axis=0), np.finfo(float).tiny))
+    expected = softmax(log_p - log_cf, axis=1)
+    found = label_probabilities(scores, content_free_probabilities(content_free))
+    assert np.allclose(found, expected, atol=1e-9)
+    assert np.allclose(found.sum(axis=1), 1.0)
+
+
+@given(rows((2, 3)), rows((2, 1)), rows((1, 3)))
+def test_a_constant_per_row_changes_nothing(scores, constants, content_free):
+    base = content_free_probabilities(content_free)
+    shifted = label_probabilities(scores + constants, base)
+    assert np.allclose(shifted, label_probabilities(scores, base), atol=1e-9)
+
+
+@given(hnp.arrays(np.float64, (3, 3), elements=st.floats(allow_nan=True, allow_infinity=True)))
+def test_unreadable_scores_still_give_probabilities(scores):
+    finite = label_probabilities(scores, content_free_probabilities(scores))
+    assert np.isfinite(finite).all()
+    assert np.allclose(finite.sum(axis=1), 1.0)
+
+
+def test_an_impossible_label_is_never_chosen_and_a_failed_row_is_even():
+    scores = np.array([[-np.inf, -3.0], [np.nan, -3.0], [-np.inf, -np.inf]])
+    assert np.allclose(label_probabilities(scores), [[0, 1], [0, 1], [0.5, 0.5]])
+
+
+# -- whole labels -------------------------------------------------------------------------------------------------
+
+
+def test_multi_token_labels_are_scored_whole():
+    """First tokens would say "top up" (.6); the whole label says "cash withdrawal" (.4 x .9 against .6 x .5)."""
+    steps = {(): {" top": 0.6, " cash": 0.4}, (b" top",): {" up": 0.5}, (b" cash",): {" withdrawal": 0.9}}
+    engine = FakeBackend(lambda _prompt, prefix: steps[prefix], max_top_k=5)
+    one = LabelClassifier(engine, labels=["top up", "cash withdrawal"], calibrate=False)
+    assert one.score(["Queue:"]) == pytest.approx(np.log([[0.30, 0.36]]))
+    assert one.classify(PromptTemplate.from_template("{input}\nQueue:"), ["x"]) == ["cash withdrawal"]
+
+
+def test_verbalizers_are_scored_verbatim_and_labels_returned():
+    engine = Choices(lambda _prompt, choice: {" world": -1.0, "\nsports": -0.5}[choice])
+    one = LabelClassifier(engine, labels=["0", "1"], verbalizers={"1": "\nsports", "0": " world"}, calibrate=False)
+    assert one.classify(PROMPT, ["x"]) == ["1"]
+    assert engine.calls == [(("Ticket: x\nQueue:",), (" world", "\nsports"))]
+
+
+def test_a_batch_is_one_call_and_calibration_is_measured_once_per_template():
+    engine = Choices(by_table(TABLE))
+    one = classifier(engine)
+    one.classify(PROMPT, ["pin", "atm kept it"])
+    one.classify(PROMPT, ["pin"])
+    assert [len(prompts) for prompts, _ in engine.calls] == [3, 2, 1]
+    engine.log_likelihood = lambda prompt, choice: -float(len(prompt + choice))
+    other = PromptTemplate.from_template("{q}!")
+    one.classify(other, ["pin"])
+    assert engine.calls[3][0] == ("N/A!", "!", "[MASK]!")
+    one.classify(PromptTemplate.from_template("{other_name}!"), ["pin"])  # the same texts
+    assert [len(prompts) for prompts, _ in engine.calls] == [3, 2, 1, 3, 1, 1]
+
+
+def test_the_calibrations_kept_are_bounded():
+    one = classifier(Choices(lambda _prompt, _choice: -1.0))
+    for number in range(200):
+        one.calibration(PromptTemplate.from_template(f"{number} {{q}}"))
+    assert len(one._calibrations) <= 64
+
+
+def test_no_prompts_need_no_call():
+    engine = Choices(by_table(TABLE))
+    assert classifier(engine).score([]).shape == (0, 2)
+    assert engine.calls == []
+    assert classifier(engine).classify(PROMPT, []) == []
+
+
+def test_queries_with_braces_are_scored_as_they_are():
+    seen = []
+    engine = Choices(lambda prompt, _choice: seen.append(prompt) or -1.0)
+    classifier(engine, calibrate=False).classify(PROMPT, ['{"a": {q}}', {"input": "{"}])
+    assert set(seen) == {'Ticket: {"a": {q}}\nQueue:', "Ticket: {\nQueue:"}
+
+
+def test_a_chat_prompt_is_scored_where_the_answer_begins():
+    engine = Choices(lambda _prompt, _choice: -1.0)
+    chat = ChatPromptTemplate.from_messages([("human", "a"), ("ai", "card"), ("human", "{input}")])
+    classifier(engine, calibrate=False).classify(chat, ["b"])
+    assert engine.calls[0][0] == ("Human: a\nAI: card\nHuman: b\nAI:",)
+
+
+def test_an_engine_that_answers_in_another_shape_is_reported():
+    engine = Choices(lambda _prompt, _choice: -1.0)
+    engine.score_choices = lambda prompts, choices: np.zeros((len(prompts), 3))
+    with pytest.raises(ModelCallError, match="shape"):
+        classifier(engine).score(["a"])
+
+
+# -- first tokens -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_with_top_tokens_is_read_at_the_first_token():
+    engine = TopTokens(lambda _prompt: {" car": 0.5, "card": 0.1, " cash": 0.2, "The": 0.1})
+    scores = classifier(engine, calibrate=False).score(["one", "two"])
+    assert np.exp(scores) == pytest.approx(np.array([[0.6, 0.2]] * 2))
+    assert sorted(engine.asked) == [("one", (), 5), ("two", (), 5)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ({" card": 0.9}, 1e-6),
+        ({" card": 0.9, "!": 1e-9}, 1e-9),
+        ({" card": 0.9, "!": 0.0}, 1e-6),
+    ],
+)
+def test_a_label_outside_the_top_counts_the_floor_and_never_more_than_a_reported_token(tokens, expected):
+    scores = classifier(TopTokens(lambda _prompt: tokens), calibrate=False).score(["x"])
+    assert np.exp(scores[0]) == pytest.approx([0.9, expected])
+
+
+def test_an_empty_answer_is_even():
+    probabilities = classifier(TopTokens(lambda _prompt: {}), calibrate=False).probabilities(PROMPT, ["x"])
+    assert np.allclose(probabilities, 0.5)
+
+
+def test_labels_that_share_the_first_token_are_reported():
+    shared = classifier(TopTokens(lambda _prompt: {" ca": 0.7, " cash": 0.1}), calibrate=False)
+    with pytest.raises(ConfigurationError, match="first tokens"):
+        shared.score(["x"])
+    some = classifier(TopTokens(lambda _prompt: {" c": 0.3, " cash": 0.2, " card": 0.1}), calibrate=False)
+    assert np.exp(some.score(["x"])) == pytest.approx(np.array([[0.1, 0.2]]))
+
+
+@pytest.mark.parametrize("labels", [["card", "card payment"], ["1", "10"]])
+def test_a_label_that_begins_another_is_refused_where_only_first_tokens_are_seen(labels):
+    with pytest.raises(ConfigurationError, match="verbalizers"):
+        LabelClassifier(TopTokens(lambda _prompt: {}), labels=labels)
+    assert LabelClassifier(Choices(lambda _prompt, _choice: -1.0), labels=labels).classify(PROMPT, ["x"]) == labels[:1]
+    told = LabelClassifier(
+        TopTokens(lambda _prompt: {" B": 0.5, " A": 0.4}),
+        labels=labels,
+        verbalizers={labels[0]: " A", labels[1]: " B"},
+        calibrate=False,
+    )
+    assert told.classify(PROMPT, ["x"]) == labels[1:]
+
+
+def test_first_tokens_are_calibrated_like_whole_labels():
+    def tokens(prompt):
+        query = prompt.removeprefix("Ticket: ").removesuffix("\nQueue:")
+        return {f" {label}": probability for label, probability in TABLE[query].items()}
+
+    found = classifier(TopTokens(tokens)).probabilities(PROMPT, ["atm kept it"])
+    assert found == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
+
+
+async def test_calls_in_flight_are_limited():
+    engine = TopTokens(lambda _prompt: {" card": 0.5})
+    one = classifier(engine, calibrate=False, max_concurrency=3)
+    engine.hoped = 3
+    one.score([str(number) for number in range(12)])
+    assert engine.most == 3
+    assert len({prompt for prompt, _, _ in engine.asked}) == 12
+    engine.most = 0
+    await one.ascore([str(number) for number in range(12)])
+    assert engine.most == 3
+    engine.most = engine.hoped = 0
+    one.as_runnable(PROMPT).batch(["a", "b", "c"], {"max_concurrency": 1})
+    assert engine.most == 1
+    await one.as_runnable(PROMPT).abatch(["a", "b", "c"], {"max_concurrency": 1})
+    assert engine.most == 1
+
+
+def test_rows_keep_the_order_of_the_prompts():
+    engine = TopTokens(lambda prompt: {" card": int(prompt) / 100, " cash": 0.001})
+    scores = classifier(engine, calibrate=False).score([str(number) for number in range(1, 20)])
+    assert np.exp(scores[:, 0]) == pytest.approx(np.arange(1, 20) / 100)
+
+
+# -- the Runnable -------------------------------------------------------------------------------------------------
+
+
+async def test_the_runnable_takes_text_or_dict_sync_and_async():
+    chain = classifier().as_runnable(PROMPT)
+    assert chain.invoke("atm kept it") == chain.invoke({"input": "atm kept it"}) == "cash"
+    assert await chain.ainvoke("pin") == "card"
+    assert chain.batch(["pin", {"input": "atm kept it"}]) == ["card", "cash"]
+    assert await chain.abatch(["atm kept it"]) == ["cash"]
+    assert chain.batch([]) == await chain.abatch([]) == []
+    assert list(chain.stream("pin")) == ["card"]
+    assert [part async for part in chain.astream("pin")] == ["card"]
+    assert (chain | str.upper).invoke("pin") == "CARD"
+
+
+async def test_a_batch_of_the_runnable_is_scored_as_one():
+    engine = Choices(by_table(TABLE))
+    chain = classifier(engine).as_runnable(PROMPT)
+    chain.batch(["pin", "atm kept it", "pin"])
+    await chain.abatch(["pin", "pin"])
+    assert [len(prompts) for prompts, _ in engine.calls] == [3, 3, 2]
+
+
+async def test_one_bad_input_of_a_batch_fails_alone():
+    chain = classifier().as_runnable(PROMPT)
+    for found in (
+        chain.batch(["pin", {"wrong": 1}, "atm kept it"], return_exceptions=True),
+        await chain.abatch(["pin", {"wrong": 1}, "atm kept it"], return_exceptions=True),
+    ):
+        assert found[0] == "card"
+        assert isinstance(found[1], KeyError)
+        assert found[2] == "cash"
+    with pytest.raises(KeyError):
+        chain.batch(["pin", {"wrong": 1}])
+    with pytest.raises(KeyError):
+        await chain.ainvoke({"wrong": 1})
+
+
+class Recorder(BaseCallbackHandler):
+    def __init__(self):
+        self.events = Counter()
+
+    def on_chain_start(self, serialized, inputs, **kwargs):
+        self.events["start", kwargs["name"]] += 1
+
+    def on_chain_end(self, outputs, **kwargs):
+        self.events["end"] += 1
+
+    def on_chain_error(self, error, **kwargs):
+        self.events["error"] += 1
+
+
+def test_the_run_and_its_prompt_are_traced():
+    recorder = Recorder()
+    chain = classifier().as_runnable(PROMPT)
+    chain.batch(["pin", "pin"], {"callbacks": [recorder]})
+    assert recorder.events == {("start", "PromptClassifier"): 2, ("start", "PromptTemplate"): 2, "end": 4}
+
+
+def test_the_runnable_shows_labels_and_prompt_only():
+    chain = classifier().as_runnable(PROMPT)
+    assert "LabelClassifier(labels=('card', 'cash'), kind='whole labels', calibrates=True)" in repr(chain)
+    assert "Queue" in dumps(chain)
+    assert "classifier" not in chain.model_dump()
+
+
+def test_the_async_numbers_are_the_sync_numbers():
+    async def both():
+        one = classifier()
+        assert np.array_equal(await one.acalibration(PROMPT), classifier().calibration(PROMPT))
+        assert np.array_equal(await one.aprobabilities(PROMPT, ["pin"]), one.probabilities(PROMPT, ["pin"]))
+        assert await one.aclassify(PROMPT, ["pin", "atm kept it"]) == ["card", "cash"]
+        assert (await one.ascore([])).shape == (0, 2)
+
+    asyncio.run(both())
+
+
+# -- templates with an example selector ---------------------------------------------------------------------------
+
+SHOWN = PromptTemplate.from_template("Ticket: {input}\nQueue: {queue}")
+BANK = [
+    {"input": "lost it", "queue": "card"},
+    {"input": "atm ate it", "queue": "cash"},
+]
+
+
+class Chosen(BaseExampleSelector):
+    """Chooses an example by the query, and notes for which and which way it was asked."""
+
+    def __init__(self, *, only=("sync", "async")):
+        self.asked, self.only, self.bank = [], only, list(BANK)
+
+    def add_example(self, example):
+        self.bank.append(example)
+
+    def select_examples(self, input_variables):
+        return self._chosen("sync", input_variables["input"])
+
+    async def aselect_examples(self, input_variables):
+        await asyncio.sleep(0)
+        return self._chosen("async", input_variables["input"])
+
+    def _chosen(self, way, text):
+        assert way in self.only
+        self.asked.append((way, text))
+        if text == "broken":
+            raise RuntimeError("no embedding")
+        return [self.bank["atm" in text]]
+
+
+def few_shot(selector):
+    return FewShotPromptTemplate(
+        example_selector=selector, example_prompt=SHOWN, suffix=PROMPT.template, input_variables=["input"]
+    )
+
+
+def few_shot_chat(selector):
+    shown = ChatPromptTemplate.from_messages([("human", "Ticket: {input}"), ("ai", "Queue: {queue}")])
+    examples = FewShotChatMessagePromptTemplate(
+        example_selector=selector, example_prompt=shown, input_variables=["input"]
+    )
+    return ChatPromptTemplate.from_messages([("system", "Route it."), examples, ("human", "Ticket: {input}")])
+
+
+def leaning(prompt, choice):
+    """Card .8 below an example of card, .4 below one of cash."""
+    card = 0.8 if "Queue: card" in prompt else 0.4
+    return math.log(card if choice.strip() == "card" else 1 - card)
+
+
+FEW_SHOT = pytest.mark.parametrize("template", [few_shot, few_shot_chat])
+FREE = [("sync", "N/A"), ("sync", ""), ("sync", "[MASK]")]
+# Content-free inputs get the example of card: (.8, .2). "the atm" gets that of cash: .4/.8 : .6/.2 = 1 : 6.
+BY_HAND = np.array([[1 / 7, 6 / 7], [1 / 2, 1 / 2]])
+
+
+@FEW_SHOT
+def test_content_free_inputs_go_through_the_example_selector(template):
+    selector = Chosen(only=("sync",))
+    one = classifier(Choices(leaning), calibrate=True)
+    assert one.probabilities(template(selector), ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert selector.asked == [*FREE, ("sync", "the atm"), ("sync", "pin")]
+    assert one.as_runnable(template(selector)).batch(["the atm", {"input": "pin"}]) == ["cash", "card"]
+
+
+@FEW_SHOT
+async def test_awaited_examples_are_selected_by_awaiting_alone(template):
+    selector = Chosen(only=("async",))
+    one = classifier(Choices(leaning), calibrate=True)
+    assert await one.aprobabilities(template(selector), ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert selector.asked == [("async", text) for _, text in [*FREE, ("", "the atm"), ("", "pin")]]
+    assert await one.aclassify(template(selector), ["the atm"]) == ["cash"]
+    chain = one.as_runnable(template(selector))
+    assert await chain.ainvoke("the atm") == "cash"
+    assert await chain.abatch(["pin", {"input": "the atm"}]) == ["card", "cash"]
+
+
+@FEW_SHOT
+def test_binding_a_prompt_selects_no_example(template):
+    selector = Chosen()
+    classifier(calibrate=True).as_runnable(template(selector))
+    assert selector.asked == []
+
+
+@FEW_SHOT
+async def test_an_example_selector_that_fails_for_one_input_fails_alone(template):
+    chain = classifier(Choices(leaning), calibrate=True).as_runnable(template(Chosen()))
+    for found in (
+        chain.batch(["the atm", "broken", "pin"], return_exceptions=True),
+        await chain.abatch(["the atm", "broken", "pin"], return_exceptions=True),
+    ):
+        assert [found[0], found[2]] == ["cash", "card"]
+        assert isinstance(found[1], RuntimeError)
+    with pytest.raises(RuntimeError, match="no embedding"):
+        chain.batch(["the atm", "broken"])
+
+
+@FEW_SHOT
+def test_examples_that_change_are_calibrated_anew(template):
+    selector = Chosen()
+    one = classifier(Choices(leaning), calibrate=True)
+    assert one.calibration(template(selector)) == pytest.approx([0.8, 0.2])
+    selector.bank.reverse()
+    assert one.calibration(template(selector)) == pytest.approx([0.4, 0.6])
+
+
+class Words(Embeddings):
+    """Two dimensions: whether "atm" is in a text, and whether it is not."""
+
+    def embed_documents(self, texts):
+        return [[1.0, 0.1] if "atm" in text else [0.1, 1.0] for text in texts]
+
+    def embed_query(self, text):
+        return self.embed_documents([text])[0]
+
+
+STOCK = {
+    "similarity": lambda: SemanticSimilarityExampleSelector.from_examples(
+        BANK, Words(), InMemoryVectorStore, k=1, input_keys=["input"]
+    ),
+    "mmr": lambda: MaxMarginalRelevanceExampleSelector.from_examples(
+        BANK, Words(), InMemoryVectorStore, k=1, fetch_k=2, input_keys=["input"]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STOCK)
+@FEW_SHOT
+async def test_langchain_s_own_selectors_serve(name, template):
+    prompt = template(STOCK[name]())
+    one = classifier(Choices(leaning), calibrate=True)
+    assert one.probabilities(prompt, ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert await one.aprobabilities(prompt, ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert one.as_runnable(prompt).invoke("the atm") == await one.as_runnable(prompt).ainvoke("the atm") == "cash"
+
+
+@FEW_SHOT
+async def test_a_selector_by_length_serves(template):
+    engine = Choices(leaning)
+    selector = LengthBasedExampleSelector(
+        examples=BANK, example_prompt=SHOWN, max_length=9, get_text_length=lambda text: len(text.split())
+    )
+    one = classifier(engine, calibrate=True)
+    # Room for one example after a short query, and for none after a long one: .4/.8 : .6/.2.
+    assert one.probabilities(template(selector), ["pin", "a " * 9]) == pytest.approx(BY_HAND[::-1])
+    assert await one.aclassify(template(selector), ["a " * 9, "pin"]) == ["cash", "card"]
+
+
+# -- refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"labels": ["card"]}, "labels"),
+        ({"labels": "card"}, "labels"),
+        ({"labels": ["card", "card"]}, "labels"),
+        ({"labels": ["card", ""]}, "labels"),
+        ({"labels": ["card", 1]}, "labels"),
+        ({"labels": {"card", "cash"}}, "labels"),
+        ({"verbalizers": {"card": "a"}}, "verbalizers"),
+        ({"verbalizers": {"card": "a", "cash": "b", "more": "c"}}, "verbalizers"),
+        ({"verbalizers": {"card": "a", "cash": "a"}}, "verbalizers"),
+        ({"verbalizers": {"card": "a", "cash": ""}}, "verbalizers"),
+        ({"content_free": ()}, "content_free"),
+        ({"content_free": "N/A"}, "content_free"),
+        ({"content_free": ["N/A", None]}, "content_free"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"otherwise": "transfer"}, "otherwise"),
+        ({"otherwise": 3}, "otherwise"),
+        ({"votes": "images"}, "votes"),
+    ],
+)
+def test_unusable_arguments_are_refused_by_name(changes, name):
+    with pytest.raises(ConfigurationError, match=name):
+        classifier(**changes)
+
+
+def test_a_single_text_is_not_read_letter_by_letter():
+    one = classifier()
+    for call in (lambda: one.score("pin"), lambda: one.classify(PROMPT, "pin"), lambda: one.classify(PROMPT, {})):
+        with pytest.raises(ConfigurationError, match="a list"):
+            call()
+
+
+def test_a_model_that_only_completes_text_is_refused_with_advice():
+    class Text:
+        def complete(self, prompts, *, max_tokens, stop=()):
+            return [""] * len(prompts)
+
+        async def acomplete(self, prompts, *, max_tokens, stop=()):
+            return [""] * len(prompts)
+
+    with pytest.raises(CapabilityError):
+        classifier(Text())
+
+
+async def test_calibration_needs_exactly_one_variable():
+    two = PromptTemplate.from_template("{kind}: {input}")
+    one = classifier()
+    for call in (lambda: one.calibration(two), lambda: one.as_runnable(two), lambda: one.classify(two, ["x"])):
+        with pytest.raises(ConfigurationError, match="partial"):
+            call()
+    with pytest.raises(ConfigurationError, match="partial"):
+        await one.acalibration(two)
+    engine = Choices(lambda _prompt, choice: -float(len(choice)))
+    plain = classifier(engine, calibrate=False)
+    assert plain.classify(two, [{"kind": "mail", "input": "x"}]) == ["card"]
+    with pytest.raises(ConfigurationError, match="inputs"):
+        plain.classify(two, ["x"])
+    assert classifier(engine).classify(two.partial(kind="mail"), ["x"]) == ["card"]
+
+
+# -- what is read of which model ----------------------------------------------------------------------------------
+
+QUICK = RetryPolicy(first_wait=0.001, max_wait=0.001)
+
+
+def voter(table: dict, otherwise: str = "card", **changes):
+    """A chat model that only writes text, as an engine."""
+    return TextVoteBackend(TextChat(say=saying(table, otherwise), raises=changes.pop("raises", {})), retry=QUICK)
+
+
+def decider(table: dict, **changes):
+    """A decision model, as an engine."""
+    pytest.importorskip("langchain_openai.decisions")
+    from tests.unit_tests.backends.langchain.test_decisions import ScriptedDecisions, telling
+
+    return DecisionsBackend(ScriptedDecisions(answer=telling(table), **changes), retry=QUICK)
+
+
+def test_what_is_read_is_named():
+    tops = fixed({" card": 0.5, " cash": 0.25})
+    for engine, kind, calibrates in (
+        (Choices(by_table(TABLE)), "whole labels", True),
+        (TopTokens(lambda _prompt: {}), "first tokens", True),
+        (ScriptedLLM(answer=tops), "first tokens", True),
+        (voter({}), "text votes", False),
+    ):
+        one = classifier(engine)
+        assert (one.kind, one.calibrates) == (kind, calibrates)
+        assert f"kind={kind!r}" in repr(one)
+    assert classifier(ScriptedLLM(answer=tops), votes="text").kind == "text votes"
+
+
+def test_a_model_without_logprobs_is_told_of_votes():
+    silent = ScriptedLLM(answer=fixed({" cash": 1.0}), payload=lambda _tops: None)
+    with pytest.raises(CapabilityError, match='votes="text"'):
+        classifier(silent)
+    assert classifier(silent, votes="text").classify(PROMPT, ["x"]) == ["cash"]
+
+
+async def test_votes_are_certain_and_go_to_the_label_that_is_written():
+    one = classifier(voter({"pin": "Queue: Cash."}))
+    assert one.probabilities(PROMPT, ["pin", "atm"]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    assert one.classify(PROMPT, ["pin", "atm"]) == await one.aclassify(PROMPT, ["pin", "atm"]) == ["cash", "card"]
+    coded = classifier(voter({"pin": "B"}, "A"), verbalizers={"card": " A", "cash": " B"})
+    assert coded.classify(PROMPT, ["pin", "atm"]) == ["cash", "card"]
+
+
+def test_votes_cannot_be_calibrated():
+    with pytest.raises(ConfigurationError, match=r"calibrate.*not probabilities"):
+        classifier(voter({}), calibrate=True)
+    assert classifier(voter({}), calibrate=False).calibration(PROMPT) is None
+
+
+def test_labels_that_a_vote_could_not_tell_apart_are_refused_at_once():
+    with pytest.raises(ConfigurationError, match="verbalizers"):
+        LabelClassifier(voter({}), labels=["US", "us"])
+    told = LabelClassifier(voter({}, "A"), labels=["US", "us"], verbalizers={"US": "A", "us": "B"})
+    assert told.classify(PROMPT, ["x"]) == ["US"]
+    assert LabelClassifier(voter({}, "card payment"), labels=["card", "card payment"]).classify(PROMPT, ["x"]) == [
+        "card payment"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
+async def test_decisions_are_probabilities_of_whole_labels():
+    table = {"pin": {"card payment": 0.6, "card": 0.3}, "atm": {"card payment": 0.0, "card": 1.0}}
+    one = LabelClassifier(decider(table), labels=["card", "card payment"])
+    assert (one.kind, one.calibrates) == ("decisions", False)
+    expected = np.array([[1 / 3, 2 / 3], [1.0, 0.0]])
+    assert one.probabilities(PROMPT, ["pin", "atm"]) == pytest.approx(expected, abs=1e-12)
+    assert await one.aprobabilities(PROMPT, ["pin", "atm"]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
+def test_decisions_are_calibrated_on_request():
+    table = {"kept": {"card": 0.7, "cash": 0.3}, "Ticket": {"card": 0.8, "cash": 0.2}}
+    one = classifier(decider(table), calibrate=True)
+    assert one.probabilities(PROMPT, ["kept"]) == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
+
+
+# -- answers without a label, and calls that fail -------------------------------------------------------------------
+
+
+# Engines whose answer to "pin" names no label, and to anything else names "cash".
+WITHOUT_A_LABEL = {
+    "votes": voter({"pin": "I cannot tell."}, "cash"),
+    "minus infinity": Choices(lambda prompt, choice: -math.inf if "pin" in prompt else -float(choice != " cash")),
+    "NaN": Choices(lambda prompt, choice: math.nan if "pin" in prompt else -float(choice != " cash")),
+    "failed row": FakeBackend(lambda _prompt, _prefix: {" cash": 0.9}, max_top_k=2, fail_rows_containing="pin"),
+}
+
+
+@pytest.mark.parametrize("engine", WITHOUT_A_LABEL.values(), ids=list(WITHOUT_A_LABEL))
+async def test_an_answer_without_a_label_is_an_error_and_never_the_first_label(engine):
+    one = classifier(engine, calibrate=False)
+    assert one.classify(PROMPT, ["atm"]) == ["cash"]
+    for call in (lambda: one.classify(PROMPT, ["pin"]), lambda: one.score(["pin"])):
+        with pytest.raises(ModelCallError, match=r"names none of the labels.*otherwise="):
+            call()
+    for acall in (lambda: one.aclassify(PROMPT, ["atm", "pin"]), lambda: one.ascore(["pin"])):
+        with pytest.raises(ModelCallError, match="names none of the labels"):
+            await acall()
+    counted = classifier(engine, calibrate=False, otherwise="cash")
+    assert counted.classify(PROMPT, ["pin", "atm"]) == await counted.aclassify(PROMPT, ["pin", "atm"])
+    assert counted.probabilities(PROMPT, ["pin"]).tolist() == [[0.0, 1.0]]
+
+
+@pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
+@pytest.mark.parametrize("kind", [voter, decider])
+async def test_a_public_call_that_fails_is_an_error_and_no_even_row(kind):
+    raises = {"down": StatusError("gateway", status_code=502)}
+    one = classifier(kind({}, raises=raises), otherwise="cash")  # which counts for answers, and there is none
+    with pytest.raises(ModelCallError, match="HTTP 502"):
+        one.probabilities(PROMPT, ["atm", "down"])
+    with pytest.raises(ModelCallError, match="HTTP 502"):
+        await one.aprobabilities(PROMPT, ["down"])
+
+
+@pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
+@pytest.mark.parametrize("kind", [voter, decider])
+async def test_one_failed_call_of_a_batch_fails_alone(kind):
+    raises = {"down": StatusError("gateway", status_code=502)}
+    table = {
+        "atm": {"card": 0.1, "cash": 0.9} if kind is decider else "cash",
+        "dunno": SimpleNamespace(answers={}) if kind is decider else "?",
+    }
+    chain = classifier(kind(table, raises=raises)).as_runnable(PROMPT)
+    inputs = ["atm", "down", {"wrong": 1}, "dunno", "atm"]
+    for found in (
+        chain.batch(inputs, return_exceptions=True),
+        await chain.abatch(inputs, return_exceptions=True),
+    ):
+        assert [found[0], found[4]] == ["cash", "cash"]
+        assert "HTTP 502" in str(found[1])
+        assert isinstance(found[2], KeyError)
+        assert "names none" in str(found[3])
+        assert {type(found[1]), type(found[3])} == {ModelCallError}
+    with pytest.raises(ModelCallError, match="HTTP 502"):
+        chain.batch(["atm", "down"])
+    with pytest.raises(ModelCallError, match="names none"):
+        await chain.ainvoke("dunno")
+
+
+async def test_after_an_error_no_further_call_is_made():
+    class Failing(TopTokens):
+        async def atop_tokens(self, prompt, prefix, *, top_k):
+            self.asked.append(prompt)
+            if prompt == "0":
+                failed.set()
+                raise ModelCallError("down")
+            await asyncio.to_thread(failed.wait, 60)
+            await asyncio.sleep(0.01)
+            return [(b" card", 0.5)]
+
+        def top_tokens(self, prompt, prefix, *, top_k):
+            return asyncio.run(self.atop_tokens(prompt, prefix, top_k=top_k))
+
+    failed = threading.Event()
+    engine = Failing(lambda _prompt: {})
+    one = classifier(engine, calibrate=False, max_concurrency=2)
+    prompts = [str(number) for number in range(200)]
+    with pytest.raises(ModelCallError, match="down"):
+        await one.ascore(prompts)
+    await asyncio.sleep(0.1)
+    assert len(engine.asked) < 20
+    engine.asked.clear()
+    failed.clear()
+    with pytest.raises(ModelCallError, match="down"):
+        await asyncio.to_thread(one.score, prompts)
+    assert len(engine.asked) < 20
+
+
+async def test_calls_of_voters_are_limited_by_the_run():
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def say(_text):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+        return "card"
+
+    one = classifier(TextVoteBackend(TextChat(say=say)), max_concurrency=3)
+    one.score([str(number) for number in range(12)])
+    assert 1 < most <= 3
+    most = 0
+    one.as_runnable(PROMPT).batch(["a", "b", "c"], {"max_concurrency": 1})
+    assert most == 1
+
+
+def test_content_free_inputs_without_a_label_are_an_error():
+    engine = Choices(lambda prompt, _choice: -math.inf if "MASK" in prompt else -1.0)
+    with pytest.raises(ModelCallError, match="names none"):
+        classifier(engine).classify(PROMPT, ["x"])

@@ -1,0 +1,822 @@
+"""TrainingRun: what steps cost, what stops a run, what it keeps, how it goes on, and what never shows."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import itertools
+import json
+import math
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, verify_report
+from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerError,
+    ModelCallError,
+    PrivacyBudgetError,
+    TrainingInterruptedError,
+)
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
+from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum, SampledBallEvent
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.runs import streamed_run
+from langchain_dpicl.soft_prompts.options import WEIGHT_GRID, ExampleFields
+from langchain_dpicl.soft_prompts.training_run import TrainingCheckpoint, TrainingRun, TrainingStep
+from tests.canary import OURS
+from tests.contracts.doubles import FixedDraws
+from tests.contracts.front_room import CANARY
+from tests.contracts.neighbours import Bar
+from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts
+from tests.labelling_doubles import counts, fails, house, lines
+from tests.ledgers import free_price
+from tests.sealed_files import resealed
+from tests.unit_tests.test_private_frames import locals_of_ours, shows_private, stop
+
+
+@pytest.fixture(autouse=True)
+def _prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run costs is of interest in few tests, and takes most of the time."""
+    if request.node.get_closest_marker("usefixtures") is None:
+        monkeypatch.setattr(accounting, "epsilon_bound", free_price)
+
+
+PRICED = pytest.mark.usefixtures("remembered_prices")
+
+
+def run(made: TrainingRun, *, awaited: bool = False, **options: Any) -> Any:
+    return asyncio.run(made.arun(**options)) if awaited else made.run(**options)
+
+
+def loss_of(made: TrainingRun) -> float:
+    return float(np.mean(LogisticEngine().losses(made.weights, made._validation.examples)))
+
+
+BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+
+# -- what it trains, and what that costs ---------------------------------------------------------------------------
+
+
+@PRICED
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_a_run_is_priced_from_its_own_tickets(adjacency: str) -> None:
+    budget = house(adjacency)
+    made = prepared(budget=budget, epsilon=None, delta=1e-5, noise_multiplier=2.0, steps=7)
+    run(made)
+    step = {
+        "add_remove": SubsampledEvent(GaussianEvent(2.0), 10 / 40),
+        "replace_one": SampledBallEvent(2.0, 10 / 40),
+    }[adjacency]
+    by_hand = RepeatedEvent(step, 7)
+    [sealed] = [line.body for line in lines(budget) if line.kind == "seal"]
+    assert made.plan.event() == by_hand
+    left = 1e-5 - made.plan.implementation_delta
+    again = accounting.epsilon_upper_bound(by_hand, delta=left, adjacency=adjacency)  # type: ignore[arg-type]
+    assert sealed["epsilon"] == made.plan.epsilon == pytest.approx(again, rel=1e-6)
+    assert counts(budget) == {"reserve step": 7, "commit step": 7}
+    assert verify_report(made.soft_prompt).ok
+    assert made.soft_prompt.epsilon == sealed["epsilon"]
+    budget.verify()
+
+
+@BOTH
+def test_all_tickets_are_reserved_before_the_first_private_call(awaited: bool) -> None:
+    engine, budget = LogisticEngine(), house()
+    seen: list[Any] = []
+    engine.at_gradients = lambda: seen.append(dict(counts(budget)))
+    run(prepared(engine=engine, budget=budget), awaited=awaited)
+    assert [found["reserve step"] for found in seen] == [4, 4, 4, 4]
+    assert [found.get("commit step", 0) for found in seen] == [0, 1, 2, 3]
+
+
+@BOTH
+def test_it_learns_what_the_examples_say(awaited: bool) -> None:
+    """Forty rows point the same way; the noise on a coordinate is .05 of one row."""
+    made = prepared(noise_multiplier=0.05, expected_batch_size=40, steps=10, learning_rate=0.3, validation=PUBLIC)
+    assert loss_of(made) == pytest.approx(math.log(2))
+    prompt = run(made, awaited=awaited)
+    assert loss_of(made) < 0.1
+    assert prompt.arrays["prompt_embeddings"].ravel().tolist() == made.weights.astype(np.float32).tolist()
+    assert (made.step, made.steps_left) == (10, 0)
+
+
+def test_a_step_follows_the_noised_sum_over_public_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worked out by hand: three units of the forty are drawn, ten were expected."""
+    monkeypatch.setattr(SecureRandom, "gaussian_draws", lambda self, n: FixedDraws(np.zeros(n)))
+    monkeypatch.setattr(PoissonUnits, "draw", lambda self, n, *, rng: ((0,), (1,), (2,)))
+    engine = LogisticEngine()
+    made = prepared(engine=engine, steps=1, optimizer="sgd", learning_rate=0.5, l2_clip_norm=0.25)
+    made.run()
+    rows: list[Any] = []
+    held = examples()._open(None)
+    groups = [made._fields.examples_of(held.records(unit)) for unit in range(3)]
+    engine.gradients(np.zeros(engine.width), groups, add=rows.extend)
+    clipped = [row * min(1.0, 0.25 / np.linalg.norm(row)) for row in rows]
+    assert [np.linalg.norm(row) > 0.25 for row in rows] == [True] * 3
+    assert made.weights == pytest.approx(-0.5 * np.sum(clipped, axis=0) / 10, abs=1e-5)
+
+
+def test_a_unit_s_examples_are_combined_first_and_clipped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with three records, two of whom pull one way: the mean is clipped, to one length, and counts once."""
+    monkeypatch.setattr(SecureRandom, "gaussian_draws", lambda self, n: FixedDraws(np.zeros(n)))
+    monkeypatch.setattr(PoissonUnits, "draw", lambda self, n, *, rng: tuple((unit,) for unit in range(n)))
+    records = [{"text": f"good {place}", "label": "good", "user": "one"} for place in range(3)]
+    private = PrivateExamples(
+        records, label_key="label", labels=("good", "bad"), public_size=40, unit_key="user", records_per_unit=2
+    )
+    engine = LogisticEngine()
+    made = prepared(private, engine=engine, steps=1, optimizer="sgd", learning_rate=1.0, l2_clip_norm=0.1)
+    made.run()
+    assert engine.calls == [(("good 0", "good 1"),)]
+    assert np.linalg.norm(made.weights) == pytest.approx(0.1 / 10, abs=1e-6)
+
+
+def test_released_weights_are_on_the_public_grid_from_the_first_to_the_last() -> None:
+    engine = LogisticEngine()
+    engine.initial = lambda text=None: np.linspace(0.1, 0.9, engine.width)  # type: ignore[method-assign]
+    made = prepared(engine=engine)
+    for _ in itertools.chain([None], made.stream()):
+        assert (made.weights * WEIGHT_GRID % 1.0 == 0).all()
+        assert not made.weights.flags.writeable
+    assert made.soft_prompt.arrays["prompt_embeddings"].dtype == np.float32
+
+
+@pytest.mark.parametrize("given", [(), texts(1), [("FAILS", "good")] * 40], ids=["nobody", "one", "forty that fail"])
+def test_an_empty_sample_is_a_step_of_pure_noise_on_the_same_path(given: Any) -> None:
+    budget = house()
+    made = prepared(examples(given), budget=budget, expected_batch_size=1, steps=3)
+    weights = [made.weights.copy() for _ in made.stream()]
+    assert len({one.tobytes() for one in weights}) == 3
+    assert all(one.all() for one in weights)
+    assert counts(budget) == {"reserve step": 3, "commit step": 3}
+
+
+def test_no_seed_has_a_part_in_the_noise() -> None:
+    """Two noise vectors on a grid of 2^16 steps to a deviation agree with probability below 1e-30."""
+    found = set()
+    for _ in range(2):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        made = prepared(examples(()), steps=1, optimizer="sgd")
+        made.run()
+        found.add(made.weights.tobytes())
+    assert len(found) == 2
+
+
+def test_noise_reaches_the_weights_at_the_plan_s_scale() -> None:
+    """800 draws: their sum of squares lies within a fifth of the claim, but for a chance below 1e-6 (chi-square)."""
+    engine = LogisticEngine(num_virtual_tokens=10, token_dim=80)
+    made = prepared(examples(()), engine=engine, steps=1, optimizer="sgd", learning_rate=1.0, noise_multiplier=30.0)
+    made.run()
+    claimed = 30.0 * 0.1 / 10  # multiplier times clip, over the expected batch
+    assert made.plan.noise_scale == pytest.approx(claimed)
+    assert 0.75 < np.mean((made.weights / claimed) ** 2) < 1.28
+
+
+# -- what stops it ---------------------------------------------------------------------------------------------------
+
+
+@PRICED
+@BOTH
+def test_an_outage_keeps_what_was_spent_and_gives_back_what_never_burnt(awaited: bool) -> None:
+    engine, budget = LogisticEngine(), house()
+    engine.at_gradients = fails(None, ModelCallError("out of memory."), None)  # type: ignore[arg-type]
+    made = prepared(engine=engine, budget=budget, steps=6)
+    with pytest.raises(TrainingInterruptedError, match=r"^Training stopped: out of memory\. 1 of 6 steps") as caught:
+        run(made, awaited=awaited)
+    assert caught.value.training_run is made
+    assert caught.value.__context__ is None
+    assert (made.step, made.steps_left) == (1, 4)
+    assert counts(budget) == {"reserve step": 6, "commit step": 1, "give_back step": 4}
+    prompt = short_of_steps(caught.value.training_run, awaited=awaited)
+    assert (made.step, made.steps_left) == (5, 0)
+    assert counts(budget) == {"reserve step": 10, "commit step": 5, "give_back step": 4}
+    assert verify_report(prompt).ok
+    assert prompt.epsilon == made._share.epsilon == 1e5
+    budget.verify()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (ExampleFields, "examples_of"),
+        (PoissonUnits, "draw"),
+        (LogisticEngine, "_row"),
+        (RunningSum, "add"),
+        (RunningSum, "total"),
+        (GaussianMechanism, "release"),
+    ],
+    ids=["rendering", "drawing", "gradients", "bounding", "adding", "noising"],
+)
+@BOTH
+def test_ctrl_c_keeps_the_charge_carries_the_run_and_shows_nothing(
+    owner: Any, name: str, awaited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = house()
+    made = prepared(budget=budget)
+    next(made.stream())
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, stop)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            run(made, awaited=awaited)
+    assert caught.value.training_run is made
+    assert shows_private(caught.value) == []
+    assert (made.step, made.steps_left) == (1, 2)
+    short_of_steps(made, awaited=awaited)
+    assert (made.step, made.steps_left) == (3, 0)
+    charged = counts(budget)
+    assert charged["reserve step"] - charged["give_back step"] == 4
+    assert charged["commit step"] == 3
+
+
+async def test_a_cancellation_keeps_the_charge_and_shows_nothing() -> None:
+    class Slow(LogisticEngine):
+        async def agradients(self, *args: Any, **options: Any) -> None:
+            self.waits.set()
+            await asyncio.sleep(60)
+
+    engine, budget = Slow(), house()
+    engine.waits = asyncio.Event()  # type: ignore[attr-defined]
+    made = prepared(engine=engine, budget=budget)
+    task = asyncio.ensure_future(made.arun())
+    await engine.waits.wait()  # type: ignore[attr-defined]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert shows_private(caught.value) == []
+    assert counts(budget) == {"reserve step": 4, "give_back step": 3}
+    assert (made.step, made.steps_left) == (0, 3)
+
+
+@pytest.mark.parametrize("word", ["RAISES", "PANICS", "EXITS", "NUMBERS", "FAILS"])
+@BOTH
+def test_whatever_a_record_does_the_run_goes_on_and_the_others_count(word: str, awaited: bool) -> None:
+    private = examples([*texts(39), (f"{word} {CANARY}", "good")])
+    made = prepared(
+        private, noise_multiplier=0.05, expected_batch_size=40, steps=10, learning_rate=0.3, validation=PUBLIC
+    )
+    run(made, awaited=awaited)
+    assert loss_of(made) < 0.1
+
+
+def test_an_engine_that_gives_more_rows_than_units_is_stopped() -> None:
+    class Greedy(LogisticEngine):
+        def gradients(self, parameters: Any, groups: Any, *, add: Callable[[Any], None]) -> None:
+            super().gradients(parameters, groups, add=add)
+            add(np.ones((1, self.width)))
+
+    with pytest.raises(TrainingInterruptedError, match="more rows than there are units"):
+        prepared(engine=Greedy()).run()
+
+
+def test_losses_that_fail_stop_the_run_after_the_step_is_kept() -> None:
+    engine, budget = LogisticEngine(), house()
+    engine.at_losses = fails(None, RuntimeError("cuda"))  # type: ignore[arg-type]
+    made = prepared(engine=engine, budget=budget, validation=PUBLIC)
+    with pytest.raises(TrainingInterruptedError, match="failed with RuntimeError"):
+        made.run()
+    assert (made.step, made.steps_left) == (2, 2)
+    assert counts(budget) == {"reserve step": 4, "commit step": 2, "give_back step": 2}
+    made.run()
+    assert (made.step, made.steps_left) == (4, 0)
+
+
+def test_a_spent_run_returns_its_prompt_for_free() -> None:
+    budget = house()
+    made = prepared(budget=budget)
+    prompt = made.run()
+    before = lines(budget)
+    assert made.run() == prompt
+    assert list(made.stream()) == []
+    assert lines(budget) == before
+
+
+@PRICED
+def test_a_share_that_no_longer_fits_is_refused_and_carries_the_run() -> None:
+    budget = house(epsilon=10.0)
+    late = prepared(budget=budget, epsilon=9.0, noise_multiplier=5.0, component="late")
+    other = Budget.open(budget._store)
+    prepared(examples(dataset_id="others"), budget=other, epsilon=9.0, noise_multiplier=5.0, component="early").run()
+    with pytest.raises(PrivacyBudgetError) as caught:
+        late.run()
+    assert caught.value.training_run is late
+    assert late.step == 0
+
+
+def test_a_removed_unit_stays_away_and_leaves_the_plan_as_it_was() -> None:
+    private, engine = examples(), LogisticEngine()
+    gone = texts()[0][0]
+    made = prepared(private, engine=engine, expected_batch_size=40)
+    private.remove(0)
+    made.run()
+    assert [gone in str(call) for call in engine.calls] == [False] * 4
+    assert [len(call) for call in engine.calls] == [40] * 4
+    assert made.plan.sampling_rate == 1.0
+
+
+# -- one at a time -----------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_call_from_within_another_is_refused_and_takes_nothing_from_it(awaited: bool) -> None:
+    engine, budget, refused = LogisticEngine(), house(), []
+
+    def again() -> None:
+        try:
+            made.run()
+        except ConfigurationError as error:
+            refused.append(str(error))
+
+    engine.at_gradients = again
+    made = prepared(engine=engine, budget=budget)
+    run(made, awaited=awaited)
+    assert len(refused) == 4
+    assert "one step at a time" in refused[0]
+    assert counts(budget) == {"reserve step": 4, "commit step": 4}
+
+
+def test_a_call_that_begins_between_a_release_and_its_commit_commits_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a second thread does: the ticket is the first one's to commit, once its weights are safe."""
+    budget, refused = house(), []
+    made = prepared(budget=budget)
+    real = Reservation.commit
+
+    def commit(self: Any, count: int = 1) -> None:
+        if not refused:
+            with pytest.raises(ConfigurationError, match="one step at a time") as caught:
+                made.run()
+            refused.append((caught.value, counts(budget)["commit step"]))
+        real(self, count)
+
+    monkeypatch.setattr(Reservation, "commit", commit)
+    made.run()
+    assert [number for _, number in refused] == [0]
+    assert counts(budget) == {"reserve step": 4, "commit step": 4}
+
+
+def test_a_stream_that_waits_does_not_hold_up_another() -> None:
+    budget = house()
+    made = prepared(budget=budget)
+    waiting = made.stream()
+    next(waiting)
+    made.run()
+    assert (made.step, list(waiting)) == (4, [])
+    assert counts(budget) == {"reserve step": 4, "commit step": 4}
+
+
+def test_a_stream_that_is_left_gives_back_what_it_did_not_use() -> None:
+    budget = house()
+    made = prepared(budget=budget)
+    for told in made.stream():
+        assert told == TrainingStep(1, 3, None)
+        break
+    assert counts(budget) == {"reserve step": 4, "commit step": 1, "give_back step": 3}
+    assert made.steps_left == 3
+
+
+async def test_an_async_stream_that_is_left_gives_back_what_it_did_not_use() -> None:
+    budget = house()
+    made = prepared(budget=budget)
+    stream = made.astream()
+    assert await anext(stream) == TrainingStep(1, 3, None)
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert counts(budget) == {"reserve step": 4, "commit step": 1, "give_back step": 3}
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+def seeded(patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes noise and samples functions of how many there were; returns what starts counting anew."""
+    turns = {"noise": itertools.count(), "draw": itertools.count()}
+
+    def draws(self: Any, n: int) -> FixedDraws:
+        return FixedDraws(np.random.default_rng([1, next(turns["noise"])]).normal(size=n))
+
+    def draw(self: Any, n: int, *, rng: Any) -> Any:
+        kept = np.random.default_rng([2, next(turns["draw"])]).random(n) < self.sampling_rate
+        return tuple((int(unit),) for unit in kept.nonzero()[0])
+
+    patch.setattr(SecureRandom, "gaussian_draws", draws)
+    patch.setattr(PoissonUnits, "draw", draw)
+    return lambda: turns.update(noise=itertools.count(), draw=itertools.count())
+
+
+@PRICED
+@pytest.mark.parametrize("way", ["the same run", "the file"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_run_that_was_stopped_between_steps_ends_as_one_that_was_not(
+    way: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anew = seeded(monkeypatch)
+    options: dict[str, Any] = {"steps": 6, "optimizer": optimizer, "schedule": "linear", "validation": PUBLIC}
+    whole, budget = house(), house()
+    straight = prepared(budget=whole, **options)
+    straight.run()
+    anew()
+    private, path = examples(), tmp_path / "state.json"
+    made = prepared(private, budget=budget, checkpoint=path, **options)
+    for told in made.stream():
+        if told.step == 3:
+            break
+    if way == "the file":
+        made = prepared(private, budget=budget, checkpoint=path, **options)
+    assert (made.step, made.steps_left) == (3, 3)
+    made.run()
+    assert made.weights.tobytes() == straight.weights.tobytes()
+    assert made.soft_prompt.arrays["prompt_embeddings"].tobytes() == (
+        straight.soft_prompt.arrays["prompt_embeddings"].tobytes()
+    )
+    assert counts(whole) == {"reserve step": 6, "commit step": 6}
+    assert counts(budget) == {"reserve step": 9, "commit step": 6, "give_back step": 3}
+    for ledger in (whole, budget):
+        ledger.verify()
+    assert (budget.remaining_epsilon, budget.remaining_delta) == (whole.remaining_epsilon, whole.remaining_delta)
+    one, other = (verify_report(run.soft_prompt) for run in (made, straight))
+    assert (one.ok, one.epsilon, one.delta) == (True, other.epsilon, other.delta)
+    assert other.ok
+
+
+def test_a_resumed_run_has_fresh_coins(tmp_path: Path) -> None:
+    """As above, without fixed coins: two noise vectors agree with probability below 1e-30."""
+    private, budget, path = examples(()), house(), tmp_path / "state.json"
+    made = prepared(private, budget=budget, checkpoint=path, optimizer="sgd")
+    first = next(made.stream()) and made.weights.copy()
+    again = prepared(private, budget=budget, checkpoint=path, optimizer="sgd")
+    next(again.stream())
+    assert (again.weights - first).tobytes() != first.tobytes()
+
+
+def test_the_file_is_safe_before_the_ticket_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "state.json", []
+    made = prepared(checkpoint=path)
+    real = Reservation.commit
+
+    def commit(self: Any, count: int = 1) -> None:
+        seen.append((json.loads(path.read_text())["step"], self.uncommitted))
+        real(self, count)
+
+    monkeypatch.setattr(Reservation, "commit", commit)
+    made.run()
+    assert seen == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_the_file_holds_released_state_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    made = prepared(checkpoint=path, validation=PUBLIC)
+    steps = [json.loads(path.read_text()) for _ in made.stream()]
+    assert {frozenset(found) for found in steps} == {
+        frozenset({"format", "version", "component", "ledger_id", "dataset_id", "adjacency"})
+        | {"public", "step", "weights", "moments", "content_digest"}
+    }
+    fixed = [{**found, "step": 0, "weights": "", "moments": [], "content_digest": ""} for found in steps]
+    assert all(found == fixed[0] for found in fixed)
+    assert CANARY not in path.read_text()
+    kept = TrainingCheckpoint.load(path, width=8, num_moments=2)
+    assert kept.state.weights.tobytes() == made.weights.tobytes()
+    [sealed] = [line.body for line in lines(made._budget) if line.kind == "seal"]
+    shown = json.loads(json.dumps(sealed["components"][0]["public"]))
+    del shown["seen_by"]  # a run may go on where the model is reached by another address
+    assert kept.public == shown
+
+
+@BOTH
+@pytest.mark.parametrize("begun", ["before the file was there", "from the file"])
+def test_what_another_run_released_is_not_written_over(begun: str, awaited: bool, tmp_path: Path) -> None:
+    """Both are of one share: the first lets go of its tickets, the second has an older state, or none."""
+    private, budget, path = examples(), house(), tmp_path / "state.json"
+    options: dict[str, Any] = {"budget": budget, "checkpoint": path, "component": "one"}
+    first = prepared(private, **options)
+    if begun == "from the file":
+        next(first.stream())
+    late = prepared(private, **options)
+    next(first.stream())
+    kept, charged = path.read_text(), counts(budget)
+    with pytest.raises(ConfigurationError, match="state that this run stored") as caught:
+        run(late, awaited=awaited)
+    assert caught.value.training_run is late  # type: ignore[attr-defined]
+    assert (path.read_text(), counts(budget)) == (kept, charged)
+    again = prepared(private, **options)
+    run(again, awaited=awaited)
+    assert again.step == json.loads(path.read_text())["step"] == 4
+
+
+def test_a_file_that_is_gone_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    made = prepared(checkpoint=path)
+    next(made.stream())
+    path.unlink()
+    made.run()
+    assert json.loads(path.read_text())["step"] == 4
+
+
+@BOTH
+def test_a_full_disk_keeps_the_step_and_commits_it_when_there_is_room(
+    awaited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, budget = tmp_path / "state.json", house()
+    made = prepared(budget=budget, checkpoint=path)
+    next(made.stream())
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingCheckpoint, "save", full)
+        with pytest.raises(OSError, match="No space") as caught:
+            run(made, awaited=awaited)
+        assert caught.value.training_run is made
+        assert CANARY not in repr(locals_of_ours(caught.value))
+        assert (made.step, json.loads(path.read_text())["step"]) == (2, 1)
+        assert counts(budget)["commit step"] == 1
+        with pytest.raises(OSError, match="No space"):
+            run(made, awaited=awaited)  # found out before anything more is reserved
+        assert (made.step, made.steps_left) == (2, 2)
+    run(made, awaited=awaited)
+    assert (made.step, json.loads(path.read_text())["step"]) == (4, 4)
+    charged = counts(budget)
+    assert charged["commit step"] == charged["reserve step"] - charged["give_back step"] == 4
+    budget.verify()
+
+
+def test_a_full_disk_is_found_out_before_anything_is_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = house()
+    made = prepared(budget=budget, checkpoint=tmp_path / "state.json")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        made.run()
+    assert counts(budget) == {}
+
+
+def test_a_ledger_that_fails_at_commit_keeps_the_step_and_settles_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = house()
+    made = prepared(budget=budget)
+
+    def broken(self: Any, count: int = 1) -> None:
+        raise LedgerError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reservation, "commit", broken)
+        with pytest.raises(LedgerError) as caught:
+            made.run()
+    assert caught.value.training_run is made
+    assert CANARY not in repr(locals_of_ours(caught.value))
+    assert (made.step, counts(budget)["commit step"]) == (1, 0)
+    made.run()
+    assert (made.step, counts(budget)["commit step"]) == (4, 4)
+
+
+def test_ctrl_c_right_behind_the_commit_commits_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = house()
+    made = prepared(budget=budget)
+    real = Reservation.commit
+
+    def commit(self: Any, count: int = 1) -> None:
+        real(self, count)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reservation, "commit", commit)
+        with pytest.raises(KeyboardInterrupt):
+            made.run()
+    assert (made.step, counts(budget)["commit step"]) == (1, 1)
+    made.run()
+    assert (made.step, counts(budget)["commit step"]) == (4, 4)
+    budget.verify()
+
+
+@PRICED
+def test_components_planned_together_train_too() -> None:
+    budget = house()
+    private = examples()
+    with budget.plan():
+        one, other = (
+            prepared(private, budget=budget, component=name, epsilon=None, delta=1e-6) for name in ("one", "other")
+        )
+    prompts = [made.run() for made in (one, other)]
+    assert [verify_report(prompt).ok for prompt in prompts] == [True, True]
+    assert prompts[0].epsilon == prompts[1].epsilon < one.plan.epsilon + other.plan.epsilon
+    assert counts(budget) == {"reserve step": 8, "commit step": 8}
+
+
+OTHERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "plan": lambda _: {"steps": 5},
+    "noise": lambda _: {"noise_multiplier": 2.0},
+    "clip": lambda _: {"l2_clip_norm": 0.2},
+    "rate": lambda _: {"learning_rate": 0.02},
+    "optimizer": lambda _: {"optimizer": "sgd"},
+    "schedule": lambda _: {"schedule": "linear"},
+    "model": lambda _: {"engine": type("Other", (LogisticEngine,), {"weights_digest": lambda self: "1" * 64})()},
+    "size": lambda _: {"engine": LogisticEngine(3, 4)},
+    "shape": lambda _: {"engine": LogisticEngine(4, 2)},
+    "ledger": lambda _: {"budget": house(), "private": examples()},
+    "examples": lambda _: {"private": examples(dataset_id="others")},
+    "component": lambda _: {"component": "another"},
+}
+
+
+SAID_OF_OTHERS = {
+    "plan": "steps: 4 in the file, 5 here",
+    "noise": "noise_multiplier: 1.0 in the file, 2.0 here",
+    "clip": "l2_clip_norm: 0.1 in the file, 0.2 here",
+    "rate": "(training.optimizer.learning_rate: 0.01 in the file, 0.02 here)",
+    "optimizer": "(training.optimizer.name: 'adam' in the file, 'sgd' here)",
+    "schedule": "(training.optimizer.schedule: 'constant' in the file, 'linear' here)",
+    "model": "training.weights: '000",
+    "size": "(training.num_virtual_tokens: 2 in the file, 3 here)",
+    "shape": "training.num_virtual_tokens: 2 in the file, 4 here",
+    "ledger": "ledger_id: ",
+    "examples": "dataset_id: ",
+    "component": "component: ",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_file_of_another_run_is_refused_and_nothing_is_declared(other: str, tmp_path: Path) -> None:
+    private, budget, path = examples(), house(), tmp_path / "state.json"
+    given: dict[str, Any] = {"private": private, "engine": LogisticEngine(), "budget": budget, "checkpoint": path}
+    next(prepared(**given).stream())
+    changed = {**given, **OTHERS[other](None)}
+    before = lines(changed["budget"]), changed["budget"].remaining_epsilon
+    with pytest.raises(ConfigurationError, match=r"^checkpoint: expected the state of this run") as caught:
+        prepared(**changed)
+    assert SAID_OF_OTHERS[other] in str(caught.value)
+    assert (lines(changed["budget"]), changed["budget"].remaining_epsilon) == before
+
+
+def test_weights_that_the_share_has_not_paid_for_are_refused(tmp_path: Path) -> None:
+    private, budget, path = examples(), house(), tmp_path / "state.json"
+    next(prepared(private, budget=budget, checkpoint=path).stream())
+    state = json.loads(path.read_text())
+    path.write_text(resealed(json.dumps(state), step=2))
+    with pytest.raises(ConfigurationError, match="at most the 1 steps that this component has paid for"):
+        prepared(private, budget=budget, checkpoint=path)
+
+
+def test_vectors_of_another_length_than_the_run_s_own_are_refused(tmp_path: Path) -> None:
+    """The file says that it is of this very run; its vectors go together, and not with the engine."""
+    private, budget, path = examples(), house(), tmp_path / "state.json"
+    next(prepared(private, budget=budget, checkpoint=path).stream())
+    short = base64.b64encode(np.zeros(3).tobytes()).decode()
+    state = json.loads(path.read_text())
+    before = lines(budget)
+    for moments in ([short] * 2, []):
+        path.write_text(resealed(json.dumps(state), weights=short, moments=moments))
+        with pytest.raises(ConfigurationError, match="8 float64 numbers, found 3"):
+            prepared(private, budget=budget, checkpoint=path)
+    path.write_text(resealed(json.dumps(state), moments=state["moments"][:1]))
+    with pytest.raises(ConfigurationError, match="a list of 2 vectors, found 1"):
+        prepared(private, budget=budget, checkpoint=path)
+    assert lines(budget) == before
+
+
+def test_a_second_run_of_the_same_share_has_the_tickets_it_left() -> None:
+    private, budget = examples(), house()
+    next(prepared(private, budget=budget, component="c").stream())
+    again = prepared(private, budget=budget, component="c")
+    assert (again.step, again.steps_left) == (0, 3)
+    short_of_steps(again)
+    assert counts(budget) == {"reserve step": 7, "commit step": 4, "give_back step": 3}
+
+
+# -- what shows --------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_the_bar_shows_steps_and_the_loss_of_public_records_alone(
+    awaited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar = type("OneBar", (Bar,), {"shown": []})
+    monkeypatch.setattr(streamed_run, "tqdm", bar)
+    engine, asked = LogisticEngine(), []
+    real = engine.losses
+    engine.losses = lambda weights, given: asked.extend(given) or real(weights, given)  # type: ignore[method-assign]
+    made = prepared(engine=engine, validation=PUBLIC, validate_every=3)
+    run(made, awaited=awaited, progress=True)
+    options, *told = bar.shown
+    assert options["total"] == 4
+    assert options["disable"] is False
+    at_three, at_four = (shown for shown in told if shown not in {"tick", "end"})
+    assert told == ["tick", "tick", at_three, "tick", at_four, "tick", "end"]
+    loss = np.mean(real(made.weights, made._validation.examples))
+    assert at_four == f"public validation loss {loss:.4g}"
+    assert {example.text for example in asked} == {record["text"] for record in PUBLIC}
+
+
+def test_steps_tell_their_number_what_is_left_and_the_public_loss() -> None:
+    made = prepared(validation=PUBLIC, validate_every=2, steps=5)
+    told = list(made.stream())
+    assert [(one.step, one.steps_left) for one in told] == [(1, 4), (2, 3), (3, 2), (4, 1), (5, 0)]
+    assert [one.validation_loss is None for one in told] == [True, False, True, False, False]
+    assert told[-1].validation_loss == pytest.approx(
+        np.mean(LogisticEngine().losses(made.weights, made._validation.examples))
+    )
+
+
+def test_losses_that_are_no_numbers_are_left_out_of_the_mean() -> None:
+    engine = LogisticEngine()
+    engine.losses = lambda *_: np.array([np.nan, 2.0, np.inf])  # type: ignore[method-assign]
+    assert [told.validation_loss for told in prepared(engine=engine, validation=PUBLIC, steps=1).stream()] == [2.0]
+    engine.losses = lambda *_: np.array([np.nan])  # type: ignore[method-assign]
+    [told] = prepared(engine=engine, validation=PUBLIC, steps=1).stream()
+    assert math.isnan(told.validation_loss or 0.0)
+
+
+def test_a_progress_bar_whose_terminal_went_away_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any, n: int = 1) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("tqdm.std.tqdm.update", broken)
+    assert prepared().run(progress=True)
+
+
+def test_a_run_shows_nothing_private_and_cannot_be_copied_or_sent() -> None:
+    made = prepared()
+    made.run()
+    for thing in (made, made.plan, made.report, made.soft_prompt, made.weights, made._budget.report().to_dict()):
+        assert CANARY not in f"{thing!r} {thing} {getattr(thing, '__dict__', '')!r}"
+    assert copy.copy(made) is made
+    assert copy.deepcopy(made) is made
+    with pytest.raises(PrivacyBudgetError):
+        pickle.dumps(made)
+    ask = GradientRequest(
+        made.engine, made.weights, [made._fields.examples_of([{"text": CANARY, "label": "good"}])], None
+    )  # type: ignore[arg-type]
+    assert CANARY not in repr(ask)
+
+
+def test_private_groups_stand_under_no_name_while_the_engine_is_asked() -> None:
+    """What a debugger finds in our frames as an engine is called: boxes that show nothing."""
+    found: list[str] = []
+
+    def look() -> None:
+        frame: Any = sys._getframe()
+        while frame is not None:
+            if OURS in frame.f_code.co_filename:
+                found.append(repr(list(frame.f_locals.values())))
+            frame = frame.f_back
+
+    engine = LogisticEngine()
+    engine.at_gradients = look
+    prepared(engine=engine, steps=1).run()
+    assert len(found) > 5
+    assert [shown for shown in found if CANARY in shown] == []
+
+
+def interrupted() -> Iterator[BaseException]:
+    for error in (ModelCallError("out."), KeyboardInterrupt()):
+        engine = LogisticEngine()
+        engine.at_gradients = fails(error)
+        with pytest.raises(type(error)) as caught:
+            prepared(engine=engine).run()
+        yield caught.value
+
+
+def test_errors_show_nothing_private() -> None:
+    for error in interrupted():
+        assert CANARY not in f"{error!r} {error.__dict__!r} {error.__context__!r} {error.__cause__!r}"
+        assert shows_private(error) == []
+
+
+def test_the_report_of_a_run_names_what_was_trained_and_how() -> None:
+    made = prepared()
+    made.run()
+    [sealed] = [line.body for line in lines(made._budget) if line.kind == "seal"]
+    shown = sealed["components"][0]["public"]["training"]
+    assert shown["optimizer"] == {
+        "name": "adam",
+        "learning_rate": 0.01,
+        "schedule": "constant",
+        "weight_grid": 2.0**-24,
+    }
+    assert (shown["text_key"], shown["pair_key"], shown["target_key"]) == ("text", None, "label")
+    assert (shown["model"], shown["method"], shown["num_virtual_tokens"]) == ("logistic", "soft_prompt", 2)
+    assert shown["task"]["labels"] == ["good", "bad"]
+    assert made.report["step"] == 4
+
+
+def test_it_is_no_labeler() -> None:
+    """Both are runs; a report tells them apart by what their shares show."""
+    made = prepared()
+    assert not isinstance(made, PromptPATELabeler)
+    assert not {"teachers", "max_queries"} & set(made._public)

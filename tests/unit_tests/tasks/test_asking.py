@@ -1,0 +1,151 @@
+"""How records and queries become prompts: byte for byte, with public faults only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.tasks.templates import FewShotTemplate, template_text
+
+
+def wording(**changes: Any) -> FewShotTemplate:
+    given = {
+        "example_prompt": "Ticket: {text}\nQueue: {queue}",
+        "suffix": "Ticket: {input}\nQueue:",
+        "prefix": "Sort.",
+        "separator": "\n\n",
+        "fields": ("text", "queue"),
+    }
+    return FewShotTemplate(**{**given, **changes})
+
+
+def test_a_prompt_is_prefix_examples_and_the_query() -> None:
+    render = wording().renderer([("my pin",)])
+    records = [{"text": "no cash", "queue": "atm"}, {"text": "lost", "queue": "card"}]
+    assert render(records) == (
+        "Sort.\n\nTicket: no cash\nQueue: atm\n\nTicket: lost\nQueue: card\n\nTicket: my pin\nQueue:",
+    )
+
+
+def test_no_records_give_the_public_prompt() -> None:
+    assert wording().renderer([("my pin",)])(()) == ("Sort.\n\nTicket: my pin\nQueue:",)
+
+
+def test_an_empty_prefix_leaves_no_separator() -> None:
+    assert wording(prefix="").renderer([("q",)])(()) == ("Ticket: q\nQueue:",)
+
+
+def test_each_query_gets_a_prompt_over_the_same_records() -> None:
+    first, second = wording().renderer([("one",), ("N/A",)])([{"text": "lost", "queue": "card"}])
+    assert first.replace("Ticket: one", "Ticket: N/A") == second
+
+
+@given(text=st.text(), query=st.text())
+def test_values_arrive_byte_for_byte_and_are_never_formatted_again(text: str, query: str) -> None:
+    (prompt,) = wording().renderer([(query,)])([{"text": text, "queue": "{input}"}])
+    assert prompt == f"Sort.\n\nTicket: {text}\nQueue: {{input}}\n\nTicket: {query}\nQueue:"
+
+
+def test_declared_values_read_as_they_are_shown() -> None:
+    render = wording(shown={"queue": {"LOC": "place"}}).renderer([("q",)])
+    assert "Queue: place" in render([{"text": "t", "queue": "LOC"}])[0]
+    assert "Queue: other" in render([{"text": "t", "queue": "other"}])[0]
+
+
+def test_a_missing_field_is_empty_and_no_error() -> None:
+    assert "Queue: \n" in wording().renderer([("q",)])([{"text": "t"}])[0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "my pin",
+        {"input": "my pin", "else": 3},
+        HumanMessage("my pin"),
+        StringPromptValue(text="my pin"),
+        {"input": AIMessage([{"type": "text", "text": "my pin"}])},
+    ],
+    ids=["text", "dict", "message", "prompt value", "message in a dict"],
+)
+def test_queries_come_in_the_ways_of_langchain(given: Any) -> None:
+    assert wording().query(given) == ("my pin",)
+
+
+def test_a_chat_prompt_is_read_as_text() -> None:
+    one = ChatPromptValue(messages=[HumanMessage("my pin")])
+    several = ChatPromptValue(messages=[SystemMessage("Be kind."), HumanMessage("my pin")])
+    assert wording().query(one) == ("my pin",)
+    assert wording().query(several) == ("System: Be kind.\nHuman: my pin",)
+    assert wording().query([HumanMessage("my"), HumanMessage("pin")]) == ("my\n\npin",)
+
+
+def test_retrieved_documents_are_joined() -> None:
+    task = wording(suffix="Notes: {context}\nTicket: {input}\nQueue:")
+    pages = [Document("one"), Document("two")]
+    assert task.input_variables == ("context", "input")
+    assert task.query({"input": "q", "context": pages}) == ("one\n\ntwo", "q")
+    assert task.query({"input": "q", "context": []}) == ("", "q")
+    assert task.query({"input": "q", "context": pages[0]}) == ("one", "q")
+    assert task.query({"input": "q", "context": ["one", HumanMessage("two")]}) == ("one\n\ntwo", "q")
+
+
+@pytest.mark.parametrize("given", [None, 1.5j, [], [None], {"other": "a"}, {"input": None}, {"input": [3]}])
+def test_other_inputs_are_public_faults(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="input"):
+        wording().query(given)
+
+
+def test_several_variables_need_a_dict() -> None:
+    with pytest.raises(ConfigurationError, match="a dict with"):
+        wording(suffix="{context} {input}").query("q")
+
+
+def test_content_is_replaced_in_the_query_alone() -> None:
+    task = wording(suffix="{context} {input}")
+    assert task.with_content(("pages", "q"), "N/A") == ("pages", "N/A")
+    assert wording().with_content(("q",), "N/A") == ("N/A",)
+    with pytest.raises(ConfigurationError, match="'input'"):
+        wording(suffix="{context} {question}").with_content(("pages", "q"), "N/A")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"example_prompt": "no field"},
+        {"example_prompt": "{unknown}"},
+        {"example_prompt": "{text!r}"},
+        {"example_prompt": "{text.upper}"},
+        {"example_prompt": "{text:>10}"},
+        {"example_prompt": "{"},
+        {"example_prompt": 3},
+        {"suffix": "no variable"},
+        {"suffix": "{0}"},
+        {"prefix": "{}"},
+        {"separator": 3},
+    ],
+    ids=lambda change: f"{next(iter(change))}={next(iter(change.values()))}",
+)
+def test_templates_that_cannot_be_filled_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        wording(**change)
+
+
+def test_templates_are_texts_or_plain_prompt_templates() -> None:
+    assert template_text("suffix", PromptTemplate.from_template("{a}")) == "{a}"
+    refused = [
+        PromptTemplate.from_template("{{a}}", template_format="mustache"),
+        ChatPromptTemplate.from_template("{a}"),
+        PromptTemplate.from_template("{a} {b}", partial_variables={"b": "x"}),
+        3,
+    ]
+    for template in refused:
+        with pytest.raises(ConfigurationError, match="suffix"):
+            template_text("suffix", template)

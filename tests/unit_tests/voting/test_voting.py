@@ -1,0 +1,689 @@
+"""DPVotingRunnable through its doors: charges, receipts, memo, exhaustion, tenants, and LangChain citizenship."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
+
+from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivateExamples, VotingResult
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.exceptions import (
+    CapabilityError,
+    ConfigurationError,
+    ModelCallError,
+    NoPrivacyBudgetError,
+    PrivacyBudgetError,
+    PrivacyBudgetExceededError,
+)
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.runs.query_runnable import RELEASE
+from tests.contracts.front_room import (
+    CANARY,
+    CHARGED,
+    REFUSED,
+    ChargingRunnableContract,
+    Observer,
+    Room,
+    shown_by,
+)
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
+
+LABELS = ("card", "transfer")
+# Noise so small that the majority always wins; its cost is of no interest here.
+LOUD: dict[str, Any] = {"noise_multiplier": 0.05, "epsilon": 2e4, "num_slots": 20, "rows": "units", "calibrate": False}
+
+
+def copies_its_labels(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
+    """Says what most examples of its prompt say; the query's own word where it has no example."""
+    lines = [line.removeprefix("queue: ") for line in prompt.split("\n") if line.startswith("queue: ")]
+    votes = [sum(label == line for line in lines) + 1.0 for label in LABELS]
+    return {f" {label}": vote / sum(votes) for label, vote in zip(LABELS, votes, strict=True)}
+
+
+def engine(**options: Any) -> FakeBackend:
+    return FakeBackend(copies_its_labels, vocabulary=[f" {label}" for label in LABELS], **options)
+
+
+def examples(cards: int = 30, transfers: int = 10, **options: Any) -> PrivateExamples:
+    texts = [("card", cards), ("transfer", transfers)]
+    records = [{"text": f"{CANARY} {i}", "queue": queue} for queue, count in texts for i in range(count)]
+    return PrivateExamples(records, label_key="queue", labels=LABELS, public_size=40, **options)
+
+
+def house(**options: Any) -> PrivacyBudgetCallbackHandler:
+    return PrivacyBudgetCallbackHandler(**{"epsilon": 1e5, "delta": 1e-4, "name": "house", **options})
+
+
+def voter(private: PrivateExamples | None = None, *, budget: Any = None, **options: Any) -> DPVotingRunnable:
+    given: dict[str, Any] = {"llm": engine(), "max_queries": 6, **LOUD, **options}
+    return DPVotingRunnable.from_private_examples(private or examples(), budget=budget or house(), **given)
+
+
+class TestContract(ChargingRunnableContract):
+    lazy_logits: ClassVar[list[str]] = [RELEASE, CHARGED]
+
+    def make_private(self) -> PrivateExamples:
+        return examples()
+
+    def make_engine(self) -> FakeBackend:
+        return engine()
+
+    def make(self, room: Room, *, max_queries: int = 6, **options: Any) -> DPVotingRunnable:
+        given = {"llm": room.engine, "budget": room.budget, "memo_size": 0, "max_queries": max_queries, **LOUD}
+        return DPVotingRunnable.from_private_examples(room.private, **{**given, **options})
+
+    def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
+        faults: list[dict[str, Any]] = [
+            {"max_queries": 0},
+            {"labels": ["card"]},
+            {"labels": ["card", "card"]},
+            {"verbalizers": {"card": " a"}},
+            {"verbalizers": {"card": " a", "transfer": " a"}},
+            {"votes": "loud"},
+            {"mechanism": "laplace"},
+            {"mechanism": "gumbel", "with_scores": True},
+            {"abstain_below": 0.0},
+            {"abstain_below": 1.5},
+            {"abstain_label": "card"},
+            {"abstain_label": ""},
+            {"rows": "units", "shots_per_slot": 2},
+            {"sampling": "fixed", "rows": "slots"},
+            {"num_slots": 41},
+            {"on_exhausted": "guess"},
+            {"with_receipt": "x"},
+            {"with_scores": 1},
+            {"calibrate": "yes"},
+            {"progress": "x"},
+            {"name": 5},
+            {"memo_size": -1},
+            {"tenant_max_queries": -1},
+            {"example_prompt": "{unknown}"},
+            {"suffix": "no variable"},
+            {"content_free": [], "calibrate": True},
+            {"suffix": "{a} {b}", "calibrate": True},
+            {"epsilon": None, "noise_multiplier": None},
+            {"noise_multiplier": -1.0},
+            {"llm": "gpt"},
+            {"llm": FakeListChatModel(responses=["x"])},
+        ]
+        return [lambda fault=fault: self.make(room, **fault) for fault in faults]  # type: ignore[misc]
+
+
+def test_the_majority_wins_where_noise_is_nothing() -> None:
+    assert voter(examples(30, 10)).invoke("which?") == "card"
+    assert voter(examples(10, 30)).invoke("which?") == "transfer"
+
+
+@pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])
+@pytest.mark.parametrize("shape", [{"rows": "units"}, {"rows": "slots"}, {"rows": "slots", "shots_per_slot": 3}])
+@pytest.mark.parametrize("votes", ["hard", "soft"])
+def test_every_design_answers(mechanism: str, shape: dict[str, Any], votes: str) -> None:
+    private = examples(40, 0)
+    given = {**shape, "num_slots": 8, "mechanism": mechanism, "votes": votes}
+    assert voter(private, **given).invoke("which?") == "card"
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_it_works_under_replacement(sampling: str) -> None:
+    given = {"rows": "slots", "num_slots": 8, "shots_per_slot": 2, "sampling": sampling}
+    made = voter(budget=house(adjacency="replace_one"), **given)
+    assert made.plan.release.adjacency == "replace_one"
+    assert made.invoke("which?") in LABELS
+
+
+def test_no_records_at_all_run_the_same_path() -> None:
+    empty = PrivateExamples([], label_key="queue", labels=LABELS, public_size=40)
+    made = voter(empty, with_receipt=True)
+    assert made.invoke("which?").receipt.tickets == 1
+
+
+def test_a_row_that_fails_votes_for_nothing() -> None:
+    private = examples(20, 20)
+    made = voter(private, llm=engine(fail_rows_containing="queue: card"), with_scores=True)
+    scores = made.invoke("which?").scores
+    assert abs(scores["card"]) < 1.0 < scores["transfer"]
+
+
+def test_texts_stand_for_labels_in_prompts_and_answers() -> None:
+    prompts: list[str] = []
+
+    def watched(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
+        prompts.append(prompt)
+        return {" plastic": 0.9, " wire": 0.1}
+
+    made = voter(
+        llm=FakeBackend(watched, vocabulary=[" plastic", " wire"]),
+        verbalizers={"card": [" plastic", " Plastic"], "transfer": " wire"},
+    )
+    assert made.invoke("which?") == "card"
+    assert all("queue: card" not in prompt and "queue: transfer" not in prompt for prompt in prompts)
+    assert any("queue: plastic" in prompt for prompt in prompts)
+
+
+def test_rows_are_calibrated_by_their_own_content_free_answers() -> None:
+    def leaning(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
+        return (
+            {" card": 0.6, " transfer": 0.4}
+            if prompt.endswith("text: which?\nqueue:")
+            else {
+                " card": 0.9,
+                " transfer": 0.1,
+            }
+        )
+
+    leans = FakeBackend(leaning, vocabulary=[" card", " transfer"])
+    assert voter(llm=leans, calibrate=False).invoke("which?") == "card"
+    assert voter(llm=leans, calibrate=True).invoke("which?") == "transfer"
+
+
+def test_text_is_a_vote_where_a_model_only_writes() -> None:
+    made = voter(llm=FakeListChatModel(responses=["Transfer."]), votes="text")
+    assert made.invoke("which?") == "transfer"
+
+
+def test_a_decision_by_text_alone_has_to_be_asked_for() -> None:
+    with pytest.raises(CapabilityError, match='votes="text"'):
+        voter(llm=FakeListChatModel(responses=["card"]))
+
+
+# -- results -----------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_noisy_votes_on_a_public_grid_with_a_receipt() -> None:
+    made = voter(examples(30, 10), with_scores=True, max_queries=7)
+    result = made.invoke("which?")
+    assert isinstance(result, VotingResult)
+    assert (str(result), result.abstained) == ("card", False)
+    assert set(result.scores) == set(LABELS)
+    assert abs(sum(result.scores.values()) - 20) < 20
+    assert all(score * 2.0**32 == round(score * 2.0**32) for score in result.scores.values())
+    receipt = result.receipt
+    assert (receipt.source, receipt.tickets, receipt.queries_left) == ("release", 1, 6)
+    assert (receipt.component, receipt.dataset_id, receipt.mechanism) == ("voting", "private-examples", "gaussian")
+    assert receipt.ledger_id == made.budget.ledger_id
+    assert isinstance(receipt.entry, int)
+    assert result.expected_votes == pytest.approx(20)
+    assert VotingResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_scores_are_released_by_nothing_but_normal_noise() -> None:
+    assert voter(with_scores=True).plan.release.mechanism.name == "gaussian"
+    assert voter().plan.release.mechanism.name == "gumbel"
+    assert voter(mechanism="gaussian", with_receipt=True).invoke("which?").scores is None
+
+
+@pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])
+@pytest.mark.parametrize(("below", "label"), [(0.05, "card"), (0.99, "nobody knows")])
+def test_it_abstains_where_no_label_has_enough_votes(mechanism: str, below: float, label: str) -> None:
+    private = examples(24, 16)
+    given = {"abstain_below": below, "abstain_label": "nobody knows", "mechanism": mechanism}
+    result = voter(private, **given, num_slots=40, with_receipt=True).invoke("which?")
+    assert (result.label, result.abstained) == (label, label == "nobody knows")
+
+
+def test_abstaining_costs_nothing() -> None:
+    plain, careful = voter(), voter(abstain_below=0.5)
+    assert plain.plan.epsilon == pytest.approx(careful.plan.epsilon, rel=1e-6)
+    assert careful.plan.release.constants == (pytest.approx(10),)
+    assert voter(abstain_below=0.5, mechanism="gaussian").plan.release.constants == ()
+
+
+# -- what follows when the budget is spent -----------------------------------------------------------------------
+
+
+def test_a_query_too_many_is_refused_with_what_is_left() -> None:
+    made = voter(max_queries=1)
+    made.invoke("one")
+    with pytest.raises(PrivacyBudgetExceededError) as refusal:
+        made.invoke("two")
+    assert (refusal.value.requested, refusal.value.remaining) == (1, 0)
+    assert "Its 1 queries cost epsilon 2e+04 at delta 2e-05 together" in str(refusal.value)
+    assert "zero_shot" in str(refusal.value)
+
+
+def test_what_is_refused_makes_no_public_call_either() -> None:
+    asked = engine()
+    made = voter(llm=asked, max_queries=1, tenant_max_queries=1)
+    made.invoke("one", acme())
+    before = dict(asked.calls)
+    for config in (acme(), {"configurable": {"tenant": "other"}}):
+        with pytest.raises(PrivacyBudgetExceededError):
+            made.invoke("two", config)
+    assert dict(asked.calls) == before
+    assert made.tenants.used("acme") == 1
+
+
+def test_zero_shot_answers_only_when_asked_for_and_says_so() -> None:
+    private, budget, observer = examples(10, 30), house(), Observer()
+    made = voter(private, budget=budget, max_queries=1, on_exhausted="zero_shot")
+    assert made.invoke("one").receipt.source == "release"
+    before = made.share.remaining("query")
+    result = made.invoke("two", {"callbacks": [observer]})
+    assert (result.label, result.receipt.source, result.receipt.tickets) == ("card", "zero-shot", 0)
+    assert result.receipt.entry is None
+    assert made.share.remaining("query") == before == 0
+    assert [data["answered"] for data in observer.named(REFUSED)] == ["zero-shot"]
+    assert [data["tickets"] for data in observer.named(RELEASE)] == [0]
+    assert observer.named(CHARGED) == []
+
+
+def test_zero_shot_reads_no_private_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = voter(max_queries=1, on_exhausted="zero_shot")
+    made.invoke("one")
+    monkeypatch.setattr(PrivateExamples, "_pool", lambda *_, **__: pytest.fail("a private record was read"))
+    assert made.invoke("two").receipt.source == "zero-shot"
+
+
+def test_a_mismatch_is_never_answered_zero_shot() -> None:
+    made = voter(on_exhausted="zero_shot")
+    with pytest.raises(PrivacyBudgetError):
+        made.invoke("one", {"callbacks": [house()]})
+
+
+def test_an_outage_costs_nothing() -> None:
+    made = voter(llm=_Down(), max_queries=2)
+    for _ in range(3):
+        with pytest.raises(ModelCallError):
+            made.invoke("which?")
+    assert made.share.remaining("query") == 2
+
+
+class _Down:
+    """An engine whose public calls fail."""
+
+    name = "down"
+    kind = "whole labels"
+
+    def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> np.ndarray:
+        return np.full((len(prompts), len(choices)), -np.inf)
+
+    async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> np.ndarray:
+        return self.score_choices(prompts, choices)
+
+
+# -- memo and tenants --------------------------------------------------------------------------------------------
+
+
+def acme(**more: Any) -> Any:
+    return {"configurable": {"tenant": "acme", **more}}
+
+
+def test_who_asks_again_is_told_again_for_free() -> None:
+    made = voter(with_scores=True, max_queries=5)
+    first, again, other = made.invoke("which?"), made.invoke({"input": "which?"}), made.invoke("which?", acme())
+    assert (first.receipt.source, again.receipt.source, other.receipt.source) == ("release", "memo", "release")
+    assert again.scores == first.scores != other.scores
+    assert again.receipt.tickets == 0
+    assert made.share.remaining("query") == 3
+
+
+def test_a_memo_of_size_zero_charges_every_time() -> None:
+    made = voter(memo_size=0, max_queries=5)
+    made.invoke("which?")
+    made.invoke("which?")
+    assert made.share.remaining("query") == 3
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_who_asks_the_same_at_the_same_time_is_told_the_same(awaited: bool) -> None:
+    made = voter(with_receipt=True, max_queries=5)
+    asked = ["which?"] * 12
+    answers = asyncio.run(made.abatch(asked)) if awaited else made.batch(asked)
+    assert sorted(answer.receipt.source for answer in answers) == ["memo"] * 11 + ["release"]
+    assert made.share.remaining("query") == 4
+    assert made.tenants._turns == {}
+
+
+def test_one_that_fails_leaves_its_turn_to_the_next() -> None:
+    down = _Down()
+    made = voter(llm=down, max_queries=5)
+    answers = made.batch(["which?"] * 3, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ModelCallError] * 3
+    assert made.share.remaining("query") == 5
+    assert made.tenants._turns == {}
+
+
+def test_a_blocking_call_below_a_running_loop_does_not_wait_for_that_loop() -> None:
+    made = voter(llm=_Slow(responses=["card"]), votes="text", max_queries=5)  # no unit is drawn with probability 2**-40
+
+    async def both() -> list[Any]:
+        first = asyncio.ensure_future(made.ainvoke("which?"))
+        await asyncio.sleep(0.01)
+        return [made.invoke("which?"), await first]
+
+    assert asyncio.run(asyncio.wait_for(both(), 60)) == ["card", "card"]
+
+
+def test_what_is_told_again_is_told_also_when_nothing_is_left() -> None:
+    made = voter(max_queries=1)
+    answer = made.invoke("which?")
+    assert made.invoke("which?") == answer
+    with pytest.raises(PrivacyBudgetExceededError):
+        made.invoke("else?")
+
+
+def test_tenants_have_caps_and_the_data_set_has_the_last_word() -> None:
+    made = voter(max_queries=3, tenant_max_queries=2)
+    for text in ("a", "b"):
+        made.invoke(text, acme())
+    with pytest.raises(PrivacyBudgetExceededError, match="tenant 'acme'"):
+        made.invoke("c", acme(tenant_max_queries=100))
+    assert made.share.remaining("query") == 1
+    made.invoke("c", {"configurable": {"tenant": "other"}})
+    with pytest.raises(PrivacyBudgetExceededError, match="tickets"):
+        made.invoke("c", {"configurable": {"tenant": "third", "tenant_max_queries": 100}})
+
+
+def test_a_refusal_by_the_ledger_takes_no_place_of_the_tenant() -> None:
+    made = voter(max_queries=1, tenant_max_queries=2)
+    made.invoke("a", acme())
+    with pytest.raises(PrivacyBudgetExceededError):
+        made.invoke("b", acme())
+    assert made.tenants.used("acme") == 1
+
+
+def test_a_stop_as_a_charged_query_is_settled_leaves_the_place_of_its_tenant_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = voter(max_queries=5, tenant_max_queries=1)
+    real, stops = Reservation.unburnt, [KeyboardInterrupt()]
+
+    def unburnt(ticket: Reservation) -> int:
+        if stops:
+            raise stops.pop()
+        return real.fget(ticket)
+
+    monkeypatch.setattr(Reservation, "unburnt", property(unburnt))
+    with pytest.raises(KeyboardInterrupt):
+        made.invoke("one", acme())
+    with pytest.raises(PrivacyBudgetExceededError, match="tenant 'acme'"):
+        made.invoke("two", acme())
+    assert (made.tenants.used("acme"), made.share.remaining("query")) == (1, 4)
+
+
+def test_copies_share_caps_and_memos() -> None:
+    made = voter(with_receipt=True, tenant_max_queries=1)
+    made.with_config(tags=["x"]).invoke("a")
+    assert made.bind().invoke("a").receipt.source == "memo"
+    with pytest.raises(PrivacyBudgetExceededError):
+        made.model_copy().invoke("b")
+
+
+def test_the_config_says_which_keys_it_takes() -> None:
+    assert {spec.id for spec in voter().config_specs} == {"tenant", "tenant_max_queries"}
+
+
+@pytest.mark.parametrize("bad", [{"tenant": 5}, {"tenant_max_queries": "many"}])
+def test_a_config_that_is_none_is_refused_for_free(bad: dict[str, Any]) -> None:
+    made = voter(max_queries=2)
+    with pytest.raises(ConfigurationError):
+        made.invoke("a", {"configurable": bad})
+    assert made.share.remaining("query") == 2
+
+
+# -- a citizen of LangChain --------------------------------------------------------------------------------------
+
+
+def test_it_takes_texts_messages_and_dicts() -> None:
+    made = voter()
+    for given in (
+        "which?",
+        HumanMessage("which?"),
+        {"input": "which?"},
+        PromptTemplate.from_template("which?").invoke({}),
+    ):
+        assert made.invoke(given) == "card"
+    assert made.share.remaining("query") == 5  # one question, one ticket
+
+
+def test_a_bad_input_costs_nothing() -> None:
+    made = voter(max_queries=2)
+    for bad in (None, {"question": "which?"}, 3.5j):
+        with pytest.raises(ConfigurationError):
+            made.invoke(bad)
+    for bad in ("3", 0, True):
+        with pytest.raises(ConfigurationError, match="max_concurrency"):
+            made.invoke("which?", {"max_concurrency": bad})
+    with pytest.raises(ConfigurationError, match="no further arguments"):
+        made.invoke("which?", temperature=1)
+    assert made.share.remaining("query") == 2
+
+
+def test_schemas_say_what_goes_in_and_out() -> None:
+    assert voter().output_schema.model_json_schema()["type"] == "string"
+    assert "scores" in voter(with_scores=True).output_schema.model_json_schema()["properties"]
+    assert {"type": "string"} in voter().input_schema.model_json_schema()["anyOf"]
+    assert set(voter(suffix="{context} {input}").input_schema.model_json_schema()["properties"]) == {"context", "input"}
+
+
+def test_it_is_a_tool() -> None:
+    tool = voter().as_tool(name="queue_of", description="Which queue?")
+    assert tool.name == "queue_of"
+    assert set(tool.args) == {"input"}
+    assert tool.invoke({"input": "which?"}) == "card"
+    assert asyncio.run(tool.ainvoke({"input": "which?"})) == "card"
+
+
+def test_what_is_around_it_is_a_tool_too() -> None:
+    made = voter(max_queries=9)
+    wrapped: list[Any] = [made.with_config(configurable={"tenant": "acme"}), made.with_retry(), made.bind()]
+    wrapped += [
+        made.with_fallbacks([RunnableLambda(str)]),
+        made.configurable_fields(with_receipt=ConfigurableField("x")),
+    ]
+    for one in wrapped:
+        tool = one.as_tool(name="queue_of")
+        assert set(tool.args) == {"input"}
+        assert "card, transfer" in tool.description
+        assert tool.invoke({"input": "which?"}) == "card"
+    assert made.tenants.used("acme") == 1
+
+
+def test_pipes_work_on_both_sides() -> None:
+    chain = {"input": RunnableLambda(lambda given: given["q"])} | voter() | RunnableLambda(str.upper)
+    assert chain.invoke({"q": "which?"}) == "CARD"
+    assert asyncio.run(chain.ainvoke({"q": "which?"})) == "CARD"
+
+
+def test_documents_of_a_retriever_become_part_of_the_query() -> None:
+    made = voter(suffix="Notes: {context}\ntext: {input}\nqueue:")
+    pages = RunnableLambda(lambda given: [Document("a public page")])
+    chain = {"context": pages, "input": RunnableLambda(lambda given: given)} | made
+    assert chain.invoke("which?") == "card"
+
+
+def test_it_is_a_node_of_a_graph() -> None:
+    graphs = pytest.importorskip("langgraph.graph")
+    made, observer = voter(with_receipt=True), Observer()
+
+    def vote(state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
+        return {"found": made.invoke(state["asked"], config)}
+
+    graph = graphs.StateGraph(dict)
+    graph.add_node("vote", vote)
+    graph.add_edge(graphs.START, "vote")
+    graph.add_edge("vote", graphs.END)
+    compiled = graph.compile()
+    found = compiled.invoke({"asked": "which?"}, {"callbacks": [observer], **acme()})
+    assert found["found"].label == "card"
+    assert made.tenants.used("acme") == 1
+    assert [data["tickets"] for data in observer.named(RELEASE)] == [1]
+
+
+def test_public_fields_are_configurable_and_no_others() -> None:
+    made = voter(max_queries=4).configurable_fields(with_receipt=ConfigurableField(id="receipt"))
+    assert made.invoke("a") == "card"
+    result = made.with_config(configurable={"receipt": True}).invoke("b")
+    assert isinstance(result, VotingResult)
+    with pytest.raises(ConfigurationError, match="gaussian"):
+        voter().configurable_fields(with_scores=ConfigurableField(id="scores"))
+    scored = voter(mechanism="gaussian").configurable_fields(with_scores=ConfigurableField(id="scores"))
+    assert set(scored.with_config(configurable={"scores": True}).invoke("c").scores) == set(LABELS)
+    for name in (
+        "plan",
+        "task",
+        "abstain_label",
+        "rows",
+        "wording",
+        "tenants",
+        "private",
+        "budget",
+        "share",
+        "abstain_below",
+    ):
+        with pytest.raises(ConfigurationError):
+            voter().configurable_fields(**{name: ConfigurableField(id=name)})
+
+
+def test_an_event_tells_of_the_release_and_its_receipt() -> None:
+    observer = Observer()
+    made = voter(max_queries=3)
+    made.invoke("a", {"callbacks": [observer]})
+    made.invoke("a", {"callbacks": [observer]})
+    first, again = observer.named(RELEASE)
+    assert (first["tickets"], first["receipt"]["source"]) == (1, "release")
+    assert (again["tickets"], again["receipt"]["source"]) == (0, "memo")
+    assert set(first) == {"component", "tickets", "receipt"}
+    assert len(observer.named(CHARGED)) == 1
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("limit", [1, 2])
+def test_rows_of_a_query_keep_to_max_concurrency(limit: int, awaited: bool) -> None:
+    made = voter(llm=_Slow(responses=["card"]), votes="text", rows="slots", num_slots=6, memo_size=0)
+    _Slow.most = 0
+    config: Any = {"max_concurrency": limit}
+    if awaited:
+        asyncio.run(made.ainvoke("a", config))
+    else:
+        made.invoke("a", config)
+    assert _Slow.most == limit
+
+
+class _Slow(FakeListChatModel):
+    """Counts, over all its copies, how many calls run at once."""
+
+    now: ClassVar[int] = 0
+    most: ClassVar[int] = 0
+
+    def _call(self, *args: Any, **kwargs: Any) -> str:
+        _Slow.now += 1
+        _Slow.most = max(_Slow.most, _Slow.now)
+        time.sleep(0.02)
+        _Slow.now -= 1
+        return "card"
+
+
+def test_sync_and_async_agree() -> None:
+    made = voter(examples(40, 0), with_receipt=True, max_queries=9)
+    assert asyncio.run(made.ainvoke("a")).label == made.invoke("b").label == "card"
+    answers = asyncio.run(made.abatch(["c", "d"]))
+    assert [answer.label for answer in answers] == ["card", "card"]
+
+
+def test_it_is_built_in_async_code_too() -> None:
+    async def build() -> DPVotingRunnable:
+        return await DPVotingRunnable.afrom_private_examples(
+            examples(), llm=engine(), budget=house(), max_queries=2, **LOUD
+        )
+
+    assert asyncio.run(build()).invoke("which?") == "card"
+
+
+def test_the_budget_is_looked_up_where_it_always_is() -> None:
+    given: dict[str, Any] = {"llm": engine(), "max_queries": 2, **LOUD}
+    with pytest.raises(NoPrivacyBudgetError):
+        DPVotingRunnable.from_private_examples(examples(), **given)
+    made = DPVotingRunnable.from_private_examples(examples(), config={"callbacks": [house()]}, **given)
+    assert made.invoke("which?") == "card"
+
+
+def test_a_share_is_found_again_by_its_name() -> None:
+    private, budget = examples(), house()
+    first = voter(private, budget=budget, component="votes", max_queries=3)
+    first.invoke("a")
+    assert voter(private, budget=budget, component="votes", max_queries=3).share.remaining("query") == 2
+
+
+def test_a_plan_of_several_components_costs_less_together() -> None:
+    budget, private = Budget(epsilon=3.0, delta=1e-4), examples()
+    shape: dict[str, Any] = {"num_slots": 4, "rows": "units", "calibrate": False, "max_queries": 10}
+    with budget.plan():
+        made = [
+            DPVotingRunnable.from_private_examples(private, llm=engine(), budget=budget, epsilon=1.0, **shape)
+            for _ in range(2)
+        ]
+    assert budget.epsilon - budget.remaining_epsilon < 2.0
+    assert {one.invoke("which?") for one in made} <= set(LABELS)
+
+
+def test_the_report_recomputes() -> None:
+    from langchain_dpicl import verify_report
+
+    budget = house(epsilon=4.0, delta=1e-4)
+    made = voter(budget=budget, epsilon=1.0, noise_multiplier=None, num_slots=4)
+    made.invoke("which?")
+    report = budget.report()
+    verify_report(report.to_dict())
+    shown = report.to_dict()["shares"][0]
+    assert CANARY not in str(shown)
+
+
+def test_nothing_private_shows_anywhere() -> None:
+    budget, observer = house(), Observer()
+    made = voter(budget=budget, with_scores=True)
+    result = made.invoke("which?", {"callbacks": [observer]})
+    for thing in (made, result, budget.report(), observer.heard, made.plan, made.task, made.tenants, made.rows):
+        assert CANARY not in shown_by(thing)
+
+
+def test_it_shows_what_is_left() -> None:
+    made = voter(max_queries=3)
+    made.invoke("a")
+    assert repr(made) == str(made) == "DPVotingRunnable(component='voting', queries_left=2 of 3)"
+
+
+def test_its_cost_counts_calibration() -> None:
+    plain, twice = voter(max_queries=5), voter(max_queries=5, calibrate=True)
+    assert (plain.cost().private_calls, twice.cost().private_calls) == (100, 200)
+
+
+def test_the_public_plan_is_what_runs() -> None:
+    made = voter(epsilon=1.0, noise_multiplier=None, num_slots=10, max_queries=20)
+    assert isinstance(made.plan.release, ReleasePlan)
+    assert made.plan.epsilon <= 1.0
+    assert made.share.event == made.plan.event()
+    assert made.plan.tickets()[0].max_count == 20
+
+
+def test_a_batch_shows_progress_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
+    voter(progress=True).batch(["a", "b", "c"])
+    assert "private answers" in capsys.readouterr().err
+    voter(progress=None).batch(["a", "b"])
+    voter(progress=True).invoke("a")
+    assert "private answers" not in capsys.readouterr().err
+
+
+def test_the_embedded_model_votes_offline() -> None:
+    private = PrivateExamples(
+        [{"text": text, "queue": queue} for text, queue in [("my card", "card"), ("my transfer", "transfer")] * 60],
+        label_key="queue",
+        labels=LABELS,
+        public_size=120,
+    )
+    given: dict[str, Any] = {"num_slots": 10, "shots_per_slot": 4, "noise_multiplier": 0.2, "epsilon": 2e4}
+    made = voter(private, llm=EmbeddedLLM(), **{**given, "rows": "slots"})
+    assert made.batch(["my card", "my transfer"]) == ["card", "transfer"]
