@@ -27,6 +27,6 @@ __all__ = [
 
 
 def refutations(game: AnyGame, *, looks: int = 1) -> list[str]:
-    """Plays a game; returns what refutes the charge, or nothing. False alarm on a sound package: `ALARM`, at one snapshot_query."""
+    """Plays a game; returns what refutes the charge, or nothing. False alarm on a sound package: `ALARM`, at one look."""
     found = play(game, looks=looks)
     return list(found.details) if found.verdict == "violated" else []

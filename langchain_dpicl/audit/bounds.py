@@ -127,7 +127,7 @@ def refutation_power(event: Event, chances: tuple[float, float], *, runs: int, a
     hits = np.arange(runs + 1)
     least = np.where(hits > 0, stats.beta.ppf(alarm, np.maximum(hits, 1), runs - hits + 1), 0.0)
     most = np.where(hits < runs, stats.beta.isf(alarm, hits + 1, np.maximum(runs - hits, 1)), 1.0)
-    # With x hits, those numbers of hits without the target refute that let `least[x]` be above what is max_chances.
+    # With x hits, those numbers of hits without the target refute that let `least[x]` be above what is plausible.
     refuting = np.searchsorted(max_chances(event, most), least, side="left") - 1
     chance = stats.binom.pmf(hits, runs, chances[0]) * stats.binom.cdf(refuting, runs, chances[1])
     return float(min(1.0, chance.sum()))

@@ -316,7 +316,7 @@ class Proof:
 
 
 def play(game: Game, *, looks: int = 1, claim: Event | None = None) -> AuditResult:
-    """Plays a game. False alarm on sound code: `ALARM`, at one snapshot_query.
+    """Plays a game. False alarm on sound code: `ALARM`, at one look.
 
     Args:
       game: what to play.

@@ -310,7 +310,8 @@ _OPEN_WORDS = (
 
 
 def _operator_text(remaining: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield f"  remaining epsilon {format_rounded_down(remaining['epsilon'])}, delta {format_rounded_down(remaining['delta'])}"
+    epsilon, delta = format_rounded_down(remaining["epsilon"]), format_rounded_down(remaining["delta"])
+    yield f"  remaining epsilon {epsilon}, delta {delta}"
     yield f"  open reservations: {len(open_ones)}"
     for entry in open_ones:
         label = "" if entry["label"] is None else f" for label {entry['label']!r}"

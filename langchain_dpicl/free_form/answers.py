@@ -96,7 +96,7 @@ class PublicModel:
         """Public name, for messages."""
 
     def ask(self, prompt: str | PromptValue, config: RunnableConfig, *, count: int = 1) -> Effect:
-        """Returns an `Effect` of `count` equal calls; its answer is the tuple of distinct answers that are not blank."""
+        """Returns an `Effect` of `count` equal calls, answered by a tuple of distinct answers that are not blank."""
         return self.request_each([prompt] * count, config)
 
     def request_each(self, prompts: Sequence[str | PromptValue], config: RunnableConfig) -> Effect:

@@ -275,7 +275,7 @@ _Refused: TypeAlias = LedgerError | PrivacyBudgetMismatchError
 
 
 def _refusable(action: Callable[[], OpaqueRows]) -> tuple[OpaqueRows | None, _Refused | None]:
-    """Is `run_guarded`, but tells a refusal of the balances, made anew from here: what was raised holds private frames."""
+    """Like `run_guarded`; a refusal of the balances is built anew, as the one raised holds private frames."""
     refused: list[_Refused] = []
 
     def acted() -> OpaqueRows | None:

@@ -62,7 +62,7 @@ class TestEverySourceFile:
         )
 
     def test_prints_only_in_the_cli(self) -> None:
-        commands = {"cli/main.py", "_embedded_build.py"}
+        commands = {"main.py", "build.py"}
         assert those(lambda path: "print" in names_called(path), but=lambda path: path.name in commands) == []
 
     def test_has_no_unfinished_business(self) -> None:

@@ -168,7 +168,7 @@ def regenerate_tokens(
     *,
     remaining: int,
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Yields what `generate_tokens` does, on batches that `anew` makes; it is called again if memory runs out halfway."""
+    """Yields what `generate_tokens` does, on batches that `anew` makes, again if memory runs out halfway."""
     growing = _GrowingRows(engine, anew, rows)
     raw = engine.public(growing.start, again=growing.restart)
     while True:

@@ -247,7 +247,7 @@ def probe_answer_or_raise(
     advice: str | Callable[[str], str],
     lack: type[CapabilityError] = CapabilityError,
 ) -> OpaqueValue[ModelOutput]:
-    """Returns the answer to a probe; raises `lack` if the request is at fault, ModelCallError if nothing answer_or_raise."""
+    """Returns the answer to a probe; raises `lack` if the request is at fault, ModelCallError if nothing answered."""
     if reply.answer is not None:
         return reply.answer
     if reply.fault == "refused":

@@ -337,7 +337,7 @@ class SimilarTexts(PrivateDirections):
     def near(
         self, units: Sequence[OpaqueValue[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
     ) -> list[Near]:
-        """Returns the near texts of each unit; private, call it below `run_guarded`. `is_all`: no other unit has texts."""
+        """Returns the near texts of each unit; private: call below `run_guarded`. `is_all`: no others have texts."""
         named, texts = self._named(units)
         for new in self._new(texts, most=_EMBEDDED):
             self._note(new, self.embeddings.rows(list(new.values())))

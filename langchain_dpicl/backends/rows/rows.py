@@ -30,7 +30,7 @@ def run_guarded(action: Callable[[], T]) -> T | None:
 
 
 async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
-    """Async twin of `run_guarded`; a cancellation is a stop only if this task was cancelled, else a fault of the row."""
+    """Async twin of `run_guarded`; a cancellation stops only if this task was cancelled, else the row fails."""
     stop: type[BaseException] | None = None
     try:
         return await action()

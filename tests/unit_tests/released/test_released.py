@@ -220,7 +220,7 @@ def test_a_missing_folder_or_file_is_an_os_error(tmp_path):
 @pytest.mark.parametrize(
     ("room", "known"),
     [
-        (released_module, {"_released_files", "exceptions"}),
+        (released_module, {"released.files", "exceptions"}),
         (files_module, {"_plain_files", "exceptions", "reports.claims"}),
     ],
     ids=["released", "files"],
