@@ -9,7 +9,8 @@ How it counts:
   - An import goes up if a contract of import-linter in pyproject.toml puts what is imported in a higher layer.
   - A file has one importer if one other file of the package imports it. An `__init__` above it that exports its names
     counts only where nothing else imports the file. Files that nothing imports, and `__init__` files, are left out.
-  - The core is what the modules of CORE import, directly or not. Lines of it include docstrings and blank lines.
+  - The core is what the modules of CORE import when they run, directly or not, without what BESIDE names. Lines of it
+    include docstrings and blank lines.
   - Processor times are those of fresh interpreters that find compiled files: the lowest of five.
 """
 
@@ -33,8 +34,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "langchain_dpicl"
-CORE = ("langchain_dpicl.curator", "langchain_dpicl.privacy.ledger")
+CORE = ("langchain_dpicl.release.curator", "langchain_dpicl.privacy.ledger.budget")
 """The modules of the release and of `Budget`, where a reading of what a vote is charged begins."""
+BESIDE = ("langchain_dpicl.privacy.extensions", "langchain_dpicl.privacy.second_opinions")
+"""What the core loads only for a part that is not its own, and what can only refuse a price."""
 
 TURNS = 5
 LANGCHAIN = "import langchain_core.prompts, langchain_core.runnables"
@@ -75,13 +78,26 @@ def modules_of(package: Path) -> dict[str, Path]:
     return {name(path): path for path in sorted(package.rglob("*.py"))}
 
 
-def graph_of(modules: Mapping[str, Path]) -> Graph:
-    """Returns which modules import which."""
-    return {name: frozenset(_imported(path, modules)) - {name} for name, path in modules.items()}
+def graph_of(modules: Mapping[str, Path], *, typing: bool = True) -> Graph:
+    """Returns which modules import which; without `typing`, not for annotations alone."""
+    return {name: frozenset(_imported(path, modules, typing=typing)) - {name} for name, path in modules.items()}
 
 
-def _imported(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+def core_of(modules: Mapping[str, Path]) -> set[str]:
+    """Returns the modules that a reader of the core reads."""
+    graph = graph_of(modules, typing=False)
+    return reached(
+        {name: frozenset(one for one in known if not one.startswith(BESIDE)) for name, known in graph.items()}, CORE
+    )
+
+
+def _imported(path: Path, modules: Mapping[str, Path], *, typing: bool) -> Iterator[str]:
+    tree = ast.parse(path.read_text())
+    checked = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    unread = {id(inner) for node in checked if not typing for line in node.body for inner in ast.walk(line)}
+    for node in ast.walk(tree):
+        if id(node) in unread:
+            continue
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -277,7 +293,7 @@ def figures(modules: Mapping[str, Path], graph: Graph, contracts: Iterable[Mappi
     exported = sum(_is_init(modules[one]) for one in single.values())
     yield Figure("files with one importer", len(single), 25, f"{exported} of them only exported by an __init__")
     known = set(CORE) <= set(graph)
-    core = reached(graph, CORE) if known else set()
+    core = core_of(modules) if known else set()
     size = sum(modules[name].read_text().count("\n") for name in core)
     lost = "" if known else f"CORE names a module that is not there: {sorted(set(CORE) - set(graph))}"
     yield Figure("core of a vote, lines", size if known else None, 3_500, lost)
@@ -292,7 +308,7 @@ def listed(modules: Mapping[str, Path], graph: Graph, contracts: Iterable[Mappin
     yield from (f"circle: {' '.join(group)}" for group in circles(graph))
     yield from (f"up: {name} imports {other}" for name, other in upward(graph, contracts))
     yield from (f"one importer: {name} <- {other}" for name, other in single_importers(graph, modules).items())
-    for name in sorted(reached(graph, set(CORE) & set(graph))):
+    for name in sorted(core_of(modules) if set(CORE) <= set(graph) else ()):
         yield f"core: {modules[name].relative_to(ROOT)}, {modules[name].read_text().count(chr(10))} lines"
 
 

@@ -31,8 +31,8 @@ from langchain_dpicl.backends.private_calls.call import (
     silence,
     unwrap,
 )
+from langchain_dpicl.backends.private_calls.call_pool import CallPool, check_whole, limit_of
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
-from langchain_dpicl.backends.sync_async import CallPool, check_whole, limit_of
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
 CONTROL = b""

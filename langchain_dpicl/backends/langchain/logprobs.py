@@ -26,8 +26,8 @@ from langchain_dpicl.backends.private_calls.call import (
     silence,
     unwrap,
 )
+from langchain_dpicl.backends.private_calls.call_pool import CallPool, limit_of
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
-from langchain_dpicl.backends.sync_async import CallPool, limit_of
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 INSTRUCTIONS = "The input is a text that stops where a label is missing. Which label comes next?"

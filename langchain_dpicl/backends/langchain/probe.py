@@ -17,6 +17,7 @@ from langchain_dpicl.backends.langchain.logprobs import (
     probability,
 )
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Reply
+from langchain_dpicl.backends.private_calls.call_pool import CallPool
 from langchain_dpicl.backends.private_calls.public_calls import (
     TAKE_ANOTHER,
     VOTES,
@@ -25,7 +26,6 @@ from langchain_dpicl.backends.private_calls.public_calls import (
     probe_answer_or_raise,
     whole_vocabulary,
 )
-from langchain_dpicl.backends.sync_async import CallPool
 from langchain_dpicl.exceptions import CapabilityError
 
 TOP_K = (20, 10, 5, 2)

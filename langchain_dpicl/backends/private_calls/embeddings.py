@@ -21,9 +21,9 @@ from langchain_dpicl.backends.private_calls.call import (
     SilentModel,
     private_settings,
 )
+from langchain_dpicl.backends.private_calls.call_pool import CallPool, limit_of
 from langchain_dpicl.backends.private_calls.model_checks import EMBEDDING, hush_clients, refuse_keepers
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
-from langchain_dpicl.backends.sync_async import CallPool, limit_of
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
 E = TypeVar("E", bound=Embeddings)

@@ -18,9 +18,10 @@ from typing_extensions import override
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.embedded.model import Floats, load_tables
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.private_calls.call_pool import check_whole
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
-from langchain_dpicl.backends.sync_async import Effect, check_whole, run_in_thread
+from langchain_dpicl.backends.sync_async import Effect, run_in_thread
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
 
 Texts: TypeAlias = tuple[str, ...]

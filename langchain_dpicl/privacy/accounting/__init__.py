@@ -3,7 +3,9 @@
 Must not import `privacy.extensions`, noise or a ledger; prices of extensions are loaded where an event names one.
 """
 
-from langchain_dpicl.privacy.accounting.calibration import calibrate, gdp_epsilon, gdp_mu, zcdp_epsilon, zcdp_rho
+from typing import TYPE_CHECKING
+
+from langchain_dpicl._lazy import on_first_use
 from langchain_dpicl.privacy.accounting.epsilon import (
     EpsilonBound,
     Opinion,
@@ -11,6 +13,12 @@ from langchain_dpicl.privacy.accounting.epsilon import (
     epsilon_bound,
     epsilon_upper_bound,
 )
+
+if TYPE_CHECKING:  # a search over prices, which no price depends on
+    from langchain_dpicl.privacy.accounting.calibration import calibrate, gdp_epsilon, gdp_mu, zcdp_epsilon, zcdp_rho
+
+_CALIBRATION = "langchain_dpicl.privacy.accounting.calibration"
+_HOME = dict.fromkeys(("calibrate", "gdp_epsilon", "gdp_mu", "zcdp_epsilon", "zcdp_rho"), _CALIBRATION)
 
 __all__ = [
     "EpsilonBound",
@@ -24,3 +32,6 @@ __all__ = [
     "zcdp_epsilon",
     "zcdp_rho",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = on_first_use(__name__, _HOME)

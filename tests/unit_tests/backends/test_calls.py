@@ -20,8 +20,9 @@ from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
+from langchain_dpicl.backends.private_calls.call_pool import CallPool
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.sync_async import CallPool, FairSemaphore, LimitConcurrency, limit_concurrency
+from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]

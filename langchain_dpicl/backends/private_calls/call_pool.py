@@ -1,0 +1,129 @@
+"""Runs the calls of one engine on a public number of threads or tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from langchain_dpicl.backends.private_calls.call import ProbePolicy, Reply, Request, RetryPolicy, SilentModel
+from langchain_dpicl.backends.sync_async import FairSemaphore, concurrency_limit
+from langchain_dpicl.exceptions import ConfigurationError
+
+DEFAULT_CONCURRENCY = 32
+"""Calls in flight at once when `max_concurrency` is not given."""
+
+
+class CallPool:
+    """Runs the calls of one engine, at most `limit` at a time over all its sessions; threads stay for reuse.
+
+    Threads and event loops share the limit, except that blocking calls from a thread with a running event loop have
+    a limit of their own: they stop that loop, so waiting for its awaited calls would never end.
+    """
+
+    def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int) -> None:
+        self._model = model
+        self._retry = retry
+        self._limit = limit
+        self._processes: dict[int, _Process] = {}
+
+    @property
+    def model(self) -> SilentModel:
+        """The silent model that is called."""
+        return self._model
+
+    def one(self, request: Request) -> Reply:
+        """Makes one call, with the retries of the engine's policy."""
+        return self._through(self._blocking_gate(), request)
+
+    def probe(self, request: Request) -> Reply:
+        """Makes one public call, with the few retries of a probe."""
+        return self._model.ask(request, retry=ProbePolicy.of(self._retry))
+
+    async def aone(self, request: Request) -> Reply:
+        """Async twin of `one`."""
+        async with self._here().gate:
+            return await self._model.aask(request, retry=self._retry)
+
+    def many(self, requests: Sequence[Request]) -> list[Reply]:
+        """Makes independent calls; replies come in the order of the requests.
+
+        With a limit of 1 calls run in this thread, unless an event loop runs in it: a model that runs a loop of its own
+        works only in another thread then. Only the public limit decides this, never the number of requests, which
+        may be private.
+        """
+        gate, limit = self._blocking_gate(), min(self._limit, concurrency_limit() or self._limit)
+        if limit == 1 and gate is self._here().gate:
+            return [self._through(gate, request) for request in requests]
+        replies: dict[int, Reply] = {}
+        waiting = deque(enumerate(requests))
+
+        def work() -> None:
+            while waiting:
+                try:
+                    place, request = waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                replies[place] = self._through(gate, request)
+
+        futures = [self._here().threads.submit(work) for _ in range(min(limit, len(waiting)))]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            waiting.clear()
+            for future in futures:
+                future.cancel()
+        return [replies[place] for place in range(len(requests))]
+
+    async def amany(self, requests: Sequence[Request]) -> list[Reply]:
+        """Async twin of `many`."""
+        limit = concurrency_limit()
+        if limit is None:
+            return list(await asyncio.gather(*(self.aone(request) for request in requests)))
+        own = FairSemaphore(limit)
+
+        async def one(request: Request) -> Reply:
+            async with own:
+                return await self.aone(request)
+
+        return list(await asyncio.gather(*map(one, requests)))
+
+    def _through(self, gate: FairSemaphore, request: Request) -> Reply:
+        with gate:
+            return self._model.ask(request, retry=self._retry)
+
+    def _blocking_gate(self) -> FairSemaphore:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._here().gate
+        return self._here().gate_inside_a_loop
+
+    def _here(self) -> _Process:
+        """Returns the threads and gates of this process: neither survive a fork."""
+        number = os.getpid()
+        return self._processes.get(number) or self._processes.setdefault(number, _Process(self._limit))
+
+
+class _Process:
+    """The threads and gates of one process."""
+
+    def __init__(self, limit: int) -> None:
+        self.gate = FairSemaphore(limit)
+        self.gate_inside_a_loop = FairSemaphore(limit)
+        self.threads = ThreadPoolExecutor(limit, thread_name_prefix="dpicl")
+
+
+def check_whole(name: str, value: object) -> int:
+    """Returns a whole number >= 1, or raises ConfigurationError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"expected {name} as a whole number >= 1, found {value!r}")
+    return value
+
+
+def limit_of(max_concurrency: int | None) -> int:
+    """Returns how many calls may be in flight at once."""
+    return DEFAULT_CONCURRENCY if max_concurrency is None else check_whole("max_concurrency", max_concurrency)

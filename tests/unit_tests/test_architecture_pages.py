@@ -1,0 +1,42 @@
+"""The pages for people who change or audit the package name the files that are there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.check_house import PACKAGE, core_of, modules_of
+
+ROOT = Path(__file__).resolve().parents[2]
+AUDITED = ROOT / "docs" / "auditing-the-core.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def named(page: Path) -> set[str]:
+    """Returns the package's files and folders that a page names in backticks."""
+    text = page.read_text(encoding="utf-8")
+    return {name.rstrip("/") for name in re.findall(r"`([\w/]+(?:\.py|/))`", text) if not name.startswith("tests/")}
+
+
+def test_an_auditor_is_told_every_file_that_the_core_imports_and_no_other() -> None:
+    rows = re.findall(r"^\| `([\w/]+\.py)` \|", AUDITED.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    modules = modules_of(PACKAGE)
+    core = {modules[name].relative_to(PACKAGE).as_posix() for name in core_of(modules)}
+    assert sorted(rows) == sorted(core)
+
+
+def test_the_pages_name_files_and_folders_that_are_there() -> None:
+    for page in (ARCHITECTURE, AUDITED):
+        assert [name for name in sorted(named(page)) if not (PACKAGE / name).exists()] == [], page.name
+
+
+def test_the_picture_is_that_of_the_import_contract() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "tools" / "house.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
