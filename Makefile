@@ -102,7 +102,7 @@ leaks-observers: .venv-test/.ready  ## observability packages beside private cal
 faults: .venv-test/.ready postgres  ## what a durable ledger meets: contention, kill -9, torn logs, full disks, bit rot, restored copies; counts (or ARGS="--only L2 --few")
 	.venv-test/bin/python tests/check_faults.py $(ARGS)
 
-mutation: .venv-test/.ready  ## the 19 privacy bugs of published code, then small changes of the vault: who notices (or ARGS=--all, ARGS="--again")
+mutation: .venv-test/.ready  ## the 19 privacy bugs of published code, then small changes of langchain_dpicl/privacy: who notices (or ARGS=--all, ARGS="--again")
 	.venv-test/bin/python -m pip install $(PIP) --group mutation
 	.venv-test/bin/python tests/check_mutation.py $(ARGS)
 

@@ -1,6 +1,6 @@
 """A causal model with random weights and a word-level tokenizer, made on the spot, and what they are asked to continue.
 
-Knows no clock. Nothing is downloaded. The weights are random but for two things, so that all who are measured write as
+Nothing is downloaded. The weights are random but for two things, so that all who are measured write as
 many tokens: rows agree about the next token (embeddings are wide, so that a model repeats itself), and the end of the
 text never comes.
 """

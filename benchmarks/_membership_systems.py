@@ -1,6 +1,6 @@
 """What the membership benchmark attacks: prompts of real records, and every component, built of the records given.
 
-Each build makes a holder and a budget in memory of its own; nothing of one is left in the next. Knows no score.
+Each build makes a holder and a budget in memory of its own; nothing of one is left in the next.
 """
 
 from __future__ import annotations

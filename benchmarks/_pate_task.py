@@ -1,4 +1,4 @@
-"""What the PromptPATE benchmark teaches: settings, public inputs, published numbers. Knows no noise and no engine.
+"""What the PromptPATE benchmark teaches: settings, public inputs, published numbers.
 
 A setting is a private data set and where its public inputs come from: the same data set, or another one.
 """

@@ -1,4 +1,4 @@
-"""Public text that the base model of the soft-prompt benchmark is made from. Knows no model and no private data.
+"""Public text that the base model of the soft-prompt benchmark is made from.
 
 Plain texts to fill gaps in, and shelves of labelled ones: reviews by sentiment, quiz questions by category, bank
 queries by intent, texts by where they come from, questions by what they ask for. The last labels, and "business" among

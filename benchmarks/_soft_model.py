@@ -1,4 +1,4 @@
-"""A small RoBERTa-like masked model, made from public text in minutes, and kept. Knows no private data and no privacy.
+"""A small RoBERTa-like masked model, made from public text in minutes, and kept.
 
 It begins with word vectors from counts of what stands near what. Then it fills gaps now and then, and learns many small
 lessons: tell some labels of a shelf apart, by words that are drawn per lesson, behind a prompt that is the lesson's own

@@ -1,4 +1,4 @@
-"""What the soft-prompt benchmark trains and asks: data sets, their wording, delta. Knows no noise and no model."""
+"""What the soft-prompt benchmark trains and asks: data sets, their wording, delta."""
 
 from __future__ import annotations
 

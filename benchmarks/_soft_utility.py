@@ -1,4 +1,4 @@
-"""Accuracy of prompts at several epsilons, with steps, batch, clip and rate that are the same for all. Knows no clock.
+"""Accuracy of prompts at several epsilons, with steps, batch, clip and rate that are the same for all.
 
 Epsilon infinity is `soft_prompt_without_privacy`: nothing is protected there, and its column says so.
 """

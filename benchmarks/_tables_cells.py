@@ -1,4 +1,4 @@
-"""Cells of the tables and the file that keeps them: one finished cell, one line. Knows no method, data set or model.
+"""Cells of the tables and the file that keeps them: one finished cell, one line.
 
 A cell is a method on a data set at a column (zero-shot, an epsilon, non-private ...) with a public seed. A line says
 what was asked for, too, as a fingerprint of every setting: a finished cell is never run again, and one whose settings

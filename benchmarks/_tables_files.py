@@ -1,4 +1,4 @@
-"""Data sets of the tables: labelled texts, or texts with a slot to fill. Knows no method, no noise and no model.
+"""Data sets of the tables: labelled texts, or texts with a slot to fill.
 
 Which records stand in for the private data, which questions are asked and in which order is drawn with a public seed.
 """

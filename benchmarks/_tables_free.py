@@ -1,7 +1,7 @@
 """Cells of answers in free form, by their embeddings (Wu et al.): what a text names, as one of its spans.
 
 Rows, sums and noise are the package's own, as they run for `DPFreeFormRunnable`; only the ledger is left out, because
-what is measured is never released. Knows no table.
+what is measured is never released.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The methods of the tables: their columns, knobs, quick settings and ablations. Knows no number that was measured."""
+"""The methods of the tables: their columns, knobs, quick settings and ablations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the papers print for their methods, with their models: accuracies in percent. Knows none of our numbers.
+"""What the papers print for their methods, with their models: accuracies in percent.
 
 Only numbers that were read in the papers' text stand here; what was not is None, and has no closure. Privacy of the
 papers is their own claim: other deltas, other neighbouring relations, and for PromptPATE an epsilon that does not hold.

@@ -1,4 +1,4 @@
-"""What cells of the tables share: an engine, a data set as one seed draws it, plans. Knows no method and no result."""
+"""What cells of the tables share: an engine, a data set as one seed draws it, plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells of trained prompts (PromptDPSGD, Duan et al.): where torch and a base model are at hand. Knows no table."""
+"""Cells of trained prompts (PromptDPSGD, Duan et al.): where torch and a base model are at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What finished cells say together: means, spreads, and how much of a gap is closed. Knows no file and no method."""
+"""What finished cells say together: means, spreads, and how much of a gap is closed."""
 
 from __future__ import annotations
 

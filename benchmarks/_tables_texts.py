@@ -1,4 +1,4 @@
-"""Cells of generated demonstrations: of labelled texts, and of texts with a slot (Tang et al.). Knows no table."""
+"""Cells of generated demonstrations: of labelled texts, and of texts with a slot (Tang et al.)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells of the methods that vote: labels per query (Panda et al.), and PromptPATE (Duan et al.). Knows no table."""
+"""Cells of the methods that vote: labels per query (Panda et al.), and PromptPATE (Duan et al.)."""
 
 from __future__ import annotations
 

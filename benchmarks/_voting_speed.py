@@ -1,6 +1,6 @@
 """What one private answer costs beyond its model calls: time and memory, with models that take no time.
 
-Knows nothing of accuracy: the records are made up and the answers constant.
+The records are made up and the answers constant.
 """
 
 from __future__ import annotations

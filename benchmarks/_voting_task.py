@@ -1,4 +1,4 @@
-"""What the benchmarks of votes ask: data sets, their wording, a paper's numbers. Knows no noise and no engine."""
+"""What the benchmarks of votes ask: data sets, their wording, a paper's numbers."""
 
 from __future__ import annotations
 

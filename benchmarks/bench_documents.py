@@ -114,7 +114,7 @@ class Judge:
     def __init__(self, test: Sequence[tuple[str, str]], *, questions: int) -> None:
         self._embeddings = LocalEmbeddings()
         self.questions, judges = test[:questions], test[questions : 4 * questions]
-        self._ask_once = self._vectors([text for text, _ in self.questions])
+        self._asked = self._vectors([text for text, _ in self.questions])
         self._judges, self._classes = self._vectors([text for text, _ in judges]), [label for _, label in judges]
 
     def _vectors(self, texts: Sequence[str]) -> np.ndarray:
@@ -126,7 +126,7 @@ class Judge:
         """Returns the hit rate and the mean similarity of the nearest document, in percent."""
         vectors = self._vectors(texts)
         own = [self._class_of(vector) for vector in vectors] if labels is None else labels
-        near = self._ask_once @ vectors.T  # [questions, documents]
+        near = self._asked @ vectors.T  # [questions, documents]
         best = near.argmax(axis=1)
         hits = [own[place] == label for place, (_, label) in zip(best, self.questions, strict=True)]
         return 100 * statistics.mean(hits), 100 * float(near.max(axis=1).mean())

@@ -1,4 +1,4 @@
-"""What a ledger costs per answer: pairs of reserve and commit, by store and by processes at once. Knows no model.
+"""What a ledger costs per answer: pairs of reserve and commit, by store and by processes at once.
 
 SQLite writes to a file in --folder, PostgreSQL to a server of its own there (fsync on, unix socket), or to --postgres.
 Every process opens the ledger for itself, waits for the others, and takes tickets until the time is over. What one call

@@ -1,4 +1,4 @@
-"""Demonstrations per second at 1, 2 and 4 workers of a Ray cluster, with a model that makes one wait. Knows no model.
+"""Demonstrations per second at 1, 2 and 4 workers of a Ray cluster, with a model that makes one wait.
 
 Each call of the fake model takes --call-ms and no CPU, as a client of a server does; texts have --tokens tokens, each
 of which asks the model once in public and once in private. Ledger and memo are on a PostgreSQL server of its own (fsync

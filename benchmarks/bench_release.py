@@ -1,4 +1,4 @@
-"""What our own code costs per private answer, part by part, with a model that answers at once. Knows no real model.
+"""What our own code costs per private answer, part by part, with a model that answers at once.
 
 Every row of the table is one function under `@part`: it prepares what it needs and returns what is timed. Calls are
 timed one by one, so that other work on the machine moves the tail and hardly the median. Run it on an idle core:

@@ -1,6 +1,6 @@
 """Questions that customers of an invented bank might ask: the private data of the demo, made here and about nobody.
 
-Knows nothing of models or privacy. Every sentence, name, shop and number comes out of the lists below; the seed fixes
+Every sentence, name, shop and number comes out of the lists below; the seed fixes
 the data (never any noise), so two runs see the same questions.
 """
 

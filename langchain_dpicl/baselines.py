@@ -1,4 +1,4 @@
-"""Baselines for comparison: instruction only (epsilon 0), and three without privacy (epsilon infinity)."""
+"""Baselines for comparison: instruction only (epsilon 0), and four without privacy (epsilon infinity)."""
 
 from __future__ import annotations
 

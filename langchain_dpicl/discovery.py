@@ -1,4 +1,4 @@
-"""UnitCounter and ValueDiscovery: noisy counts of declared values, and discovery of undeclared ones."""
+"""UnitCounter and ValueDiscovery: noisy counts of declared values, discovery of others, plans and vocabularies."""
 
 from __future__ import annotations
 

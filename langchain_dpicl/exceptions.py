@@ -1,4 +1,4 @@
-"""The error tree. Knows no data: a message never carries private text, a count of records, or a raw vote.
+"""The error tree. A message never carries private text, a count of records, or a raw vote.
 
 DPICLError
 +-- ConfigurationError (ValueError)      a public parameter is out of range; nothing was spent

@@ -1,4 +1,4 @@
-"""Few-shot prompt templates that format released demonstrations."""
+"""Few-shot prompt templates that carry released demonstrations and their report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 TEMPLATE_CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
-_EVOLUTION = "private_evolution"  # `evolution_planning.MECHANISM`, whose import would load the accountants
+_EVOLUTION = "private_evolution"  # `evolution.plan.MECHANISM`, whose import would load the accountants
 _FROM_THE_RELEASE = ("examples", "example_selector", "privacy_report", "plan")
 # Options of `from_private_examples` for the template; all others go to the synthesizer.
 _TEMPLATE_OPTIONS = (

@@ -1,4 +1,4 @@
-"""The cassettes of this checkout, read for tests: what was asked, what was answered. Knows none of our reading code."""
+"""The cassettes of this checkout, read for tests: what was asked, what was answered."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Crew(Executor):
         self.dismissed = 0
         self.jobs: list[Any] = []
         self._one_host = is_one_host
-        self._ask_once: deque[int] = deque()
+        self._asked: deque[int] = deque()
         self._calls: dict[int, Callable[[], JobResult | None]] = {}
 
     @property
@@ -78,14 +78,14 @@ class Crew(Executor):
     def _ask(self, call: Callable[[], JobResult | None]) -> int:
         number = len(self._calls)
         self._calls[number] = call
-        self._ask_once.append(number)
+        self._asked.append(number)
         return number
 
     def _ready(self, awaited: Sequence[int], seconds: float) -> Sequence[int]:
-        return [number for number in self._ask_once if number in awaited][:1]
+        return [number for number in self._asked if number in awaited][:1]
 
     def _answer(self, awaited: int) -> JobResult | None:
-        self._ask_once.remove(awaited)
+        self._asked.remove(awaited)
         return self._calls[awaited]()
 
 

@@ -1,4 +1,4 @@
-"""What the loopback provider answers: request bodies to response bodies, by the embedded model. Knows no socket.
+"""What the loopback provider answers: request bodies to response bodies, by the embedded model.
 
 The shapes are those that OpenAI documents and that vLLM writes; the numbers are the embedded model's own, and always
 the same: the likeliest token is taken, whatever the temperature.

@@ -1,6 +1,6 @@
 """Games against `PromptPATELabeler`, as tests of planted bugs play them, and what is wrong with votes and tests.
 
-The games are those of `langchain_dpicl.audit.query_games`. Knows no noise and no internals of the package.
+The games are those of `langchain_dpicl.audit.query_games`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a recorded body has the shape of the official SDKs' types. Knows no cassette and makes no call.
+"""Whether a recorded body has the shape of the official SDKs' types.
 
 The SDKs check nothing themselves: they build answers without validation and send requests as they are. Read by
 pydantic, their types still let much through, so these checks are made on top:

@@ -1,4 +1,4 @@
-"""Finds what may not stand in a file that everybody reads: keys, canaries, addresses. Knows no cassette.
+"""Finds what may not stand in a file that everybody reads: keys, canaries, addresses.
 
 `found_in(text)` looks at the text itself, at what base64 and percent signs in it decode to, at packed bytes among that,
 and at lists of byte values.

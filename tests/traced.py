@@ -1,7 +1,7 @@
 """Which tests of the vault its coverage is taken of: tracing doubles the time of those that work in the vault's own lines.
 
 What is listed here runs untraced. It takes about a second or more, and passes no branch that no other test passes: by
-the contexts of coverage.py (`--cov-context=test`), on the day that a name was added. Knows no test by more than its name.
+the contexts of coverage.py (`--cov-context=test`), on the day that a name was added.
 """
 
 from __future__ import annotations

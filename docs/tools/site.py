@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages written for a repository browser, as pages of the site. Knows no page by its content.
+"""Hooks of mkdocs: pages written for a repository browser, as pages of the site.
 
 Files beside docs/ (the changelog, the security policy) become pages. A link that leaves docs/ leads to such a page, or
 else to the repository. Headings get the anchors that a repository browser gives them. Formulas, which are written as

@@ -26,6 +26,17 @@ from langchain_dpicl.runs.query_plan import QUERY_TEMPLATE
 from langchain_dpicl.runs.query_runnable import QueryRunnable
 from langchain_dpicl.runs.retry_wrappers import QueryTool
 
+__all__ = [
+    "CAPPED",
+    "SPENT",
+    "Per",
+    "ThreadQuota",
+    "add_run_metadata",
+    "budget_metadata",
+    "private_tool",
+    "thread_tenant",
+]
+
 Per: TypeAlias = Literal["thread", "tenant"]
 
 CAPPED = (
@@ -237,15 +248,3 @@ def _thread_of(config: Mapping[str, Any]) -> Any:
 def _tool_output(answer: Any) -> tuple[str, Any]:
     """Returns what the model reads, and plain data beside it, which every checkpointer keeps."""
     return str(answer), answer.model_dump() if isinstance(answer, BaseModel) else {"answer": str(answer)}
-
-
-__all__ = [
-    "CAPPED",
-    "SPENT",
-    "Per",
-    "ThreadQuota",
-    "add_run_metadata",
-    "budget_metadata",
-    "private_tool",
-    "thread_tenant",
-]

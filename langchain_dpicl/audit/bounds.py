@@ -1,4 +1,4 @@
-"""Computes exact confidence bounds from counts of outcomes, and the least privacy loss that explains them."""
+"""Bounds the privacy loss that counts of outcomes, or right guesses about the canaries of one run, prove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks counts of values: contribution of a unit, noise, threshold, and games against the components."""
+"""Checks counts of values and histograms of topics: contribution of a unit, noise, threshold, games."""
 
 from __future__ import annotations
 

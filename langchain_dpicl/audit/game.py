@@ -1,4 +1,4 @@
-"""Plays distinguishing games between neighbouring data sets and bounds the privacy loss from the outcomes."""
+"""Plays games between neighbouring data sets, bounds the privacy loss from the outcomes, and reports the verdicts."""
 
 from __future__ import annotations
 

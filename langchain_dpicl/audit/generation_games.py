@@ -1,4 +1,4 @@
-"""Games against `PromptDPSGD`: released weights step by step, and canaries of a whole run."""
+"""Games against components that generate or train: demonstrations, private evolution and `PromptDPSGD`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CANARIES = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepGame(Game):
-    """A game whose trials are the steps of one run; see `components.training_of` for its units and options.
+    """A game whose trials are the steps of one run; see `targets.training_of` for its units and options.
 
     Units are gradients along axes: "0:2.5" is one of length 2.5 along the first axis. The adversary looks whether the
     released sum, in clips, points further along `direction` than `threshold`.
@@ -349,7 +349,7 @@ def evolution_cases(*, adjacency: str) -> Iterator[Game]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenGame(Game):
-    """A game whose trials are texts of one token; see `components.synthesizer_of` for its units and options.
+    """A game whose trials are texts of one token; see `targets.synthesizer_of` for its units and options.
 
     Attributes:
       public: logits of `TOKENS` after the public prompt.

@@ -1,4 +1,4 @@
-"""Runs membership inference against prompted models (Duan et al. 2023, section 3); results are NOT PRIVATE."""
+"""Attacks prompted models by membership inference (Duan et al. 2023, section 3): targets, scores; NOT PRIVATE."""
 
 from __future__ import annotations
 
@@ -461,7 +461,7 @@ def membership_attack(
     Args:
       records: made up, or your own; never what a ledger protects. They are read in clear, and the target's model sees
         those that it is built of.
-      target: what is attacked; see `membership_targets`.
+      target: what is attacked: one of the `*_target` functions, or `few_shot_without_privacy`.
       num_records: records that the target is built of: the shots of a few-shot prompt, the data set of a component.
       num_prompts: how often it is built.
       num_members: records scored of those it was built of; 1 as in the paper.

@@ -1,4 +1,4 @@
-"""Checks answers from retrieved documents in games over whole runs of queries."""
+"""Games against components that answer inputs one by one: votes, texts, labels, retrieved documents."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def check_nothing_else_shown(rows: str) -> AuditResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelGame(Game):
-    """A game whose trials are public inputs; see `components.labeler_of` for its units and options.
+    """A game whose trials are public inputs; see `targets.labeler_of` for its units and options.
 
     Attributes:
       together: inputs of one trial on one secret sample, which has a labeler of its own; None: each input is a trial.
@@ -329,7 +329,7 @@ class LabellingSide:
         self.game = game
         self.counts: Counter[str] = Counter()
         self._units = units
-        self._ask_once = self._answered = 0
+        self._num_asked = self._answered = 0
         self.labeler = labeler_of(units, game.together or game.runs, **game.options)
         self._stream = None if game.together else self.labeler.stream(progress=False)
 
@@ -348,18 +348,18 @@ class LabellingSide:
 
     def _trial(self) -> list[PoolEntry]:
         if self._stream is None:
-            self._ask_once = self._answered = 0
+            self._num_asked = self._answered = 0
             self.labeler = labeler_of(self._units, self.game.together or 1, **self.game.options)
             entries = list(self.labeler.stream(progress=False))
         else:
             entries = list(itertools.islice(self._stream, 1))
-        self._ask_once += len(entries)
+        self._num_asked += len(entries)
         self._answered += sum(entry.status == "labelled" for entry in entries)
         return entries
 
     def faults(self) -> Iterator[str]:
         """Yields what is wrong with the tickets, and whether the run goes on where its share is spent."""
-        if tickets_left(self.labeler) != tickets_expected(self.labeler, self._ask_once, self._answered):
+        if tickets_left(self.labeler) != tickets_expected(self.labeler, self._num_asked, self._answered):
             yield "tickets: the ledger holds another number of them than were paid"
         is_over = self.counts.total() == self.game.runs
         if is_over and self._stream is not None and next(self._stream, None) is not None:
@@ -425,7 +425,7 @@ class AnsweringSide:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VotingGame(AnswerGame):
-    """A game against `DPVotingRunnable.invoke`; see `components.voter_of` for its units and options."""
+    """A game against `DPVotingRunnable.invoke`; see `targets.voter_of` for its units and options."""
 
     def component(self, units: tuple[str, ...]) -> Any:
         """Builds the voter."""
@@ -449,7 +449,7 @@ class VotingGame(AnswerGame):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FreeFormGame(AnswerGame):
-    """A game against `DPFreeFormRunnable.invoke`; see `components.helper_of` for its units and options."""
+    """A game against `DPFreeFormRunnable.invoke`; see `targets.helper_of` for its units and options."""
 
     def component(self, units: tuple[str, ...]) -> Any:
         """Builds the helper."""

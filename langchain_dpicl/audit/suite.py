@@ -1,4 +1,4 @@
-"""Selects and runs the checks of one configuration."""
+"""Selects and runs the checks of one configuration: samples, prices, tickets, reports, released scores, games."""
 
 from __future__ import annotations
 

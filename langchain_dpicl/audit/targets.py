@@ -1,4 +1,4 @@
-"""Rebuilds the audited plan from its JSON or from a component, with what is claimed of it."""
+"""Builds what an audit runs: the plan, from its JSON or a component, and components over made-up records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines what an engine can do, as Protocols by capability.
+"""Defines what an engine can do, as Protocols by capability, and the public candidates of one token.
 
 An engine maps prompts to rows, and each row depends on its own prompt only (plus the public prefix and domain).
 A row whose call failed or cannot be read abstains (probabilities: all 0; log-likelihoods: all -inf; text: empty); an

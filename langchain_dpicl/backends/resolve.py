@@ -1,4 +1,4 @@
-"""Turns the model that a user passes into an engine."""
+"""Turns the model that a user passes into an engine, and names the hosts that private text is sent to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the calls of one engine under a concurrency limit, sync and async."""
+"""Runs one computation with model calls blocking or awaited, under a concurrency limit, with threads that end."""
 
 from __future__ import annotations
 
@@ -475,7 +475,7 @@ class _NextEffect:
     def __init__(self, walk: EffectGenerator[Any], answer: Any, failure: BaseException | None) -> None:
         self.result: Any = None
         self.is_over = False
-        self._answer_effects = walk
+        self._walk = walk
         self._answer = answer
         self._failure = failure
 
@@ -483,11 +483,7 @@ class _NextEffect:
         answer, self._answer = self._answer, None  # may hold boxed private rows, which must not be kept
         self.is_over = True
         try:
-            ask = (
-                self._answer_effects.send(answer)
-                if self._failure is None
-                else self._answer_effects.throw(self._failure)
-            )
+            ask = self._walk.send(answer) if self._failure is None else self._walk.throw(self._failure)
         except StopIteration as end:
             self.result = end.value
             return None

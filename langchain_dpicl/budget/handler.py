@@ -1,4 +1,4 @@
-"""Carries one budget through LangChain's callbacks and finds the budget of a component."""
+"""Carries one budget through LangChain's callbacks, opens its ledger, and finds the budget of a component."""
 
 from __future__ import annotations
 
@@ -260,7 +260,12 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
 
         Args:
           budget: the budget, which stays the same object.
+
+        Raises:
+          ConfigurationError: it is not a `Budget`.
         """
+        if not isinstance(budget, Budget):
+            raise fail("budget", "a Budget", budget, "Make one with Budget(epsilon=..., delta=...).")
         handler = cls.__new__(cls)
         BaseCallbackHandler.__init__(handler)
         handler.budget = budget

@@ -1,4 +1,4 @@
-"""Reads accounting checks from JSON into events and prices them.
+"""Prices accounting checks in JSON for `dpicl epsilon`, and runs `dpicl audit` on a plan or an imported object.
 
 A check names its mechanisms by type, an adjacency and a delta. Sensitivities come from the sums, prices from
 `accounting`; this file only translates, and refuses what it cannot translate.

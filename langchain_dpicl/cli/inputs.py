@@ -1,4 +1,4 @@
-"""Reads and checks the inputs that a command line names: records, a model, a grammar and a target file."""
+"""Declares options as tables, and checks the inputs a command line names: records, models, grammars, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options, checks, JSON and text of `dpicl plan`; the design options are those of `dpicl generate` as well."""
+"""Options, checks, JSON and text of `dpicl plan` for generation, `--method pate` and `--method dpsgd`."""
 
 from __future__ import annotations
 

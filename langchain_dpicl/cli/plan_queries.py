@@ -1,4 +1,4 @@
-"""Options, JSON and text of `dpicl plan --method voting`, and what other plans of votes share with it."""
+"""Options, JSON and text of `dpicl plan --method voting` and `--method retrieval`."""
 
 from __future__ import annotations
 

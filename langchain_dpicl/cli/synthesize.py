@@ -1,4 +1,4 @@
-"""Runs `dpicl documents`: private documents in, synthetic documents and a report out."""
+"""Runs `dpicl documents`, `dpicl discover`, and `dpicl generate` with --mechanism private_evolution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the protocol between driver and workers: orders, jobs, results and retries."""
+"""Defines the protocol between driver and workers (jobs, results, retries), and runs jobs in a worker."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class JobResult:
 
     Attributes:
       kind: "done"; "lost": no ticket is left that could pay for it; "busy": another worker has its turn; "fault".
-      told: of a job that is done, as JSON values; of one that is busy, how many seconds a turn lasts.
+      result: of a job that is done, as JSON values; of one that is busy, how many seconds a turn lasts.
       tickets: tickets that were charged for it.
       error: class of a fault.
       message: of a fault of ours, whose messages are public; of others there is none.
@@ -69,7 +69,7 @@ class JobResult:
     """
 
     kind: Kind
-    lazy_logits: Any = None
+    result: Any = None
     tickets: int = 0
     error: str = ""
     message: str = ""
@@ -357,7 +357,7 @@ class _JobQueue(Generic[JobKey]):
         self.charged[job] += answer.tickets
         if answer.kind == "busy":
             since = self.busy_since.setdefault(job, time.monotonic())
-            if time.monotonic() - since < max(BUSY_SECONDS, 2.0 * (answer.lazy_logits or 0.0)):
+            if time.monotonic() - since < max(BUSY_SECONDS, 2.0 * (answer.result or 0.0)):
                 self.not_before = time.monotonic() + _PAUSE
                 self.late.append(job)
                 return None
@@ -530,7 +530,7 @@ def check_reached(budget: Budget, *, is_one_host: bool) -> None:
 def _check_shared(what: str, target: Any, file_kind: type[Any], *, is_one_host: bool) -> None:
     """Refuses a ledger or memo that other processes or hosts do not share."""
     kind = type(target)
-    is_server = kind.__module__.startswith("langchain_dpicl.stores.postgres_ledger")
+    is_server = kind.__module__.startswith("langchain_dpicl.stores.postgres_")
     if is_server or (is_one_host and isinstance(target, file_kind)):
         return
     file = " or, where all workers were started on this host, a SQLite file" if is_one_host else ""

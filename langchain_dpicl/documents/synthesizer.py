@@ -1,4 +1,4 @@
-"""DocumentSynthesizer: releases topics and writes synthetic documents for them (after DP-SynRAG, 2025)."""
+"""DocumentSynthesizer: releases topics and writes documents for them, with checkpoints (after DP-SynRAG, 2025)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PrivateEvolution: evolves demonstrations by private votes (Lin et al. 2024; Xie et al. 2024)."""
+"""PrivateEvolution: evolves candidates by private votes, with checkpoints (Lin et al. 2024; Xie et al. 2024)."""
 
 from __future__ import annotations
 
@@ -441,7 +441,7 @@ class PrivateEvolution(GenerationRun[Population]):
         population.reservation = None
 
     def _make(self, population: Population, bar: Any, events: RunEvents) -> EffectGenerator[None]:
-        """Runs the remaining rounds of one label (a walk)."""
+        """Runs the remaining rounds of one label (an effect generator)."""
         while population.left:
             yield from self._prepare(population)
             # Candidates are written and embedded before the ticket is reserved: a public failure costs nothing.
@@ -477,7 +477,7 @@ class PrivateEvolution(GenerationRun[Population]):
             population.owed -= count
 
     def _vote(self, population: Population, candidates: Candidates) -> EffectGenerator[None]:
-        """Releases one noisy histogram and stores the survivors before the ticket is committed (a walk)."""
+        """Releases one noisy histogram and stores the survivors before the ticket is committed (a generator)."""
         if population.reservation is None:
             raise fail("ticket", "a reservation", None)
         yield from release_once(

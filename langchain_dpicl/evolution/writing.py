@@ -1,4 +1,4 @@
-"""Asks the model, in public, for first candidates and for variations of survivors."""
+"""Asks the model, in public, for first candidates and for variations of survivors, here or on workers."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class EvolutionWriter:
     config: RunnableConfig | None = None
 
     def first(self, label: str | None, count: int, *, least: int) -> EffectGenerator[tuple[str, ...]]:
-        """Returns distinct first candidates (a walk)."""
+        """Returns distinct first candidates (an effect generator)."""
         texts = self.given.get(label)
         if texts is None:
             texts = yield self.model.request_each(self.wording.first_prompts(label, count), self._config())
@@ -148,7 +148,7 @@ class EvolutionWriter:
         return texts
 
     def vary(self, label: str | None, texts: Sequence[str], count: int) -> EffectGenerator[tuple[str, ...]]:
-        """Returns the survivors and then their variations, without duplicates (a walk)."""
+        """Returns the survivors and then their variations, without duplicates (an effect generator)."""
         if not count:
             return tuple(texts)
         variations = yield self.model.request_each(self.wording.variation_prompts(label, texts, count), self._config())
@@ -262,7 +262,7 @@ class WorkerModel(PublicModel):
                 continue
             job, answer = one
             if answer.kind == "done":
-                self._found[job] = list(answer.lazy_logits)
+                self._found[job] = list(answer.result)
                 yield job
             elif fault is None:
                 error = answer.as_error()

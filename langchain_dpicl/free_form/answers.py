@@ -1,4 +1,4 @@
-"""Makes the public calls of free-form answers: candidates, the zero-shot answer, and an answer from keywords."""
+"""Makes the public calls of free-form answers, and aggregates by embeddings or keywords (Wu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class CandidateSource:
     def before(
         self, prompt: str, query: Mapping[str, str], config: RunnableConfig
     ) -> EffectGenerator[CandidateAnswers]:
-        """Makes the public calls before the ticket is reserved (a walk)."""
+        """Makes the public calls before the ticket is reserved (an effect generator)."""
         config = merge_configs(config, {"tags": [NO_STREAM]})
         own: tuple[str, ...] = yield self._writer.ask(prompt, config, count=max(1, self._count))
         # The model of the private calls is called too, so that its outage is detected before a ticket is reserved.
@@ -222,7 +222,7 @@ class CandidateSource:
         return CandidateAnswers(zero_shot, self.fixed or (own if self._count else ()))
 
     def write(self, prompt: PromptValue, config: RunnableConfig) -> EffectGenerator[str]:
-        """Asks the public model for its answer (a walk)."""
+        """Asks the public model for its answer (an effect generator)."""
         answers: tuple[str, ...] = yield self._writer.ask(prompt, config)
         if not answers:
             raise ModelCallError(f"a public call to {self.name} brought no text before the first stop string")

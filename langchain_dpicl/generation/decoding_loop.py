@@ -1,4 +1,4 @@
-"""Writes one demonstration token by token from public prompts, candidates and stop rules."""
+"""Writes one demonstration token by token, from public candidates and one chosen index at a time."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class DecodingSpec:
     def domain(
         self, prompt: str, prefix: Sequence[Token], *, block: ReleaseBlock | None = None, matcher: Matcher | None = None
     ) -> EffectGenerator[Domain]:
-        """Returns the public candidates of the next token; EOS is among them after the first (a walk).
+        """Returns the public candidates of the next token; EOS is among them after the first (an effect generator).
 
         The public model is called at every token, also where the domain does not need it: only a failure of a public
         call may stop a run.
@@ -219,7 +219,7 @@ class DecodingSpec:
     def public_distribution(
         self, prompt: str, prefix: Sequence[Token], *, top_k: int
     ) -> EffectGenerator[tuple[tuple[Token, ...], NDArray[np.float64]]]:
-        """Returns the public model's likeliest tokens and their probabilities, float64[k] (a walk)."""
+        """Returns the public model's likeliest tokens and their probabilities, float64[k] (an effect generator)."""
         pairs = yield TopTokenRequest(self.backend, prompt, tuple(prefix), top_k)
         return tuple(key for key, _ in pairs), np.array([chance for _, chance in pairs])
 
@@ -271,7 +271,7 @@ Opener: TypeAlias = Callable[
 def write_draft(
     script: DecodingSpec, draft: PartialText, opener: Opener, tick: Callable[[], None]
 ) -> EffectGenerator[None]:
-    """Writes one demonstration segment by segment (a walk); released tokens stay in the draft after any error."""
+    """Writes one demonstration segment by segment (a generator); released tokens stay in the draft after any error."""
     while draft.segment < len(script.segments):
         segment = script.segments[draft.segment]
         name = script.field_of(segment)
@@ -321,7 +321,7 @@ class _SegmentWriter:
             self._write_forced(None)
 
     def domain(self, block: ReleaseBlock | None) -> EffectGenerator[Domain]:
-        """Returns the candidates of the next token (a walk); a single candidate is appended without a release."""
+        """Returns the candidates of the next token (a generator); a single candidate is appended without a release."""
         carrier = block if block is not None and block.carries_public else None
         while True:
             candidates = yield from self.script.domain(

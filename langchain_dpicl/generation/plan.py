@@ -1,4 +1,4 @@
-"""Compares designs of a generation at equal epsilon, and says which one to take."""
+"""Plans a generation (noise, tickets, cost, expected signal), and compares designs at equal epsilon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DemonstrationSynthesizer: generates demonstrations token by token (Tang et al. 2023, Algorithm 1)."""
+"""DemonstrationSynthesizer: generates demonstrations token by token, here or on workers (Tang et al. 2023)."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class _DemonstrationWriter:
         """Reserves one ticket for one block, so that a killed worker loses at most one; stores the released tokens."""
         draft = stored.draft
         template = template_name(self.script.segments[draft.segment].name, length)
-        stored.turn.check(stored.lazy_logits)
+        stored.turn.check(stored.stored_text)
         ticket = self.share.reserve(template, label=draft.label)
         stored.charged += 1
         try:
@@ -241,14 +241,14 @@ class _StoredDraft:
     turn: JobLease
     spent: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
     charged: int = 0
-    lazy_logits: str | None = None
+    stored_text: str | None = None
 
     def read(self) -> None:
         """Loads the state of the draft from the memo."""
-        self.lazy_logits = self.memo.recall(self.key)
-        if self.lazy_logits is None:
+        self.stored_text = self.memo.recall(self.key)
+        if self.stored_text is None:
             return
-        state = json.loads(self.lazy_logits)
+        state = json.loads(self.stored_text)
         draft = self.draft
         draft.values, draft.segment, draft.done = dict(state["values"]), state["segment"], state["done"]
         draft.tokens = [_token_in(one) for one in state["tokens"]]
@@ -266,13 +266,13 @@ class _StoredDraft:
                 "done": draft.done,
             }
         )
-        if text == self.lazy_logits:
+        if text == self.stored_text:
             return
-        self.memo.remember(self.key, text, instead_of=self.lazy_logits)
+        self.memo.remember(self.key, text, instead_of=self.stored_text)
         # `remember` does not overwrite a value other than `instead_of`; the read shows who won.
         if self.memo.recall(self.key) != text:
             raise TurnLostError("memo: expected the draft that this worker stored, found one that another run changed.")
-        self.lazy_logits = text
+        self.stored_text = text
 
 
 def _facts(script: DecodingSpec) -> tuple[Any, ...]:
@@ -371,7 +371,7 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
       - Stopping (EOS, stop strings, length) looks at released tokens only.
 
     Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption. Inside a
-    LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `run_events`.
+    LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `budget.events`.
     """
 
     _noun = "synthesizer"

@@ -1,4 +1,4 @@
-"""The base class of selectors over a labelled pool: selects, escapes and adds examples."""
+"""Selects demonstrations in a pool of public inputs that private teachers labelled (Duan et al. 2023)."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class PoolSelector(BaseExampleSelector):
         return num_examples >= 2
 
     def _search(self, llm: Any, wanted: StudentOptions, progress: bool | None) -> EffectGenerator[StudentChoice]:
-        """Searches the best prompt and stores it (a walk)."""
+        """Searches the best prompt and stores it (an effect generator)."""
         probe = partial(StudentSetup.of, self._model(llm), *task_of(self._labels), wanted)
         work: StudentSetup = yield Call(probe, partial(asyncio.to_thread, probe))
         choice = yield from work.choose(self._labels, wanted, progress=progress)
@@ -265,7 +265,7 @@ class PoolSelector(BaseExampleSelector):
         return choice
 
     def _grow(self, example: dict[str, str]) -> EffectGenerator[str | None]:
-        """Adds an example with the label of the teachers (a walk)."""
+        """Adds an example with the label of the teachers (an effect generator)."""
         if (public_one := self._given(example)) is not None:
             return public_one.label
         teachers = self._teachers()
@@ -274,7 +274,7 @@ class PoolSelector(BaseExampleSelector):
         return entry.label
 
     def _learn(self, entry: PoolEntry) -> EffectGenerator[None]:
-        """Puts an entry into the pool and, if it is a new example, into the strategy (a walk)."""
+        """Puts an entry into the pool and, if it is a new example, into the strategy (an effect generator)."""
         news = yield self._change(partial(self._adopt, entry))
         if news is not None:
             yield Call(partial(self._strategy.add, *news), partial(self._strategy.aadd, *news))
@@ -534,7 +534,7 @@ class PromptPATEExampleSelector(PoolSelector):
         shown: Mapping[str, Any],
         progress: bool | None,
     ) -> EffectGenerator[Self]:
-        """Builds the selector over a labeler's pool and searches the student's prompt (a walk)."""
+        """Builds the selector over a labeler's pool and searches the student's prompt (an effect generator)."""
 
         def make() -> Any:
             return cls(labeler.pool, labeler=labeler, **shown)

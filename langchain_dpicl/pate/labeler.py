@@ -1,4 +1,4 @@
-"""Labels public inputs by the votes of prompts made of private records (PromptPATE, Duan et al. 2023)."""
+"""Labels public inputs by votes of prompts of private records, here or on workers (PromptPATE, Duan et al. 2023)."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class PromptPATELabeler(LabellingRun):
 
     Build it with `from_private_examples`; `run` and `arun` label the waiting inputs, and continue after an
     interruption. Inside a LangChain run, observers receive `dpicl.charged` per input and `dpicl.refused`; see
-    `run_events`.
+    `budget.events`.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Compares plans of labels for public inputs at equal epsilon, and says which one to take."""
+"""Plans labels for public inputs (noise, price, cost), and compares plans at equal epsilon."""
 
 from __future__ import annotations
 

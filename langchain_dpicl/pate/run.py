@@ -1,4 +1,4 @@
-"""Runs a labelling: asks the teachers about each waiting input, keeps every release, and resumes after a stop."""
+"""Runs a labelling: draws and pays the teachers of each waiting input, keeps every release, and resumes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Teachers:
         return self.plan.max_queries - self.left
 
     def ask(self, query: Query, events: RunEvents, keep: RecordRelease) -> EffectGenerator[None]:
-        """Asks the teachers about one public input (a walk); calls `keep` before the ticket is committed."""
+        """Asks the teachers about one public input (a generator); calls `keep` before the ticket is committed."""
         ticket = self._share.reserve(LABEL_TEMPLATE)
         events.tickets += 1
         try:
@@ -374,7 +374,7 @@ class LabellingRun(Uncopyable):
             return place
 
     def _serialised(self, place: int, events: RunEvents, me: tuple[int, int | None]) -> EffectGenerator[bool]:
-        """Labels one input under the lock of the run (a walk): concurrent calls label one input at a time."""
+        """Labels one input under the lock of the run (a generator): concurrent calls label one input at a time."""
         if self._holder == me or not (yield AcquireGate(self._gate)):  # waiting would deadlock
             msg = "label: expected no call inside another one, nor a blocking call below a running event loop."
             raise ConfigurationError(f"{msg} Use alabel.")
@@ -386,7 +386,7 @@ class LabellingRun(Uncopyable):
             self._gate.__exit__(None, None, None)
 
     def _label(self, place: int, events: RunEvents) -> EffectGenerator[bool]:
-        """Labels one input (a walk); False: the share is spent."""
+        """Labels one input (an effect generator); False: the share is spent."""
         if self._entries[place].status != "waiting":
             return True  # another call answered it meanwhile
         if not self._teachers.left:
@@ -439,7 +439,7 @@ class LabellingRun(Uncopyable):
                     job, answer = one
                     events.tickets += answer.tickets
                     if answer.kind == "done":
-                        entry = self._entries[places[job]] = PoolEntry.from_dict(answer.lazy_logits)
+                        entry = self._entries[places[job]] = PoolEntry.from_dict(answer.result)
                         self._is_behind = True
                         self._save()
                         tick(bar)

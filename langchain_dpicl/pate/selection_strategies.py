@@ -1,4 +1,4 @@
-"""Selects the examples of a labelled pool that a prompt shows, with LangChain's example selectors."""
+"""Selects the examples of a pool that a prompt shows: LangChain's selectors, or a search for the best prompt."""
 
 from __future__ import annotations
 

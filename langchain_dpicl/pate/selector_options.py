@@ -90,7 +90,7 @@ class StudentSetup:
     def choose(
         self, pool: LabelledPool, options: StudentOptions, *, progress: bool | None
     ) -> EffectGenerator[StudentChoice]:
-        """Searches the best prompt (a walk); see `choose_student`."""
+        """Searches the best prompt (an effect generator); see `choose_student`."""
         with new_bar(options.num_candidates, "prompt", "student prompts", progress=progress) as bar:
             return (
                 yield from choose_student(

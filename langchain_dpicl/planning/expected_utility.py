@@ -1,4 +1,4 @@
-"""Computes the expected utility of a plan: how full its slots are, and how likely the right index is released."""
+"""Computes the expected utility of a design of rows: how full slots are, how likely the right index is released."""
 
 from __future__ import annotations
 

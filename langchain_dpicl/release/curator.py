@@ -98,7 +98,7 @@ def release_once(
     width: int,
     keep: Callable[[Release], None] | None = None,
 ) -> EffectGenerator[Release]:
-    """Burns one ticket and makes its one release, on a fresh secret sample (a walk); errors as `open_block`.
+    """Burns one ticket and makes its one release, on a fresh secret sample (a generator); errors as `open_block`.
 
     Formal guarantees:
       - As for `open_block`: the ticket burns before any private record is read and is committed only after the noise;

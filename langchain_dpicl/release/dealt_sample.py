@@ -1,4 +1,4 @@
-"""One secret deal of disjoint batches and the releases that a ticket paid for on each of them."""
+"""Releases on a secret deal of disjoint batches, or on a partition that stays; a ticket pays for each."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def release_once(
     partition: Partition | None = None,
     answer: Reservation | None = None,
 ) -> EffectGenerator[Release]:
-    """Is `curator.release_once`, also on a partition (a walk).
+    """Is `curator.release_once`, also on a partition (an effect generator).
 
     Formal guarantees:
       - As for `curator.release_once`.

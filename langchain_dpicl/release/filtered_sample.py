@@ -41,7 +41,7 @@ class FilteredQuery:
     """One public query, and how it is asked.
 
     Attributes:
-      direction: float64[dimension], from `SimilarTexts.ask_public`.
+      direction: float64[dimension], from `SimilarTexts.request_public`.
       rows: makes the one question to the engine; answered with `OpaqueRows` float64[rows, width].
       render: turns the near records of one unit into what the engine is asked; no records: the public question.
       width: columns of a row, public.
@@ -116,7 +116,7 @@ class FilteredSample:
     def release(
         self, question: FilteredQuery, ticket: Reservation, *, settled: Callable[[], int]
     ) -> EffectGenerator[Release]:
-        """Makes one release (a walk).
+        """Makes one release (an effect generator).
 
         Args:
           question: the query, and how it is asked.
@@ -150,7 +150,7 @@ class FilteredSample:
         return released
 
     def warm(self) -> EffectGenerator[None]:
-        """Embeds every text that was not embedded yet (a walk); debits nobody and answers nothing.
+        """Embeds every text that was not embedded yet (an effect generator); debits nobody and answers nothing.
 
         Raises:
           ModelCallError: it could not be begun.
@@ -169,7 +169,7 @@ class FilteredSample:
     def _debit_participants(
         self, direction: NDArray[np.float64], ticket: Reservation, settled: Callable[[], int]
     ) -> EffectGenerator[_ParticipantRows]:
-        """Finds whose texts are near, debits who takes part and tells the ledger; one query at a time (a walk).
+        """Finds whose texts are near, debits who takes part and tells the ledger; one query at a time (a generator).
 
         The first embeds every text once. Debits come in the order of the queries: how long a comparison takes, which
         depends on the texts, never decides which of two a unit's last participation goes to.
@@ -219,11 +219,11 @@ class FilteredSample:
 
     def _render(self, render: Callable[[Sequence[Record]], T], kept: _ParticipantRows) -> Rendered[T]:
         """Returns what each row is asked: those of units, then the public question for the rows of nobody."""
-        own = tuple(run_guarded(lambda unit=unit: self._ask_once(render, *unit)) for unit in kept.row_units)  # type: ignore[misc]
+        own = tuple(run_guarded(lambda unit=unit: self._render_unit(render, *unit)) for unit in kept.row_units)  # type: ignore[misc]
         empty = 0 if self.plan.num_slots is None else self.plan.num_slots - len(own)
         return (*own, *(render(()) for _ in range(empty)))
 
-    def _ask_once(self, render: Callable[[Sequence[Record]], T], place: int, near: Near) -> T:
+    def _render_unit(self, render: Callable[[Sequence[Record]], T], place: int, near: Near) -> T:
         records = self._private.records(place)
         return render([records[number] for number in near])
 
@@ -248,19 +248,19 @@ class FilteredSample:
 class _ParticipantRows:
     """Who has a row, on the way from the debits to the sum; shown never, and forgotten at the end."""
 
-    __slots__ = ("_assign_rows",)
+    __slots__ = ("_seated",)
 
     def __init__(self, seated: OpaqueRows) -> None:
-        self._assign_rows: OpaqueValue[Seated] = OpaqueValue(seated.take())
+        self._seated: OpaqueValue[Seated] = OpaqueValue(seated.take())
 
     @property
     def row_units(self) -> Seated:
         """Who has a row; never bound to a name outside of `run_guarded`."""
-        return self._assign_rows.reveal()
+        return self._seated.reveal()
 
     def forget(self) -> None:
         """Drops them."""
-        self._assign_rows = OpaqueValue([])
+        self._seated = OpaqueValue([])
 
     def __repr__(self) -> str:
         return "_ParticipantRows(<private>)"

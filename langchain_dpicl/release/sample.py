@@ -63,7 +63,7 @@ class SecretSample:
         render: Callable[[Sequence[Record]], T],
         width: int,
     ) -> EffectGenerator[Release]:
-        """Makes one release (a walk).
+        """Makes one release (an effect generator).
 
         Args:
           rows: makes the one question to the engine; answered with `OpaqueRows` float64[rows, width].

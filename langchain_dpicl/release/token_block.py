@@ -68,14 +68,14 @@ class ReleaseBlock:
         return isinstance(self._rows, FullRowSource)
 
     def public_logits(self) -> EffectGenerator[NDArray[np.float64]]:
-        """Returns float64[V]: the public model's logits on the engine's vocabulary; costs nothing (a walk)."""
+        """Returns float64[V]: the public model's logits on the engine's vocabulary; costs nothing (a generator)."""
         if not isinstance(self._rows, FullRowSource):
             raise ConfigurationError("block: expected an engine whose sessions carry the public prompt, found another.")
         logits: NDArray[np.float64] = yield PublicRowRequest(self._rows)
         return logits
 
     def next_index(self, domain: Sequence[Token] | Domain) -> EffectGenerator[int]:
-        """Releases one index into the public `domain`; a walk (see `backends.walk`)."""
+        """Releases one index into the public `domain`; an effect generator (see `backends.sync_async`)."""
         if self.left <= 0 or self.release is None:
             msg = "Block: expected a release still paid for, found none left. Reserve another block."
             raise PrivacyBudgetError(msg)

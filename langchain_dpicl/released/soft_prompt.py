@@ -1,4 +1,4 @@
-"""A released soft prompt with its privacy report, as a value and as a folder in PEFT's layout."""
+"""A released soft prompt with its privacy report, and its files: safetensors, in a folder in PEFT's layout."""
 
 from __future__ import annotations
 

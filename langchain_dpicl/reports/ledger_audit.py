@@ -1,4 +1,4 @@
-"""Recomputes a ledger from its lines alone: chain, rules, prices, anchor, receipts."""
+"""Recomputes a ledger from its lines alone, and writes and reads ledgers as files of JSON lines."""
 
 from __future__ import annotations
 

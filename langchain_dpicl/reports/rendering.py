@@ -1,4 +1,4 @@
-"""Renders a report as Markdown, with every mechanism, opinion and parameter."""
+"""Renders a report as plain text or as Markdown, and holds its sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the report of what a budget granted, from public values only, and recomputes such reports."""
+"""Builds the report of what a budget granted, bounds it at other deltas, and recomputes such reports."""
 
 from __future__ import annotations
 
@@ -398,7 +398,7 @@ def verify_report(report: Reported) -> VerifiedReport:
     Formal guarantees:
       - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, delta is at most
         1/(10 * public_size) of every data set, and parameters shown (noise, rates, sizes) are those of the tickets; how
-        far that goes for labels, a `LabelledPool` or a `SoftPrompt` is in `shown_labels` and `shown_training`.
+        far that goes for labels, a `LabelledPool` or a `SoftPrompt`, `reports/verify_methods.py` says.
       - Of the text of a saved release it means also that its content (texts, labels, counts; the digest of a prompt's
         numbers) is what its content digest names.
       - What is priced is what is claimed: where two reports could be read in what is given, it is refused.

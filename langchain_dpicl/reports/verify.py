@@ -1,4 +1,4 @@
-"""Verifies the parameters that a report shows of a component against its tickets, data set and price."""
+"""Verifies what a report shows of a component against tickets, data set and price, and a receipt against the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHOWN_TOLERANCE = 1e-9
 # What the report of a token-by-token generation shows; then its tickets and noise gap follow from it.
 _GENERATION = {"adjacency", "candidates", "delta", "epsilon", "labels", "max_tokens", "mechanism", "noise_multiplier"}
 _DESIGN = {"num_slots", "shots_per_slot", "sampling", "overfill"}
-# What the report of labels for public inputs shows; `shown_labels` holds all of it against the tickets.
+# What the report of labels for public inputs shows; `verify_methods` compares all of it with the tickets.
 _LABELLING = {"teachers", "max_queries", "mechanism"}
 
 _ON_A_SAMPLE = (events.SubsampledEvent, AllocatedEvent)
@@ -367,10 +367,9 @@ def participation_problems(component: Component, book: VerificationContext) -> I
     shown, plan = component.public, participation_plan(component.public["participation"])
     queries, width = (check_int(name, shown[name], low=1) for name in ("max_queries", "width"))
     gap, tickets = plan.implementation_delta(queries, width=width), plan.tickets(queries)
-    declared = book.dataset_of(component)
     numbers = {
         "implementation_delta": gap,
         "noise_stddev": plan.noise_stddev,
-        "public_size": None if declared is None else declared.total_size,
+        "public_size": book.dataset(component).total_size,
     }
     yield from plan_problems(component, book, "a filter", tickets=tickets, gap=gap, numbers=numbers.items())

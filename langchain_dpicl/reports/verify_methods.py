@@ -1,4 +1,4 @@
-"""Verifies the parameters that a report shows of labels for public inputs, and the pool that carries the report."""
+"""Verifies what reports show of labels, training, documents and counts, and the releases that carry the reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans answers from retrieved private documents: calibrates the noise and states price, cost and expected signal."""
+"""Checks the options of answers from retrieved documents, and plans their noise, price, cost and signal."""
 
 from __future__ import annotations
 

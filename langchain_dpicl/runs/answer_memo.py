@@ -1,4 +1,4 @@
-"""Stores released answers in a memo that outlives the process, and lets one process at a time answer a query."""
+"""Caps queries by tenant, and keeps released answers in memory or in a memo that outlives the process."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class _StoredOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class Sleep:
-    """An `Ask` that sleeps; its answer says whether it did."""
+    """An `Effect` that sleeps; its answer says whether it did."""
 
     seconds: float
 
@@ -296,7 +296,7 @@ class AnswerMemo:
             waiting = self._unsaved.get((tenant.name, query))
         if waiting is not None:
             self._save(tenant, query, waiting)
-        text = self._ask_once(lambda: self._memo.recall(key))
+        text = self._ask_memo(lambda: self._memo.recall(key))
         if text is None and waiting is not None:
             text = waiting.text  # the memo stored it and evicted it at once; it is paid for all the same
         return None if text is None else self._read(text)
@@ -337,7 +337,7 @@ class AnswerMemo:
         """Writes an unsaved answer; returns the fault, or ""."""
         try:
             key = _key(self._scope, name, query)
-            self._ask_once(lambda: self._memo.remember(key, entry.text, instead_of=entry.instead_of))
+            self._ask_memo(lambda: self._memo.remember(key, entry.text, instead_of=entry.instead_of))
         except MemoError as error:
             return str(error)
         with self._lock:
@@ -358,11 +358,11 @@ class AnswerMemo:
                 )
 
     def turn(self, tenant: Tenant, recalled: Callable[[], Any], query: Query) -> EffectGenerator[str | None]:
-        """Waits until no other process is answering the same (a walk)."""
+        """Waits until no other process is answering the same (an effect generator)."""
         key, holder, pause = self._key(tenant, query), secrets.token_hex(8), _FIRST_PAUSE
         while recalled() is None:
             self._make_room()
-            if self._ask_once(lambda: self._memo.claim(key, holder)):
+            if self._ask_memo(lambda: self._memo.claim(key, holder)):
                 return holder
             if not (yield Sleep(pause)):
                 return None
@@ -372,14 +372,14 @@ class AnswerMemo:
     def leave(self, tenant: Tenant, query: Query, holder: str) -> None:
         """Ends a turn; if the memo fails, the turn expires, and the answer is stored in any case."""
         try:
-            self._ask_once(lambda: self._memo.leave(self._key(tenant, query), holder))
+            self._ask_memo(lambda: self._memo.leave(self._key(tenant, query), holder))
         except MemoError as error:
             logger.warning("%s The turn of a query expires by itself.", error)
 
     def _key(self, tenant: Tenant, query: Query) -> MemoKey:
         return _key(self._scope, tenant.name, query)
 
-    def _ask_once(self, action: Callable[[], T]) -> T:
+    def _ask_memo(self, action: Callable[[], T]) -> T:
         """Calls the memo; of foreign errors only the class is reported, as their text may contain a password."""
         try:
             return action()

@@ -18,6 +18,8 @@ from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.streamed_run import StreamedRun, attempt, carrying, report_of
 
+__all__ = ["GenerationRun", "RunItem"]
+
 
 class RunItem(Protocol):
     """One unit of work of a run (a demonstration, a label's population); holds public or released values only.
@@ -113,7 +115,7 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
 
     @abstractmethod
     def _make(self, item: T, bar: Any, events: RunEvents) -> EffectGenerator[None]:
-        """Generates one item (a walk); released parts stay in the item after any error."""
+        """Generates one item (an effect generator); released parts stay in the item after any error."""
 
     def _job(self, item: T) -> Hashable:
         """Returns the public job that generates an item on a worker."""
@@ -189,7 +191,7 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
                     job, answer = one
                     events.tickets += answer.tickets
                     if answer.kind == "done":
-                        self._take(items[job], answer.lazy_logits, bar)
+                        self._take(items[job], answer.result, bar)
                         yield items[job]
                     elif answer.kind == "lost":
                         missing += 1
@@ -242,6 +244,3 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
 
     def _show(self, bar: Any) -> None:
         """Shows the state after an item on the bar."""
-
-
-__all__ = ["GenerationRun", "RunItem"]

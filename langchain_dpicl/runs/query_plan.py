@@ -1,4 +1,4 @@
-"""Calibrates the noise of plans of answers to queries, and compares row designs at equal epsilon."""
+"""Plans answers to queries: what runs, its noise, its price; compares row designs at equal epsilon."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class RowsPlan(ABC):
     def expected_signal(self, agreement: float) -> dict[str, float]:
         """Returns occupancy, signal-to-noise and the chances of one release at a guessed `agreement` of rows.
 
-        Rows cast hard votes independently; see `signal.vote_chances`. Rows without records vote for nothing.
+        Rows cast hard votes independently; see `expected_utility.vote_chances`. Rows without records vote for nothing.
         """
         return expected_votes(self, agreement)
 

@@ -1,4 +1,4 @@
-"""The base class of Runnables that answer queries from private examples at one ticket per query."""
+"""The base classes of Runnables that charge a budget per answer, with the receipts and results of answers."""
 
 from __future__ import annotations
 
@@ -473,7 +473,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     def _serialised(
         self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig
     ) -> EffectGenerator[Any]:
-        """Answers when no other process answers the same query; without a memo there is no other process (a walk)."""
+        """Answers (an effect generator) while no other process answers the same query, if there is a memo."""
         if self.memo is None:
             return (yield from self._answered(tenant, query, pay, config))
         holder = yield from self.memo.turn(tenant, lambda: self._settled(tenant, query), query)
@@ -486,7 +486,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     def _answered(
         self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig
     ) -> EffectGenerator[Any]:
-        """Answers one query of one tenant: from the cache, by a release, or zero-shot (a walk)."""
+        """Answers one query of one tenant: from the cache, by a release, or zero-shot (an effect generator)."""
         if (outcome_before := self._read_memo(tenant, query)) is not None:
             outcome = yield from self._finished(tenant, query, outcome_before, config)
             return (yield from self._told(outcome, "memo", None, config))

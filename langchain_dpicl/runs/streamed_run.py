@@ -1,4 +1,4 @@
-"""The base of runs that stream their releases, and the privacy report of a release."""
+"""The base of runs that stream their releases, with progress bars and the privacy report of a release."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StreamedRun(ABC, Generic[PartT, WholeT]):
 
 
 def attempt(walk: EffectGenerator[T]) -> EffectGenerator[tuple[T | None, str]]:
-    """Runs a walk (a walk); returns its result, or the message of a failed model call.
+    """Runs a walk (an effect generator); returns its result, or the message of a failed model call.
 
     The caller raises its own error outside `except`, so that the error has no context that could hold private text.
     """

@@ -1,4 +1,4 @@
-"""Adapts a local engine to LangChain's completion and chat interfaces, for public prompts."""
+"""Serves local engines as LangChain's completion and chat models, for public prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record fields that an engine is trained on, and the public validation records."""
+"""The options of training: fields of records, public validation records, and optimizers of released gradients."""
 
 from __future__ import annotations
 

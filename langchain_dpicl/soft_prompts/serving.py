@@ -1,4 +1,4 @@
-"""An engine that writes public text with released soft prompts on a local model."""
+"""Serves released soft prompts on a local model: an engine that writes public text, and a classifier."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class _PromptRunner:
     def __init__(self, base: HuggingFaceBackend, prompts: Mapping[str, SoftPrompt]) -> None:
         from langchain_dpicl.backends.hf.model_checks import fingerprint
         from langchain_dpicl.backends.hf.prompts import Prompts
-        from langchain_dpicl.backends.hf.vocabulary import TokenizerMaps
+        from langchain_dpicl.backends.hf.tokens import TokenizerMaps
         from langchain_dpicl.backends.tuning.serving import PromptRegistry, parts_of
         from langchain_dpicl.backends.tuning.tasks import TaskReader
 

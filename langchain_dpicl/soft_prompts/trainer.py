@@ -1,4 +1,4 @@
-"""PromptDPSGD: plans and declares private training of soft prompts and prefixes (Duan et al. 2023)."""
+"""PromptDPSGD: builds the engine, plans and declares private training of soft prompts (Duan et al. 2023)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains a prompt step by step: makes, checkpoints, interrupts and continues a training run."""
+"""Trains a prompt step by step: makes, interrupts and continues a run, and keeps its checkpoint file."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
                             tickets.is_at_yield = False
 
     def _step(self, events: RunEvents) -> EffectGenerator[TrainingStep | None]:
-        """Makes one step (a walk) and validates it if due; None: no ticket remains."""
+        """Makes one step (an effect generator) and validates it if due; None: no ticket remains."""
         with self._alone():
             ticket = self._ticket(events)
             if ticket is None:

@@ -50,12 +50,18 @@ WHEN NEW.releases < OLD.releases OR NEW.secret IS NOT OLD.secret OR (OLD.terms I
 BEGIN SELECT RAISE(ABORT, 'a filter only grows'); END;
 """
 _COUNT = "INSERT INTO taken (unit, count) VALUES (?, 1) ON CONFLICT (unit) DO UPDATE SET count = count + 1"
+
+
+def _tables_of_a_new_file() -> str:
+    # The key is drawn here, where a file is made, so that no variable holds it.
+    return f"{_TABLES} INSERT INTO filter (id, secret) VALUES (1, '{secrets.token_hex(_KEY_BYTES)}');"  # noqa: S608  hex
+
+
 _KIND = FileKind(
     word="balances",
     application_id=0x64704231,  # "dpB1"
     version=1,
-    # Called only where a file is made: no variable holds the key.
-    tables=lambda: f"{_TABLES} INSERT INTO filter (id, secret) VALUES (1, '{secrets.token_hex(_KEY_BYTES)}');",  # noqa: S608  hex
+    tables=_tables_of_a_new_file,
     repair="Nothing is granted. An older copy is refused as well: declare another component, which pays again.",
 )
 

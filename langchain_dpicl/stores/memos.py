@@ -1,4 +1,4 @@
-"""Defines the release memo: released answers that outlive the process."""
+"""Defines the release memo, released answers that outlive the process, and keeps it in a LangChain store."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class StoreMemo(ReleaseMemo):
 
     def recall(self, key: MemoKey) -> str | None:
         """Returns what was kept under this key, or None; see `ReleaseMemo`."""
-        stored = self._ask_once(lambda: self._read(key))
+        stored = self._ask_store(lambda: self._read(key))
         if stored is None:
             return None
         fields = stored if isinstance(stored, dict) else {}
@@ -247,17 +247,17 @@ class StoreMemo(ReleaseMemo):
     def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
         """Keeps an answer where none stands, as far as this process can see; see `ReleaseMemo`."""
         if self.recall(key) in {None, instead_of}:
-            self._ask_once(lambda: self._write(key, {"told": told, "digest": digest_of(key, told)}))
+            self._ask_store(lambda: self._write(key, {"told": told, "digest": digest_of(key, told)}))
 
     def claim(self, key: MemoKey, holder: str) -> bool:  # noqa: ARG002  the store has no turns
         """Is always granted, as such a store cannot keep turns, where it can be written: before a ticket is taken."""
-        self._ask_once(lambda: self._write(_PROBE, {"told": "", "digest": ""}))
+        self._ask_store(lambda: self._write(_PROBE, {"told": "", "digest": ""}))
         return True
 
     def leave(self, key: MemoKey, holder: str) -> None:
         """Does nothing: there are no turns."""
 
-    def _ask_once(self, action: Callable[[], Any]) -> Any:
+    def _ask_store(self, action: Callable[[], Any]) -> Any:
         """Asks the store; of what it raises only the kind is told, as its text may hold a password."""
         try:
             return action()

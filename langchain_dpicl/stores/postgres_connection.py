@@ -217,7 +217,7 @@ class TransactionLock:
         self._end()
 
     def begin(self, queries: Sequence[Query]) -> Answers:
-        """Begins to write, and asks; see `snapshot_query`. Each statement sees what stands by its own time."""
+        """Begins to write, and asks, as `snapshot_query` does; but each statement sees what stands when it runs."""
         return self._first([(_WRITE, ()), (_SETTINGS, self._limits), *queries])[2:]
 
     def snapshot_query(self, queries: Sequence[Query]) -> Answers:

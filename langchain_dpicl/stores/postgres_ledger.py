@@ -1,4 +1,4 @@
-"""Stores ledgers and anchors in PostgreSQL, for more than one host."""
+"""Stores ledgers and anchors in PostgreSQL, for more than one host, and makes their tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creates, opens and checks the SQLite file of a ledger."""
+"""Creates, opens and checks the SQLite file of a ledger, and tracks its write-ahead logs."""
 
 from __future__ import annotations
 

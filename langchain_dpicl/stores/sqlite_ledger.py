@@ -1,4 +1,4 @@
-"""Stores ledgers in a SQLite file, for the threads and processes of one host."""
+"""Stores ledgers in a SQLite file, for the threads, forks and processes of one host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from langchain_dpicl.stores.sqlite_file import (
 # that the child does not hold; the parent may also remove the log that the child writes to. So each file is closed
 # before a fork, and a file that could not be closed is refused in the child. A process that opens and closes a file by
 # other means drops its own locks on it. Another process may then remove the log under an open connection, which
-# continues to write to a file without a name. So the log is checked before and after each commit; `_sqlite_logs`
+# continues to write to a file without a name. So the log is checked before and after each commit; `sqlite_file`
 # decides what happens to a removed log.
 
 

@@ -41,11 +41,17 @@ CREATE TABLE turns (
     PRIMARY KEY (scope, tenant, query)
 ) WITHOUT ROWID;
 """
+
+
+def _tables_of_a_new_file() -> str:
+    return _TABLES
+
+
 _KIND = FileKind(
     word="memo",
     application_id=0x64704D31,  # "dpM1"
     version=1,
-    tables=lambda: _TABLES,
+    tables=_tables_of_a_new_file,
     repair="Restore a copy; or remove it for a new one, and queries asked before are charged again.",
 )
 _RECALL = "SELECT told, digest FROM answers WHERE scope = ? AND tenant = ? AND query = ?"

@@ -1,4 +1,4 @@
-"""Checks the public options of query answering and fills in their defaults."""
+"""Checks the public options of votes, fills in their defaults, and scores labels after public prompts."""
 
 from __future__ import annotations
 

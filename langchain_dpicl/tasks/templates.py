@@ -1,4 +1,4 @@
-"""Turns a row's records and a public query into one prompt."""
+"""Turns a row's records into one prompt: with a public query, or to generate another record."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ class FrontRoomContract(ABC):
 
     questions: ClassVar[list[str]] = ["one topic", "two topic", "three topic"]
 
-    lazy_logits: ClassVar[list[str]] = [CHARGED]
+    told: ClassVar[list[str]] = [CHARGED]
     """The events of one answer, in their order."""
 
     @abstractmethod
@@ -386,7 +386,7 @@ class FrontRoomContract(ABC):
             assert data["error"].endswith("Error")
         assert observer.named(CHARGED)
         assert observer.named(REFUSED)
-        assert {name for name, _ in observer.heard} == {*self.lazy_logits, REFUSED}
+        assert {name for name, _ in observer.heard} == {*self.told, REFUSED}
         for name, data in observer.heard:
             assert name not in {CHARGED, REFUSED} or set(data["budget"]) == BUDGET_KEYS
             assert json.loads(json.dumps(data)) == data
@@ -591,7 +591,7 @@ class ChargingRunnableContract(FrontRoomContract):
             return [e["name"] for e in found if e["event"] == "on_custom_event"]
 
         component = self.make(room, max_queries=1)
-        assert asyncio.run(events(component)) == self.lazy_logits
+        assert asyncio.run(events(component)) == self.told
         assert asyncio.run(events(component)) == [REFUSED]
 
 

@@ -113,13 +113,13 @@ class Events(BaseCallbackHandler):
     """Keeps custom events, and errors of runs."""
 
     def __init__(self) -> None:
-        self.lazy_logits: list[Any] = []
+        self.told: list[Any] = []
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        self.lazy_logits.append([name, data])
+        self.told.append([name, data])
 
     def on_chain_error(self, error: BaseException, **kwargs: Any) -> None:
-        self.lazy_logits.append(["error", fault(error)])
+        self.told.append(["error", fault(error)])
 
 
 class Log(logging.Handler):
@@ -303,7 +303,7 @@ class NeighbourContract(ABC):
             seen.append(sorted(path.name for path in Path(folder).iterdir()))
         lines = [[line.kind, dict(line.body)] for line in scene.store.records()]
         seen += [
-            events.lazy_logits,
+            events.told,
             lines,
             log.lines,
             bar.shown,

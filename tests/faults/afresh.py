@@ -1,6 +1,6 @@
 """Trials in a small process of their own: of one that has imported everything a fork costs ten times as much.
 
-Both ends are here: `Afresh` asks, by lines of JSON, and this module as a program answers. Knows no test.
+Both ends are here: `Afresh` asks, by lines of JSON, and this module as a program answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs cells and judges them. Knows no observer: channels watch, rooms and the naive component are called."""
+"""Runs cells and judges them. Channels watch; rooms and the naive component are called."""
 
 from __future__ import annotations
 

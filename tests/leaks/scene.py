@@ -1,4 +1,4 @@
-"""One cell's stage: how the component is built, called and overheard. Knows neither the naive component nor ours."""
+"""One cell's stage: how the component is built, called and overheard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A provider on this machine for the stock clients: OpenAI's and Anthropic's shapes. Knows no channel."""
+"""A provider on this machine for the stock clients: OpenAI's and Anthropic's shapes."""
 
 from __future__ import annotations
 

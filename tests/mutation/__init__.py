@@ -1,1 +1,1 @@
-"""Changes of the vault's source, one at a time, each of which has to turn a test red. Knows no test by name."""
+"""Changes of the vault's source, one at a time, each of which has to turn a test red."""

@@ -1,4 +1,4 @@
-"""Which test runs which lines of the vault, and how long it takes. Knows no mutant."""
+"""Which test runs which lines of the vault, and how long it takes."""
 
 from __future__ import annotations
 

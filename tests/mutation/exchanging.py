@@ -1,4 +1,4 @@
-"""Puts a changed text into functions that are imported already, decorated ones too. Knows no test."""
+"""Puts a changed text into functions that are imported already, decorated ones too."""
 
 from __future__ import annotations
 

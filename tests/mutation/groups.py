@@ -1,4 +1,4 @@
-"""Which modules of the vault belong together. Knows no test."""
+"""Which modules of the vault belong together."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ VAULT = "langchain_dpicl/privacy"
 
 GROUPS = {
     "ledger": (
-        "ledger/budget", "ledger_state", "desk", "shares", "tickets", "stores", "promises",
-        "amounts", "refusals", "receipt_checks",
-        "extensions/adaptive_pools", "extensions/joint_plans", "extensions/ledger_anchor", "extensions/ledger_outages",
-        "extensions/share_prices",
+        "ledger/amounts", "ledger/budget", "ledger/declared_shares", "ledger/shares", "ledger/state", "ledger/store",
+        "ledger/tickets", "ledger/writer", "extensions/joint_plans", "extensions/ledger_anchor",
     ),
     "accounting": (
         "accounting/epsilon", "accounting/bounds", "accounting/pld_grid", "accounting/normal_form",
-        "accounting/profiles", "accounting/calibration", "accounting/conversions", "accounting/events",
+        "accounting/profiles", "accounting/calibration", "accounting/events",
         "extensions/random_allocation",
     ),
     "aggregation": (
         "mechanisms/vote_sums", "mechanisms/bounded", "extensions/max_normalized_sum", "extensions/unit_vector_sums",
         "extensions/logit_sums", "extensions/gradient_sums", "extensions/joint_exponential",
     ),
-    "sampling": ("mechanisms/sampling", "extensions/fixed_size_slots", "units", "mechanisms/randomness"),
+    "sampling": ("mechanisms/sampling", "extensions/fixed_size_slots", "data/units", "mechanisms/randomness"),
 }  # fmt: skip
 """Ledger: who may spend; accounting: what it costs; aggregation: what rows become; sampling: who is in which row."""
 

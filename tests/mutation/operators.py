@@ -1,4 +1,4 @@
-"""Every small change of a source text that a test should notice. Knows no test and runs nothing.
+"""Every small change of a source text that a test should notice.
 
 The operators are those of mutmut (numbers, strings, names, assignments, arguments, comparisons, arithmetic, keywords,
 boolean and conditional expressions, lambdas), which itself leaves out decorated functions and everything outside of

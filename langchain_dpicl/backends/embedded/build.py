@@ -1,4 +1,4 @@
-"""Builds the tables of the embedded model from public text (`python -m ... --corpus CORPUS --out OUT`)."""
+"""Builds the tables of the embedded model from listed public text (`python -m ... --corpus CORPUS --out OUT`)."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def trace_sources(paths: list[Path], sources: Mapping[str, TracedFile]) -> dict[
             raise ConfigurationError(
                 f"{path.name}: expected {'no such file' if known is None else f'sha256 {known.sha256}'}, found sha256 "
                 f"{digest}. Text is used only with repository, commit and licence: compare it with its repository at a "
-                "commit whose licence you have read, and name both in _embedded_sources.py and NOTICE."
+                "commit whose licence you have read, and name both in SOURCES of this module and in NOTICE."
             )
         entries[path.name] = {"sha256": digest, "sources": [asdict(source) for source in known.sources]}
     return entries

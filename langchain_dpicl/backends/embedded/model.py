@@ -1,4 +1,4 @@
-"""The small offline default model as an engine, in numpy."""
+"""The small offline default model in numpy: its tables, its next-token rows, and the engine over them."""
 
 from __future__ import annotations
 

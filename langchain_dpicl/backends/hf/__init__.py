@@ -1,1 +1,1 @@
-"""The parts of the local Hugging Face engine; `backends.huggingface` is their public face."""
+"""The local Hugging Face engine, `HuggingFaceBackend`, and its parts."""

@@ -397,7 +397,8 @@ def _rooms(
     from langchain_dpicl.backends.hf.batches import ModelBody
     from langchain_dpicl.backends.hf.engine import Engine
     from langchain_dpicl.backends.hf.prompts import Prompts
-    from langchain_dpicl.backends.hf.vocabulary import TokenizerMaps, Vocabulary
+    from langchain_dpicl.backends.hf.tokens import TokenizerMaps
+    from langchain_dpicl.backends.hf.vocabulary import Vocabulary
 
     tokens = TokenizerMaps(tokenizer, chat=chat)
     vocabulary = Vocabulary(tokens, facts, ends=[ends] if isinstance(ends, int) else ends)

@@ -64,7 +64,7 @@ class Chunk:
       is_alone: one row of a chunk that failed; it keeps no cache.
       batch: what has been read; None: nothing, or it was dropped.
       done: steps of the script that the batch has read.
-      told: the model's last states, of all places or of a row alone.
+      lazy_logits: the model's last states, of all places or of a row alone.
       read: steps after which they were computed.
       device: where they were computed.
       failed: it is not run any more.

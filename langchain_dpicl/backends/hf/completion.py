@@ -1,4 +1,4 @@
-"""Writes texts with a local model, each row by itself."""
+"""Runs rows on a local model, each by itself: writes texts, and scores choices as continuations."""
 
 from __future__ import annotations
 

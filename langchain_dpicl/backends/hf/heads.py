@@ -1,4 +1,4 @@
-"""Separates a local model's output layer from the model where that changes no bit, and reads states through it."""
+"""Reads a local model's states through its output layer, and draws next tokens from public or released rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OutputHead:
         self._model = model
         self._linear: torch.nn.Linear | None = None
         self._tail: Callable[[torch.Tensor], torch.Tensor] = _identity
-        self._attempt: dict[tuple[Kind, int, int], bool] = {}
+        self._kept_apart: dict[tuple[Kind, int, int], bool] = {}
 
     @property
     def is_apart(self) -> bool:
@@ -88,9 +88,9 @@ class OutputHead:
         if self._linear is None or _is_hooked(self._linear) or not 0 < 2 * count <= self.width:
             return False
         key = (kind, len(states), count)
-        if key not in self._attempt:
-            self._attempt[key] = self._keeps_apart(states, count, wherever=kind == "units")
-        return self._attempt[key]
+        if key not in self._kept_apart:
+            self._kept_apart[key] = self._keeps_apart(states, count, wherever=kind == "units")
+        return self._kept_apart[key]
 
     def _keeps_apart(self, states: torch.Tensor, count: int, *, wherever: bool) -> bool:
         """Tests a shape with made-up states: one in half of the places, beside others, several times.

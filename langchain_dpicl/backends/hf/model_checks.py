@@ -1,4 +1,4 @@
-"""Refuses private work on a torch module whose hooks or replaced methods would see its inputs."""
+"""Checks torch modules: refuses those that would show their inputs to others, and fingerprints weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns prompts into rows of token ids, with the chat frame, and cuts prompts that are too long."""
+"""Turns prompts and PUBLIC chat messages into rows of token ids, and cuts prompts that are too long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from langchain_dpicl.backends.hf.vocabulary import TokenizerMaps
+from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.backends.rows.rows import run_guarded
 from langchain_dpicl.exceptions import ConfigurationError
 

@@ -1,4 +1,4 @@
-"""Sessions of private rows on a local model: read once, extended by released tokens, dropped when closed."""
+"""Sessions of private rows on a local model, and next tokens after PUBLIC prompts with a cache of the last two."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""Selects a local model's candidate tokens, and turns raw logits into theirs."""
+"""Reads a local model's tokenizer, selects the candidate tokens, and turns raw logits into theirs."""
 
 from __future__ import annotations
 
-import copy
 import functools
-import hashlib
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,175 +12,12 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.hf.loading import ModelInfo
-from langchain_dpicl.backends.langchain.backend import byte_alphabet
+from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.exceptions import ConfigurationError
 
 # Encoded text is always plain text: special tokens in it are broken up, so that no record can end its message or
 # imitate another role. The encoder is a copy: neither the library's warnings about long texts, which would reveal a
 # prompt's length, nor settings of the caller's tokenizer play a part.
-_ANCHORS = ("\n", "|", "a")
-"""Texts put before a continuation if the tokenizer would otherwise add a space."""
-
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_CONTENT = "zqcontentqz"
-"""Replaces the user's message while the chat template is split."""
-
-
-class TokenizerMaps:
-    """What the engine needs of a tokenizer.
-
-    Args:
-      tokenizer: of the transformers package.
-      chat: whether prompts are messages of a user; None: if there is a chat template.
-
-    Raises:
-      ConfigurationError: the chat template is missing or cannot be taken apart.
-    """
-
-    def __init__(self, tokenizer: Any, *, chat: bool | None) -> None:
-        self._tokenizer = tokenizer
-        self._ids = _encoder(tokenizer)
-        self.size = max(tokenizer.get_vocab().values()) + 1
-        added = {id_: str(token) for id_, token in tokenizer.added_tokens_decoder.items()}
-        template = tokenizer.chat_template if isinstance(getattr(tokenizer, "chat_template", None), str) else ""
-        template = template or str(getattr(tokenizer, "chat_template", None) or "")
-        special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.special = frozenset(special | set(tokenizer.all_special_ids))
-        self.markers = self.special | {id_ for id_, text in added.items() if text and text in template}
-        self._added = added
-        texts = sorted({text for text in added.values() if len(text) > 1}, key=len, reverse=True)
-        self._marker = re.compile("|".join(map(re.escape, texts))) if texts else None
-        self.eos: int | None = tokenizer.eos_token_id
-        self.chat = bool(template) if chat is None else chat
-        if self.chat and not template:
-            raise ConfigurationError("expected a tokenizer with a chat template for chat=True; pass chat=False")
-        self.header, self.footer = self._frame()
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """A public hash of the tokenizer: equal for equal vocabularies."""
-        entries = sorted(self._tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
-        vocabulary = json.dumps([entries, sorted(self.special)], ensure_ascii=True)
-        return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
-
-    @functools.cached_property
-    def token_bytes(self) -> tuple[bytes, ...]:
-        """The bytes that each id adds to a text; special tokens and ids without a token add none."""
-        names: list[str | None] = [None] * self.size
-        for name, id_ in self._tokenizer.get_vocab().items():
-            names[id_] = name
-        spell = _speller(self._tokenizer)
-        return tuple([self._bytes_of(id_, name, spell) for id_, name in enumerate(names)])
-
-    def _bytes_of(self, id_: int, name: str | None, spell: Callable[[str], bytes]) -> bytes:
-        if name is None or id_ in self.special:
-            return b""
-        return self._added[id_].encode() if id_ in self._added else spell(name)
-
-    @property
-    def known(self) -> frozenset[int]:
-        """The ids that have a token."""
-        return frozenset(self._tokenizer.get_vocab().values())
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a plain text."""
-        ids: list[int] = []
-        for piece in self._plain(text):
-            ids += self._ids(piece, False)
-        return [id_ for id_ in ids if id_ not in self.markers]
-
-    def continued(self, text: str) -> list[int]:
-        """Returns the ids of a text that follows other text: no space is added before it."""
-        if not self._begins_with_space:
-            return self.encode(text)
-        for anchor in _ANCHORS:
-            alone, both = self.encode(anchor), self.encode(anchor + text)
-            if both[: len(alone)] == alone:
-                return both[len(alone) :]
-        return self.encode(text)
-
-    def count(self, text: str) -> int:
-        """Returns the number of tokens of a text."""
-        return len(self.encode(text))
-
-    @functools.cached_property
-    def _begins_with_space(self) -> bool:
-        return b"".join(self.token_bytes[id_] for id_ in self.encode("a")) != b"a"
-
-    def _plain(self, text: str) -> Iterator[str]:
-        """Yields a text in pieces without special tokens; broken characters are replaced."""
-        text = text.encode("utf-8", "replace").decode("utf-8")
-        begin = 0
-        if self._marker is not None:
-            for marker in self._marker.finditer(text):
-                yield text[begin : marker.start() + 1]
-                begin = marker.start() + 1
-        yield text[begin:]
-
-    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the ids before and after every prompt."""
-        if not self.chat:
-            plain, marked = self._ids("a", False), self._ids("a", True)
-            before = next((i for i in range(len(marked)) if marked[i : i + len(plain)] == plain), 0)
-            return tuple(marked[:before]), ()
-        messages = [{"role": "user", "content": _CONTENT}]
-        shown = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        pieces = str(shown).split(_CONTENT)
-        if len(pieces) != 2:
-            raise ConfigurationError(
-                f"expected a chat template that shows the user's message once, found it {len(pieces) - 1} times; "
-                "pass chat=False, or a tokenizer with another template"
-            )
-        return tuple(self._ids(pieces[0], False)), tuple(self._ids(pieces[1], False))
-
-    @functools.cached_property
-    def answers_after_space(self) -> bool:
-        """Whether the chat template ends with white space before the answer."""
-        messages = [{"role": "user", "content": _CONTENT}]
-        shown = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return str(shown)[-1:].isspace()
-
-
-def _encoder(tokenizer: Any) -> Callable[[str, bool], list[int]]:
-    """Returns what encodes a text, with or without the special tokens around every text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return lambda text, framed: (
-            list(tokenizer.encode(text, add_special_tokens=framed, verbose=False)) if text else []
-        )
-    own = copy.deepcopy(backend)
-    own.no_truncation()
-    own.no_padding()
-    return lambda text, framed: list(own.encode(text, add_special_tokens=framed).ids) if text else []
-
-
-def _speller(tokenizer: Any) -> Callable[[str], bytes]:
-    """Returns the function from a token's name to its bytes."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoders = json.loads(backend.to_str()).get("decoder") if backend is not None else None
-    kinds = {one.get("type") for one in _flat(decoders)}
-    if "ByteLevel" in kinds or hasattr(tokenizer, "byte_decoder"):
-        return _bytes_of_letters
-    return _bytes_of_piece
-
-
-def _flat(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    if decoder:
-        yield decoder
-        for inner in decoder.get("decoders", ()):
-            yield from _flat(inner)
-
-
-def _bytes_of_letters(name: str) -> bytes:
-    letters = byte_alphabet()
-    return bytes(letters[letter] for letter in name) if all(map(letters.__contains__, name)) else name.encode()
-
-
-def _bytes_of_piece(name: str) -> bytes:
-    if byte := _BYTE_TOKEN.fullmatch(name):
-        return bytes([int(byte[1], 16)])
-    return name.replace("\u2581", " ").encode("utf-8", "replace")
-
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Wraps a LangChain decision model as an engine that gives a probability to every choice."""
+"""Asks LangChain models for next tokens, reads probabilities from their payloads, and wraps decision models."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DecisionsBackend:
       CapabilityError: it is no decision model, or a probe with public text brings no probability for every choice.
       ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
         seconds (the client's own retries and timeout come on top).
-      UnsilencableModelError: see `silent.silence`.
+      UnsilencableModelError: see `silence`.
       ConfigurationError: the instructions are empty, or a number is out of range.
     """
 

@@ -1,4 +1,4 @@
-"""Wraps a LangChain model that only writes text as an engine: completions, and one-hot votes for choices."""
+"""Wraps a LangChain model that only writes text as an engine: completions, and a vote for the choice it names."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ class TextVoteBackend:
       CapabilityError: a probe with public text is rejected (with and without temperature) or brings no text.
       ModelCallError: the probe got no answer; an unreachable or busy server is asked twice, with a wait of at most 2
         seconds (the client's own retries and timeout come on top).
-      UnsilencableModelError: see `silent.silence`.
+      UnsilencableModelError: see `silence`.
       ConfigurationError: a number is out of range.
 
     >>> from langchain_core.language_models import FakeListChatModel

@@ -1,4 +1,4 @@
-"""The only module that makes private calls of LangChain models."""
+"""The only module that makes private calls of LangChain models: requests, settings, retries and replies."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ _BUSY_NAMES = ("Timeout", "Connection", "RateLimit", "ServiceUnavailable", "Over
 
 
 class ClassifiedError(NamedTuple):
-    """A classified failure; the fields are those of `silent.Reply`."""
+    """A classified failure; the fields are those of `Reply`."""
 
     fault: Literal["busy", "loop", "content"]
     retry_after: float | None = None
@@ -278,9 +278,9 @@ def _is_own_host(model: Any) -> bool:
 
 # A call goes straight to the model's `_generate` or `_agenerate` (a decision model's `_decide` or `_adecide`), on a
 # copy without callbacks, cache and verbosity, in an empty context with tracing off; `.invoke` would run them all,
-# whatever its config. `_preflight` refuses models with wrappers in the path, `_quiet` withholds logs and warnings and
-# detects inner runs, `_door` limits HTTP. The result is a `Reply`, never an exception: its text, context chain and
-# frames would hold the prompt.
+# whatever its config. `model_checks` refuses models with wrappers in the path, `log_guard` withholds logs and warnings
+# and detects inner runs, `http_client` limits HTTP. The result is a `Reply`, never an exception: its text, context
+# chain and frames would hold the prompt.
 
 
 class SilentModel:

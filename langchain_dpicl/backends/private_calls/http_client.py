@@ -1,4 +1,4 @@
-"""Limits the HTTP exchanges of silent calls: no redirects, limited time and size, no connection by unknown clients."""
+"""Limits the HTTP exchanges of private calls, through `http.client` as well: redirects, time, size, connections."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def reply_http2(inner: Inner, passage: CallLimits, connection: Any) -> Any:  # n
 
 
 # The limits are set where Python's HTTP clients send one request: in httpx and httpx2, in the streams of httpcore and
-# the TLS sockets below them, in `http.client` (used by requests, urllib3 and botocore; see `_http_client`), in cookie
+# the TLS sockets below them, in `http.client` (used by requests, urllib3 and botocore), in cookie
 # jars, and in `socket.connect`. These methods are guarded for the whole process, but a guard acts only inside a silent
 # call. So no client, transport, proxy or certificate of the user is replaced, and clients that a model creates during a
 # call are limited too. A connection opened during a silent call by anything else is refused, as nothing would limit it.

@@ -1,4 +1,4 @@
-"""Names the package whose code wraps a method, and decides whether it is accepted there."""
+"""Decides which wrappers of a method are accepted, and finds process-wide observers of calls."""
 
 from __future__ import annotations
 
@@ -467,17 +467,17 @@ _LITELLM_CHECKED_ONCE = frozenset({*_LITELLM_SETTINGS, "caching", "logger_fn"})
 class WatchedAttributes:
     """The present values of some objects' attributes, in one sequence, for comparison with an inspection."""
 
-    __slots__ = ("_ask_once", "_names")
+    __slots__ = ("_getters", "_names")
 
     def __init__(self, pairs: Sequence[tuple[Any, str]]) -> None:
-        self._ask_once: list[Callable[[str], Any]] = [vars(owner).get for owner, _ in pairs]
+        self._getters: list[Callable[[str], Any]] = [vars(owner).get for owner, _ in pairs]
         self._names = [name for _, name in pairs]
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(operator.call, self._ask_once, self._names)
+        return map(operator.call, self._getters, self._names)
 
 
 CARRIED = WatchedAttributes(

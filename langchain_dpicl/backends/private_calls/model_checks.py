@@ -1,4 +1,4 @@
-"""Refuses models whose calls others would see, and finds wrappers in the code path of their prompts."""
+"""Refuses models and embeddings whose calls others would see or keep, and notices changes between calls."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _addresses(values: Iterable[Any], count: int) -> bytes:
 
 # Instrumentation of a provider's SDK, or of a model class, replaces functions that prompts pass through. Known
 # recorders are refused wherever they wrap or subclass. In classes of installed distributions any other package is
-# refused too, unless `_wrapper_rules` shows that it sees no bodies or the operator names it. What users wrap around
+# refused too, unless `method_checks` shows that it sees no bodies or the operator names it. What users wrap around
 # their own code is theirs.
 Kind: TypeAlias = Literal["chat", "completion", "decisions"]
 

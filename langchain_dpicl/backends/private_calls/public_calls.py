@@ -1,4 +1,4 @@
-"""Holds the table of advice for public calls that fail or return no log-probabilities."""
+"""Turns public calls and probes that fail, or return no log-probabilities, into errors with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits the time and size of the HTTP exchanges of one silent call, and records what became of them."""
+"""Limits time and size of the HTTP exchanges of one private call, decodes their bodies and records what happened."""
 
 from __future__ import annotations
 

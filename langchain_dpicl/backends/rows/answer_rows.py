@@ -1,4 +1,4 @@
-"""Turns private prompts into rows by way of the model's answers: embeddings, or the keywords that occur."""
+"""Turns private prompts into rows by the model's answers: their embeddings, or the public keywords in them."""
 
 from __future__ import annotations
 

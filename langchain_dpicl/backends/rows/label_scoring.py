@@ -1,4 +1,4 @@
-"""Asks an engine for scores of labels and reads its answers as label probabilities."""
+"""Asks an engine for scores of labels, and reads label probabilities from them."""
 
 from __future__ import annotations
 

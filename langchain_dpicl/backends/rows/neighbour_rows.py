@@ -1,4 +1,4 @@
-"""Computes votes of private texts for the nearest of public candidates in an embedding space."""
+"""Compares private texts with public ones by embeddings: votes for the nearest, and the texts near a query."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class NearestRows(PrivateDirections):
 
     >>> from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
     >>> source = NearestRows(LocalEmbeddings())
-    >>> candidates = source.ask_public(["a red car", "a blue boat"]).run()
+    >>> candidates = source.request_public(["a red car", "a blue boat"]).run()
     >>> source.ask([("the boat is blue",), None], candidates).run().take().tolist()
     [[0.0, 1.0], [0.0, 0.0]]
     """
@@ -314,7 +314,7 @@ class SimilarTexts(PrivateDirections):
 
     >>> from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
     >>> source = SimilarTexts(LocalEmbeddings(), threshold=0.3)
-    >>> query = source.ask_public("a red car").run()
+    >>> query = source.request_public("a red car").run()
     >>> source.ask([("the car is red",), ("a film about boats",)], query).run().take()
     [(0,), ()]
     """
@@ -332,7 +332,7 @@ class SimilarTexts(PrivateDirections):
         return _DirectionRequest(self.embeddings, text)
 
     def ask(self, units: Sequence[Texts], query: NDArray[np.float64] | None) -> Effect:
-        """Returns the effect for a `OpaqueRows` list of `Near`, one per PRIVATE unit; without a query none is near."""
+        """Returns the effect for an `OpaqueRows` list of `Near`, one per PRIVATE unit; without a query none is near."""
         return _NeighbourRequest(self, tuple(OpaqueValue(unit) for unit in units), query)
 
     def near(

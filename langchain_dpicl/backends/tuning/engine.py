@@ -1,4 +1,4 @@
-"""Computes gradients of prompts on a frozen local model."""
+"""Computes losses and gradients of prompts on a frozen local model, in micro-batches, after public probes."""
 
 from __future__ import annotations
 

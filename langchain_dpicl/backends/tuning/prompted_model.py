@@ -1,4 +1,4 @@
-"""Runs one forward of a frozen model in which every row has its own prompt."""
+"""Runs a frozen model with a prompt for every row, and turns trained parameters into prompts."""
 
 from __future__ import annotations
 

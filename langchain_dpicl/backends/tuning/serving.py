@@ -1,4 +1,4 @@
-"""Runs PUBLIC texts behind trained prompts of their own on one local model; each prompt is read once and cached."""
+"""Runs PUBLIC texts behind trained prompts on one local model, each prompt read once, and keeps classifier heads."""
 
 from __future__ import annotations
 

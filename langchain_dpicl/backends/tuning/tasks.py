@@ -1,4 +1,4 @@
-"""Defines what a prompt is trained for: how a text is shown to the model, and where the answer is."""
+"""Defines what a prompt is trained for, and reads texts and answers as token ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from string import Formatter
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl.backends.base import TrainingExample
-from langchain_dpicl.backends.hf.vocabulary import TokenizerMaps
+from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.exceptions import ConfigurationError
 
 TaskKind: TypeAlias = Literal["causal_lm", "masked_lm", "sequence_classification"]
@@ -225,7 +225,7 @@ class TaskReader:
             self._frames[True] = self._double(own) or self._frames[False]
         self.has_types = any(kind for frame in self._frames.values() for kind in frame.types)
         self._mask = self._mask_id(own)
-        self._literals, self._attach_to_error = self._cut_template()
+        self._literals, self._spaces = self._cut_template()
         self.word_ids = tuple(
             [self._word_id(label, word) for label, word in zip(task.labels, task.words, strict=False)]
         )
@@ -263,7 +263,7 @@ class TaskReader:
             if target not in self.task.labels:
                 raise ValueError("no declared label")
             return [self.task.labels.index(target)]
-        text = self._attach_to_error[-1] + target if target else ""
+        text = self._spaces[-1] + target if target else ""
         return [*self.tokens.continued(text), self.eos][: self.task.max_target_tokens]
 
     def read(self, example: TrainingExample) -> tuple[ModelInput, list[int]]:
@@ -278,7 +278,7 @@ class TaskReader:
 
     def _encoded(self, place: int, texts: dict[str, str]) -> list[int]:
         text = texts[self._literals[place][1] or "text"]
-        text = self._attach_to_error[place] + text if text else ""
+        text = self._spaces[place] + text if text else ""
         is_first = place == 0 and not self._literals[0][0]
         return self.tokens.encode(text) if is_first else self.tokens.continued(text)
 
@@ -344,7 +344,7 @@ class TaskReader:
 
     def _word_id(self, label: str, word: str) -> int:
         """Returns the one token of a label's word."""
-        space = self._attach_to_error[-1] if self.task.kind == "causal_lm" else ""
+        space = self._spaces[-1] if self.task.kind == "causal_lm" else ""
         ids = self.tokens.continued(space + word)
         if len(ids) != 1:
             raise ConfigurationError(

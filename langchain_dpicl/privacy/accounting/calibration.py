@@ -1,4 +1,4 @@
-"""Finds the smallest parameter whose event costs at most a given epsilon."""
+"""Finds the least parameter whose event costs at most an epsilon, and converts to Gaussian DP and zCDP."""
 
 from __future__ import annotations
 

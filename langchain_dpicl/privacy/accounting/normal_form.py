@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy._validate import Adjacency
@@ -171,7 +171,7 @@ class _Tally:
 
     def add(self, event: Event, count: int) -> None:
         """Adds `count` times `event`."""
-        check_event(event)
+        _check_class(event)
         if count > _MAX_COUNT:
             raise ConfigurationError(f"count: expected at most {_MAX_COUNT} steps of a kind, found {count}.")
         if count == 0:
@@ -247,7 +247,18 @@ class _Tally:
 
 
 def check_event(event: object) -> None:
-    """Refuses what is not exactly one of the priced classes; a subclass may mean something else."""
+    """Refuses an event that is not, with all its parts, exactly of the priced classes.
+
+    A subclass may mean something else, so none of its methods is called before its class is known.
+    """
+    unchecked: list[object] = [event]
+    while unchecked:
+        one = unchecked.pop()
+        _check_class(one)
+        unchecked += cast("Event", one).parts
+
+
+def _check_class(event: object) -> None:
     if type(event) not in CORE_EVENTS and type(event) not in event_types():
         names = ", ".join(cls.__name__ for cls in event_types())
         raise UnknownEventError(

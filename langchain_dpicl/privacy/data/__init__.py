@@ -1,4 +1,4 @@
-"""Private examples, their units, and the pool that only the release corridor may open.
+"""Private examples, their units, and the pool that only `release/curator.py` may open.
 
 Knows no mechanism and no ledger.
 """

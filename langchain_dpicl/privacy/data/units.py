@@ -1,4 +1,4 @@
-"""Reads records into units, each with one label, by rules that look at each unit alone."""
+"""Reads records into units, each with one label by a rule that looks at it alone, and refuses moved labels."""
 
 from __future__ import annotations
 
@@ -385,7 +385,12 @@ def _digest(text: str) -> bytes:
 def _count(by_unit: dict[bytes, Found], unit: bytes, label: str) -> None:
     # A Counter only for records that cannot be told apart: one for every unit would cost much memory.
     before = by_unit.get(unit)
-    by_unit[unit] = label if before is None else _counter(before) + Counter((label,))
+    if before is None:
+        by_unit[unit] = label
+    elif isinstance(before, str):
+        by_unit[unit] = Counter((before, label))
+    else:  # in place: a new Counter for each record would take time that grows with its square
+        before[label] += 1
 
 
 def _is_moved(before: Found, now: Found) -> bool:

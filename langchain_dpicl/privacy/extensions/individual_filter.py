@@ -29,6 +29,15 @@ from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, Release
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 
+__all__ = [
+    "FILTER_TEMPLATE",
+    "QUERY_TEMPLATE",
+    "Balances",
+    "MemoryBalances",
+    "ParticipationPlan",
+    "participation_plan",
+]
+
 FILTER_TEMPLATE = "individual-filter"
 """The ticket template of one set of balances: it pays for every release that they let a unit take part in."""
 QUERY_TEMPLATE = "query"
@@ -278,13 +287,3 @@ def participation_plan(shown: Any) -> ParticipationPlan:
     if canonical_json(plan.to_dict()) != canonical_json(dict(shown)):
         raise fail("participation", f"as its parts show it: {plan.to_dict()}", dict(shown))
     return plan
-
-
-__all__ = [
-    "FILTER_TEMPLATE",
-    "QUERY_TEMPLATE",
-    "Balances",
-    "MemoryBalances",
-    "ParticipationPlan",
-    "participation_plan",
-]

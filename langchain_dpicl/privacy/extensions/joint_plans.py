@@ -1,4 +1,4 @@
-"""Composes several components numerically in a joint plan with one charge."""
+"""Prices several components together with one charge, and releases that are drawn from pools of a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares a ledger with an anchor, a second store that holds the number and hash of the ledger's last line."""
+"""Compares a ledger with an anchor that holds its last line's hash, and writes to stores that may be unavailable."""
 
 from __future__ import annotations
 

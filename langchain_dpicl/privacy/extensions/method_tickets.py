@@ -1,4 +1,4 @@
-"""Makes the tickets of labels for public inputs, and rebuilds their release from a report."""
+"""Makes the tickets of labels and of training steps, and rebuilds their release from a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits private examples by topics that are released after the split was declared and charged."""
+"""Splits private examples by topics that are released after the split was declared and charged; its tickets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the keywords of a public vocabulary, or the released topic, in the texts of a unit."""
+"""Reads the values, public keywords or topic that a unit counts for, and bounds what one unit adds to the counts."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class LedgerRecord:
     Attributes:
       seq: 1, 2, 3, ... without gaps.
       prev: hash of the line before; the header's digest for the first.
-      kind: what happened (see `ledger_state`).
+      kind: what happened (see `ledger.state`).
       body: JSON object.
       stamp: time of writing (UTC); informative.
       hash: SHA-256 over all of the above, hex.

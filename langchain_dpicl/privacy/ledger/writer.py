@@ -1,4 +1,4 @@
-"""Writes a ledger: reads new lines, decides and appends inside one exclusive transaction of the store."""
+"""Writes a ledger: reads new lines, decides, refuses or appends inside one exclusive transaction of the store."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class LedgerWriter:
         """Forgets what was read, so that the ledger is read from its first line."""
         self._state = LedgerState(self.header)
 
-    # `extensions.ledger_outages` and `extensions.ledger_anchor` override the five methods below.
+    # The classes of `extensions.ledger_anchor` override the five methods below.
 
     def _turn(self) -> AbstractContextManager[object]:
         """Waits until this thread may read or write."""

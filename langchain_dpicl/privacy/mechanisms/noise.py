@@ -44,7 +44,7 @@ _MARGIN = 2.0**-44
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Release:
-    """What left the vault.
+    """What one release made public.
 
     Attributes:
       index: the chosen coordinate, or None.

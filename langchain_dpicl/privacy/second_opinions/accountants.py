@@ -1,8 +1,9 @@
 """Computes intervals for a price that is known already, with other accountants.
 
-Three of them: prv-accountant (Gaussians, sampled or not), a Fourier transform of our own on another grid, tilted
-towards the price so that small deltas keep their digits, and an attack (a lower bound) for bounded-range steps.
-prv-accountant is never asked about pure steps: version 0.2.0 answers below the truth there.
+Four of them: prv-accountant (Gaussians, sampled or not), a Fourier transform of our own on another grid, tilted
+towards the price so that small deltas keep their digits, an attack (a lower bound) for bounded-range steps, and sums
+on a straight grid for random allocation. prv-accountant is never asked about pure steps: version 0.2.0 answers below
+the truth there.
 """
 
 from __future__ import annotations
@@ -290,6 +291,10 @@ def _window(parts: _Parts, tilt: float, *, price: float, deviation: float, step:
         half *= 2
 
 
+# --- random allocation --------------------------------------------------------------------------------------------
+# `random_allocation` adds ratios on a geometric grid, pair by pair. Here they lie on a straight grid and are added by a
+# Fourier transform: from above for removals, tilted towards zero for additions. The two share the profile of one batch.
+
 _SIZE = 2**18
 _ROUND_OFF = 1e-13  # what one transform may lose
 _ROUND_OFF_PER_BATCH = 1e-15
@@ -319,7 +324,7 @@ def _shift(step: float, num_batches: int, delta: float) -> tuple[float, float]:
     return shift, rare
 
 
-# --- removals -----------------------------------------------------------------------------------------------------
+# --- random allocation: removals ------------------------------------------------------------------------------------
 
 
 def _remove_one_interval(
@@ -391,7 +396,7 @@ def _root(losses: tuple[FloatArray, FloatArray], target: float) -> float:
     return max(float((mass[first] - target) / reduced[first]), 1.0) if reduced[first] > 0.0 else float(ratios[first])
 
 
-# --- additions ----------------------------------------------------------------------------------------------------
+# --- random allocation: additions -----------------------------------------------------------------------------------
 
 
 def _add_one_interval(base: Profile, num_batches: int, rate: float, delta: float, slack: float) -> tuple[float, float]:
@@ -432,7 +437,7 @@ def _crossing(ratios: FloatArray, puts: FloatArray, rate: float, delta: float) -
     return more, -math.log(scale[first - 1]) if first > 0 and scale[first - 1] > 0.0 else math.inf
 
 
-# --- the grid -----------------------------------------------------------------------------------------------------
+# --- random allocation: the grid ------------------------------------------------------------------------------------
 
 
 def _lattice(base: Profile, step: float, size: int) -> tuple[FloatArray, float]:

@@ -1,4 +1,4 @@
-"""The stock clients, on a provider of ours. Knows no channel."""
+"""The stock clients, on a provider of ours."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.budget import LedgerBudget
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from tests.ledgers import use_simple_prices
@@ -299,3 +300,9 @@ def test_callbacks_of_another_type_are_refused_before_they_are_overlooked(wrap: 
 def test_a_block_refuses_a_handler_of_another_type(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="handler"), get_privacy_budget_callback(handler=wrong):
         pass
+
+
+def test_a_handler_carries_no_budget_of_the_core() -> None:
+    """It would record no allowed wrappers and check no anchor."""
+    with pytest.raises(ConfigurationError, match="budget: expected a Budget"):
+        PrivacyBudgetCallbackHandler.from_budget(LedgerBudget(epsilon=1.0, delta=1e-6))  # type: ignore[arg-type]

@@ -134,13 +134,13 @@ class TestAnExecutorUsedAgain:
         later = house.synthesizer(crew, epsilon=2.0)
         assert later.run(progress=False).epsilon == 2.0
         first, second = crew._hands[0].handle._works.values()
-        assert self.noise(later) == second._plan.release.mechanism != first._plan.release.mechanism
+        assert self.noise(later) == second.plan.release.mechanism != first.plan.release.mechanism
 
     def test_takes_the_instruction_of_the_report(self, house: House) -> None:
         crew = house.crew(num_workers=1)
         self.begun(house.synthesizer(crew, instruction="One."), crew)
         told = house.synthesizer(crew, instruction="Two.").run(progress=False).plan["instruction"]
-        assert told == [one._script.wording.instruction for one in crew._hands[0].handle._works.values()][-1] == "Two."
+        assert told == [one.script.wording.instruction for one in crew._hands[0].handle._works.values()][-1] == "Two."
 
     def test_takes_the_wording_of_labels(self, house: House) -> None:
         crew = house.crew(num_workers=1)
@@ -399,9 +399,9 @@ class TestATurn:
             answer = ask(self.job(made))
         spent = lines(house, RESERVE)
         assert (told[0].kind, told[0].tickets) == ("done", spent)
-        assert (answer.kind, answer.tickets, answer.lazy_logits) == ("busy", 0, 60.0)
+        assert (answer.kind, answer.tickets, answer.result) == ("busy", 0, 60.0)
         again = ask(self.job(made))
-        assert (again.kind, again.lazy_logits, again.tickets) == ("done", told[0].lazy_logits, 0)
+        assert (again.kind, again.result, again.tickets) == ("done", told[0].result, 0)
         assert lines(house, RESERVE) == spent
 
     @pytest.mark.parametrize("kind", ["demo", "label"])
@@ -598,7 +598,7 @@ class TestHandingOut:
         assert writer(("card", 0)).kind == "done"
 
     def test_disjoint_batches_stay_in_one_process(self, house: House) -> None:
-        with pytest.raises(ConfigurationError, match="One secret deal"):
+        with pytest.raises(ConfigurationError, match="share one secret partition"):
             house.synthesizer(house.crew(), sampling="disjoint", num_slots=2, shots_per_label=2)
 
     @pytest.mark.parametrize("executor", ["dask", 3, object()])

@@ -34,7 +34,7 @@ class FakeRay(SimpleNamespace):
         return self.up
 
     def init(self, **how: Any) -> None:
-        self.lazy_logits.append(("init", how))
+        self.told.append(("init", how))
         self.up = True
         self.node += 1
 
@@ -42,18 +42,16 @@ class FakeRay(SimpleNamespace):
         return SimpleNamespace(get_node_id=lambda: f"node {self.node}")
 
     def shutdown(self) -> None:
-        self.lazy_logits.append(("shutdown", {}))
+        self.told.append(("shutdown", {}))
         self.up = False
 
     def kill(self, handle: Any, *, no_restart: bool) -> None:
-        self.lazy_logits.append(("kill", {"handle": handle, "no_restart": no_restart}))
+        self.told.append(("kill", {"handle": handle, "no_restart": no_restart}))
 
     def remote(self, kind: type[Any]) -> Any:
         def options(**how: Any) -> Any:
-            self.lazy_logits.append(("options", how))
-            return SimpleNamespace(
-                remote=lambda *given, **named: self.lazy_logits.append((kind.__name__, (*given, named)))
-            )
+            self.told.append(("options", how))
+            return SimpleNamespace(remote=lambda *given, **named: self.told.append((kind.__name__, (*given, named))))
 
         return SimpleNamespace(options=options)
 
@@ -79,12 +77,12 @@ class TestAClusterOfItsOwn:
         with RayExecutor("app:place", num_workers=3, num_cpus=0.4, num_gpus=1, resources={"tpu": 1}) as made:
             assert made.is_one_host
             made._hire()
-        (_, started), *_ = ray.lazy_logits
+        (_, started), *_ = ray.told
         assert (started["address"], started["include_dashboard"], started["log_to_driver"]) == ("local", False, False)
         assert (started["num_cpus"], started["resources"]) == (2, {"tpu": 3})
         assert "num_gpus" not in started  # what Ray finds, no more
         assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
-        assert ray.lazy_logits[-1][0] == "shutdown"
+        assert ray.told[-1][0] == "shutdown"
 
     def test_is_refused_where_others_could_use_it_whatever_is_set_later(
         self, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
@@ -99,7 +97,7 @@ class TestAClusterOfItsOwn:
         beside._address = None
         with pytest.raises(ConfigurationError, match="before the process starts"):
             beside._hire()
-        assert opened.lazy_logits == []
+        assert opened.told == []
         opened.up = True
         RayExecutor("app:place")  # somebody's connection
 
@@ -112,14 +110,14 @@ class TestAClusterOfItsOwn:
         made._hire()
         assert made.is_one_host
         made.close()
-        assert ray.lazy_logits[-1][0] == "shutdown"
+        assert ray.told[-1][0] == "shutdown"
 
     @pytest.mark.parametrize("needed", [0.5, 1])
     def test_without_the_gpus_of_one_worker_is_refused_at_once(self, ray: FakeRay, needed: float) -> None:
         made = RayExecutor("app:place", num_gpus=needed)
         with pytest.raises(ConfigurationError, match="num_gpus: expected at most the 0 GPUs"):
             made._hire()
-        assert [name for name, _ in ray.lazy_logits] == ["init", "shutdown"]
+        assert [name for name, _ in ray.told] == ["init", "shutdown"]
 
     def test_sets_a_token_before_it_imports_ray(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = []
@@ -159,9 +157,9 @@ class TestAClusterOfOthers:
         assert not made.is_one_host
         made._hire()
         made.close()
-        starts = [told for name, told in ray.lazy_logits if name == "init"]
+        starts = [told for name, told in ray.told if name == "init"]
         assert [one["address"] for one in starts] == ([] if how == "connected" else ["head:6379"])
-        assert "shutdown" not in dict(ray.lazy_logits)
+        assert "shutdown" not in dict(ray.told)
 
     def test_is_not_taken_for_its_own_where_that_one_was_ended_behind_its_back(self, ray: FakeRay) -> None:
         made = RayExecutor("app:place")
@@ -171,9 +169,9 @@ class TestAClusterOfOthers:
         ray.init(address="head:6379")
         assert not made.is_one_host
         made._hire()
-        assert ray.lazy_logits[-1] == ("Worker", (WorkerFactory("app:place", {}), {"is_one_host": False}))
+        assert ray.told[-1] == ("Worker", (WorkerFactory("app:place", {}), {"is_one_host": False}))
         made.close()
-        assert ray.lazy_logits[-1][0] == "Worker"
+        assert ray.told[-1][0] == "Worker"
         assert ray.up
 
     def test_that_is_connected_meanwhile_is_told_to_its_workers(
@@ -189,12 +187,12 @@ class TestAClusterOfOthers:
         monkeypatch.setattr(made, "_connect", late)
         assert made.is_one_host
         made._hire()
-        assert ray.lazy_logits[-1] == ("Worker", (WorkerFactory("app:place", {}), {"is_one_host": False}))
+        assert ray.told[-1] == ("Worker", (WorkerFactory("app:place", {}), {"is_one_host": False}))
 
 
 def test_a_worker_is_started_once_and_repeats_nothing(ray: FakeRay) -> None:
     RayExecutor("app:place", options={"path": "a"}, num_cpus=0.5)._hire()
-    told = dict(ray.lazy_logits)
+    told = dict(ray.told)
     assert told["options"] == {
         "max_restarts": 0,
         "max_task_retries": 0,

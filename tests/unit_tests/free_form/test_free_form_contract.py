@@ -14,7 +14,7 @@ from tests.free_form_doubles import embedding, keywords
 
 
 class _FreeForm(ChargingRunnableContract):
-    lazy_logits: ClassVar[list[str]] = [RELEASE, CHARGED]
+    told: ClassVar[list[str]] = [RELEASE, CHARGED]
     build: ClassVar[Callable[..., DPFreeFormRunnable]]
 
     def make_private(self) -> PrivateExamples:

@@ -60,7 +60,7 @@ class FilterRoom(Room):
 
 
 class TestContract(ChargingRunnableContract):
-    lazy_logits: ClassVar[list[str]] = [RELEASE, CHARGED]
+    told: ClassVar[list[str]] = [RELEASE, CHARGED]
     doors: ClassVar[Mapping[str, Door]] = {name: RUNNABLE_DOORS[name] for name in DOORS}
 
     @pytest.fixture

@@ -457,7 +457,7 @@ def test_what_frames_hold_after_a_stop_is_empty(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises((KeyboardInterrupt, ModelCallError)) as stopped:
         made.invoke("cough")
     held = [value for entry in stopped.traceback for value in entry.frame.f_locals.values()]
-    rows = [value for value in held if type(value).__name__ == "_Rows"]
+    rows = [value for value in held if type(value).__name__ == "_ParticipantRows"]
     assert rows
     assert not any(value.row_units for value in rows)
     monkeypatch.setattr(SimilarTexts, "_compare", stops)

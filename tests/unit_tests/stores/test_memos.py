@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import shutil
 import sqlite3
 import stat
@@ -360,3 +361,10 @@ def test_every_part_of_a_key_counts() -> None:
     keys = [KEY, *others(), *halves]
     assert len(set(keys)) == len(keys)
     assert [MemoKey(*key) for key in keys] == keys
+
+
+def test_a_memo_in_a_file_goes_to_another_process_by_its_path(tmp_path: Path) -> None:
+    memo = SQLiteMemo(tmp_path / "memo.db")
+    key = MemoKey("scope", "tenant", "query")
+    memo.remember(key, "answer")
+    assert pickle.loads(pickle.dumps(memo)).recall(key) == "answer"  # noqa: S301  our own

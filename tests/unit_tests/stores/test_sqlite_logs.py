@@ -238,7 +238,7 @@ class Child:
         os.close(writer)
         os.close(reader)
 
-    def lazy_logits(self) -> str:
+    def told(self) -> str:
         os.write(self._tell, b".")
         return os.read(self._hear, 7).decode().strip()
 
@@ -338,12 +338,12 @@ class TestLogsDeletedByHand:
     def test_nothing_of_several_processes_is_lost_either(self, path: Path) -> None:
         store = made(path, lines=1)
         other = Child(*[lambda: write(store, 1)] * 3)
-        assert other.lazy_logits() == "done"
+        assert other.told() == "done"
         write(store, 1)
         delete_log(path)
         is_refused(store)
         write(store, 1)
-        assert [other.lazy_logits(), other.lazy_logits()] == ["refused", "done"]
+        assert [other.told(), other.told()] == ["refused", "done"]
         other.end()
         assert numbers(store) == numbers(SQLiteStore(path)) == [0] * 5
 
@@ -382,7 +382,7 @@ class TestLogsDeletedByHand:
         child = Child(others)  # forked now: a fork leaves the log behind
         assert granted(ours, 7) == 7
         delete_log(path)
-        assert child.lazy_logits() == "done"
+        assert child.told() == "done"
         child.end()
         assert [granted(ours, 30), granted(ours, 30), granted(ours, 1)] == [0, 0, 0]
         last = Budget.open(SQLiteStore(path)).declare("c", tickets=many, epsilon=1.0)

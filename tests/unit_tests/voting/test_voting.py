@@ -73,7 +73,7 @@ def voter(private: PrivateExamples | None = None, *, budget: Any = None, **optio
 
 
 class TestContract(ChargingRunnableContract):
-    lazy_logits: ClassVar[list[str]] = [RELEASE, CHARGED]
+    told: ClassVar[list[str]] = [RELEASE, CHARGED]
 
     def make_private(self) -> PrivateExamples:
         return examples()

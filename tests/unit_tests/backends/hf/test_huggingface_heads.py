@@ -228,7 +228,7 @@ class TestRowsThatMoveEachOther:
         for units in (False, True):
             session = opened(backend, units=units)
             assert same_bits(session.logits(COLUMNS), session.logits(None)[:, COLUMNS])
-        assert not any(backend._engine.body.head._attempt.values())
+        assert not any(backend._engine.body.head._kept_apart.values())
         assert same_bits(opened(backend).logits(COLUMNS), whole[:, COLUMNS])
 
     def test_by_their_place_are_told_apart_from_slots(self, monkeypatch):
@@ -242,7 +242,7 @@ class TestRowsThatMoveEachOther:
         )
         for units in (False, True):
             opened(backend, units=units).logits(COLUMNS)
-        assert backend._engine.body.head._attempt == {("slots", 6, 16): True, ("units", 4, 16): False}
+        assert backend._engine.body.head._kept_apart == {("slots", 6, 16): True, ("units", 4, 16): False}
 
     @pytest.mark.parametrize("moved", ["by others", "by place"])
     def test_now_and_then_are_found_out(self, monkeypatch, moved):
@@ -258,7 +258,7 @@ class TestRowsThatMoveEachOther:
         monkeypatch.setattr(heads.OutputHead, "some", some)
         for units in (False, True):
             opened(backend, units=units).logits(COLUMNS)
-        found = backend._engine.body.head._attempt
+        found = backend._engine.body.head._kept_apart
         assert found == {("slots", 6, 16): moved == "by place", ("units", 4, 16): False}
 
 

@@ -11,8 +11,9 @@ import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_dpicl.backends.langchain.backend import CONTROL, LangChainBackend, PublicTokenizer, Tokenizer
+from langchain_dpicl.backends.langchain.backend import LangChainBackend, PublicTokenizer, Tokenizer
 from langchain_dpicl.backends.langchain.logprobs import EOS, next_token
+from langchain_dpicl.backends.langchain.tokenizer import CONTROL
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 from tests.local_encoding import END, MERGED, OTHER_CONTROL, UNKNOWN, local_encoding
 from tests.scripted_models import ScriptedChat, ScriptedLLM, chat_payload, legacy_payload

@@ -308,7 +308,7 @@ class TestStops:
         def stopped(*args: Any) -> Any:
             raise KeyboardInterrupt(args)
 
-        monkeypatch.setattr(owner, "_stacked" if owner is SilentEmbeddings else "bits", stopped)
+        monkeypatch.setattr(owner, "_stack" if owner is SilentEmbeddings else "bits", stopped)
         with pytest.raises(KeyboardInterrupt) as caught:
             asyncio.run(source.ask([RECORD]).arun()) if is_async else source.ask([RECORD]).run()
         self.check(caught.value)

@@ -243,7 +243,7 @@ def test_ctrl_c_while_a_row_is_added_alone_leaves_no_row_behind(way: str) -> Non
         asyncio.run(question.arun()) if way == "arun" else question.run()
     frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
     assert "add" not in {frame.f_code.co_name for frame in frames}
-    found = [value for frame in frames for value in frame.f_locals.values() if type(value).__name__ == "_Held"]
+    found = [value for frame in frames for value in frame.f_locals.values() if type(value).__name__ == "_PendingRow"]
     assert [value.rows for value in found] == [[]] * len(found) != []
 
 

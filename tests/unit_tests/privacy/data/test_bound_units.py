@@ -181,7 +181,7 @@ def test_a_ledger_in_memory_that_is_gone_takes_its_labels_along_and_a_durable_on
 def test_no_record_is_looked_at_again_once_the_examples_are_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     private = people(ANN)
     budget = bind(private)
-    for name in ("labels_by_unit", "has_moved", "keep_bound"):
+    for name in ("labels_by_unit", "has_moved", "record_bound_labels"):
         monkeypatch.setattr(f"langchain_dpicl.privacy.data.private_examples.{name}", None)
     budget.bind(private)
     assert isinstance(private._pool("card", ledger_id=budget.ledger_id), Pool)
