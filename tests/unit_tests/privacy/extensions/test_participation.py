@@ -305,7 +305,9 @@ def reported(**changed: Any) -> list[str]:
     declared = {"dataset_id": "notes", "public_size": 50}
     private = PrivateExamples(["a note"], **declared)
     budget = Budget(epsilon=9.0, delta=1e-5)
-    budget.bind(private)
+    partition = changed.pop("partition", "notes")
+    if partition:
+        budget.bind(private)
     gap = plan.implementation_delta(7, width=WIDTH)
     cost = accounting.epsilon_upper_bound(plan.event, delta=5e-6 - gap, adjacency="add_remove")
     public = {"epsilon": cost, "delta": 5e-6, "implementation_delta": gap, "adjacency": "add_remove"}
@@ -314,7 +316,7 @@ def reported(**changed: Any) -> list[str]:
     budget.declare(
         "notes",
         tickets=changed.pop("tickets", plan.tickets(7)),
-        partition="notes",
+        partition=partition,
         epsilon=cost,
         delta=5e-6,
         implementation_delta=gap,
@@ -343,6 +345,11 @@ def test_a_report_shows_the_filter_that_is_charged() -> None:
 )
 def test_a_report_that_shows_another_filter_is_refused(changed: dict[str, Any], says: str) -> None:
     assert any(says in problem for problem in reported(**changed))
+
+
+def test_a_report_of_a_filter_without_a_data_set_is_refused() -> None:
+    problems = reported(partition=None, public_size=None)
+    assert any("expected the dataset_id of a data set of the report" in problem for problem in problems)
 
 
 # -- what balances are kept by, and what the ledger counts -----------------------------------------------------------
