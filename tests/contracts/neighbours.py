@@ -208,7 +208,7 @@ def only_full_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 def unguarded(module: ModuleType) -> Plant:
-    return lambda patch: patch.setattr(module, "guarded", lambda action: action())
+    return lambda patch: patch.setattr(module, "run_guarded", lambda action: action())
 
 
 PLANTS: dict[str, tuple[Plant, str]] = {

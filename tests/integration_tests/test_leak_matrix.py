@@ -100,12 +100,12 @@ def red(entries: Sequence[str] = ("invoke", "ainvoke"), room: Room = CALL, among
 def in_the_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: `.invoke` in place of `_generate`, on the same silent copy in the same empty context."""
 
-    def attempt(self: SilentModel, request: Any) -> Reply:
+    def attempt(self: SilentModel, request: Any, retry: Any) -> Reply:
         with contextlib.suppress(Exception):
             self._model.invoke(request.prompt.reveal())
         return Reply(fault="content")
 
-    async def aattempt(self: SilentModel, request: Any) -> Reply:
+    async def aattempt(self: SilentModel, request: Any, retry: Any) -> Reply:
         with contextlib.suppress(Exception):
             await self._model.ainvoke(request.prompt.reveal())
         return Reply(fault="content")
