@@ -350,10 +350,12 @@ class NeighbourContract(ABC):
         with_calls = record != "RAISES"
         expected = self.usual(design, with_calls)
         bug(monkeypatch)
+        records = (record,) * 6 if record else ()
         try:
-            found = self.observe((record,) * 6 if record else (), design=design, with_calls=with_calls)
+            # Samples are secret: one plant shows in 11 of 12 runs, so all ten miss it with probability below 1e-10.
+            found = any(self.observe(records, design=design, with_calls=with_calls) != expected for _ in range(10))
         except Exception as error:
             if not self.is_seen(error, record):
                 raise
         else:
-            assert found != expected
+            assert found
