@@ -22,7 +22,6 @@ from langchain_dpicl.exceptions import (
     LedgerRollbackError,
     LedgerUnavailableError,
 )
-from langchain_dpicl.reports.ledger_audit import ExportedLedger, export_lines, is_export, read_export
 from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
 
 if TYPE_CHECKING:
@@ -171,6 +170,8 @@ def _store(where: str, name: str | None) -> LedgerStore:
         raise
     except LedgerError as error:
         fault = error
+    from langchain_dpicl.reports.ledger_audit import is_export, read_export
+
     if isinstance(place, str) or not is_export(place):
         raise fault
     export = read_export(place)
@@ -224,6 +225,7 @@ def _creation_lines(budget: Budget, store: LedgerStore, anchor: str) -> Iterator
 def _adopt(arguments: argparse.Namespace) -> CommandOutput:
     """Makes a ledger known to an anchor, as it stands: nothing can tell whether it is the newest copy."""
     from langchain_dpicl.budget.budget import Budget
+    from langchain_dpicl.reports.ledger_audit import ExportedLedger
 
     _place(arguments.anchor)
     with _open_ledger(arguments) as store:
@@ -371,6 +373,8 @@ def _verification_lines(ledger: LedgerCheckResult, arguments: argparse.Namespace
 
 
 def _export(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.reports.ledger_audit import ExportedLedger, export_lines
+
     with _open_ledger(arguments) as store:
         if isinstance(store, ExportedLedger):
             raise ConfigurationError("export: expected a ledger, found a file that is an export. Copy the file.")

@@ -164,7 +164,7 @@ def _add_epsilon(commands: Any) -> None:
 
 
 def _epsilon(arguments: argparse.Namespace) -> int:
-    from langchain_dpicl.cli.checks import evaluate_checks
+    from langchain_dpicl.cli.json_checks import evaluate_checks
 
     data = read_json(arguments.file)
     results = evaluate_checks(data)
@@ -183,7 +183,7 @@ def _epsilon(arguments: argparse.Namespace) -> int:
 
 def _published_epsilon(check: dict[str, Any]) -> float | None:
     """Returns what the paper of clip and blend would charge; None for other checks than repeated softmax draws."""
-    from langchain_dpicl.cli.checks import event_of_check
+    from langchain_dpicl.cli.json_checks import event_of_check
     from langchain_dpicl.generation.plan import advanced_composition_epsilon
     from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, RepeatedEvent
 

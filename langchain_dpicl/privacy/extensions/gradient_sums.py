@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NoReturn, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr
 
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_real, fail
@@ -147,6 +146,8 @@ def amplify_replaced_in_ball(mu: float, rate: float) -> Profile:
 
     Source: docs/proofs/gradient-sums.md, by Kahane's convexity inequality (1986).
     """
+    from scipy.special import log_ndtr
+
     stays, joins = math.log1p(-rate), math.log(rate)
 
     def odds(t: float) -> float:  # log(1 - rate + rate e^(mu t - mu^2 / 2))
