@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -14,6 +15,9 @@ from typing_extensions import override
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
 C = TypeVar("C", bound=type)
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 _CONSTRUCTORS = ("from_private_examples", "from_private_documents", "from_path")
 _USUAL_ARGUMENTS = frozenset({"budget", "epsilon", "max_queries", "public_inputs"})
@@ -21,6 +25,27 @@ _USUAL_ARGUMENTS = frozenset({"budget", "epsilon", "max_queries", "public_inputs
 
 _FIXED = frozenset({"missing", "extra_forbidden", "is_instance_of", "literal_error"})
 """Kinds of pydantic errors, besides type errors, whose message does not depend on the input."""
+
+
+class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a class body
+    """The awaitable version of a constructor, with the same signature; the constructor runs in a thread.
+
+    `afrom_private_examples = awaitable(from_private_examples)`; a subclass's own constructor is found by name.
+    """
+
+    def __init__(self, constructor: Callable[Concatenate[Any, P], R]) -> None:
+        self._name: str = getattr(constructor, "__func__", constructor).__name__
+
+    def __get__(self, instance: object, owner: type[T]) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Returns the coroutine function of a class."""
+        build = getattr(owner, self._name)
+
+        @functools.wraps(build)
+        async def later(*args: P.args, **kwargs: P.kwargs) -> T:
+            built: T = await asyncio.to_thread(build, *args, **kwargs)
+            return built
+
+        return later
 
 
 class HidesInput(BaseModel):
@@ -33,7 +58,7 @@ class HidesInput(BaseModel):
         input. It refuses invalid JSON before this class is called, and shows it in that error's `errors()`.
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True, ignored_types=(awaitable,))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Builds the model; see the class."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, NamedTuple, NoReturn, Self, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Self, SupportsIndex, TypeAlias, cast
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import RunnableConfig, ensure_config
@@ -35,6 +35,9 @@ Where: TypeAlias = LedgerStore | str | os.PathLike[str]
 
 AnchorPlace: TypeAlias = LedgerAnchor | str | os.PathLike[str]
 """An anchor, the path of its file, or the address of a PostgreSQL database."""
+
+BudgetLike: TypeAlias = "PrivacyBudgetCallbackHandler | Budget | RunnableConfig"
+"""What `budget=` takes: the shared handler, its budget, or a RunnableConfig whose callbacks hold the handler."""
 
 _NO_LEDGER = "0" * 32  # reading this id tests whether an anchor can be read
 
@@ -412,7 +415,9 @@ def _active(
 
 
 def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any] | None = None) -> Budget:
-    """Finds the budget of a component: constructor, then handlers in the config, then the context variable.
+    """Finds the budget of a component: what `budget=` gave, then handlers in the config, then the context variable.
+
+    `budget` may be a RunnableConfig whose callbacks hold the handler.
 
     Formal guarantees:
       - Fails closed: no budget, or two different ones, is an error, never a default.
@@ -423,6 +428,8 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
         holds several.
       ConfigurationError: `budget` is neither a budget nor a handler, or `config` is no config.
     """
+    if isinstance(budget, Mapping):
+        budget, config = None, cast("RunnableConfig", budget)
     own = None if budget is None else budget_of(budget, "budget")
     budgets, place = _budgets_in(config), "the config's callbacks"
     active = _ACTIVE.get()
@@ -439,7 +446,7 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
     if not budgets:
         msg = (
             "budget: expected a privacy budget, found none. Give budget=PrivacyBudgetCallbackHandler(epsilon=..., "
-            "delta=...), pass that handler in config['callbacks'], or use `with get_privacy_budget_callback(...)`."
+            "delta=...) or a config whose callbacks hold one, or use `with get_privacy_budget_callback(...)`."
         )
         raise NoPrivacyBudgetError(msg)
     return next(iter(budgets.values()))

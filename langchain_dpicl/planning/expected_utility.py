@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from langchain_dpicl.options.rows import Rows
 from langchain_dpicl.privacy._validate import (
     ROW_SHAPES,
     RowShape,
@@ -401,6 +402,25 @@ class RowDesign:
         is_random = shape == "slots" and sampling in {"poisson", "disjoint"}
         fill = (DEFAULT_OVERFILL if is_random else 1.0) if overfill is None else overfill
         return cls(shape, slots, shots, sampling, check_positive("overfill", fill))  # type: ignore[arg-type]
+
+    @classmethod
+    def of(cls, rows: Rows | None, *, smallest_size: int | None = None) -> RowDesign | None:
+        """Returns the shape that `rows=` asks for; None, where it asks for none, lets the planner choose.
+
+        Args:
+          rows: the caller's option.
+          smallest_size: least declared size of a pool, which limits the default number of slots.
+        """
+        if rows is None or rows.replace(redraw_every=None) == Rows():
+            return None
+        return cls.choose(
+            rows=None if rows.units is None and rows.slots is None else "units" if rows.slots is None else "slots",
+            num_slots=rows.slots if rows.units is None else rows.units,
+            shots_per_slot=rows.shots,
+            sampling=rows.sampling,
+            overfill=rows.fill,
+            smallest_size=smallest_size,
+        )
 
     def sampler(self, public_size: int, *, num_batches: int = 1) -> Sampler:
         """Returns the sampler for a pool of `public_size` declared units."""

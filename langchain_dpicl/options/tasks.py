@@ -1,0 +1,103 @@
+"""Options of wording: few-shot prompts, prompts of synthetic records, and how texts are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts
+
+if TYPE_CHECKING:
+    from langchain_core.prompts import FewShotPromptTemplate
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FewShotTask(Option):
+    r"""The wording of a few-shot prompt over private records, and the names of its answers.
+
+    Args:
+      example_prompt: template of one record, such as `"Ticket: {text}\nQueue: {queue}"`; None: text and label on a line
+        each.
+      suffix: template of the query after the records, such as `"Ticket: {input}\nQueue:"`; None: as the example.
+      prefix: template before the records.
+      example_separator: text between the parts.
+      labels: the answers; None: the declared labels of the examples.
+      verbalizers: label to the text or texts that stand for it, taken verbatim; the first one is shown in examples.
+        None: a space and the label.
+    """
+
+    example_prompt: TemplateLike | None = None
+    suffix: TemplateLike | None = None
+    _: KW_ONLY
+    prefix: TemplateLike = ""
+    example_separator: str = "\n\n"
+    labels: Texts | None = None
+    verbalizers: Mapping[str, str | Texts] | None = None
+
+    @classmethod
+    def from_template(cls, template: FewShotPromptTemplate, **changes: Any) -> Self:
+        """Takes the wording of a LangChain few-shot template, without its examples."""
+        return cls(
+            template.example_prompt,
+            template.suffix,
+            prefix=template.prefix,
+            example_separator=template.example_separator,
+            **changes,
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OpenLabel(Option):
+    """A label without declared values: written first under the same privacy, or drawn from a public list.
+
+    Args:
+      key: field of the label.
+      values: public list to draw from; None: the label is written.
+      max_tokens: most tokens of a written label.
+    """
+
+    key: str
+    values: Texts | None = None
+    max_tokens: Count = 10
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GenerationTask(Option):
+    """The prompt of synthetic records.
+
+    Args:
+      instruction: task description, the first paragraph of every prompt.
+      record_prompt: template of one record that ends with the text field; None: label and text on a line each.
+      open_label: a label without declared values.
+      variation_prompt: of `PrivateEvolution`: asks for a variation of a text.
+      hints: of `PrivateEvolution`: sentences after the instruction, one per prompt in turn.
+    """
+
+    instruction: str | None = None
+    record_prompt: TemplateLike | None = None
+    _: KW_ONLY
+    open_label: OpenLabel | None = None
+    variation_prompt: TemplateLike | None = None
+    hints: Texts = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Decoding(Option):
+    """How a text is written from released tokens.
+
+    Args:
+      candidates: tokens per step, the public prompt's likeliest; "all": the whole vocabulary.
+      stop: texts that end a field; None: a line break, or nothing under a grammar.
+      temperature: of the released token's softmax; None: the mechanism's own.
+      top_k: sample among so many noised candidates ("gaussian" only).
+      top_p: nucleus sampling on the noised vector ("gaussian" only).
+      grammar: a `Grammar`: what a text may be; what it forces is free.
+    """
+
+    candidates: Count | Literal["all"] = 100
+    stop: Texts | None = None
+    temperature: Positive | None = None
+    top_k: Count | None = None
+    top_p: Share = 1.0
+    grammar: Live = None

@@ -1,0 +1,73 @@
+"""Wraps constructors of components: reports refusals to the caller's run and explains wrong keywords."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.options import OPTIONS
+from langchain_dpicl.privacy._validate import fail
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a constructor under its `@classmethod`.
+
+    A refusal of the budget becomes an event of the caller's run, and a keyword that the constructor does not take
+    becomes an error that names the one that was meant, or the option value that holds it.
+
+    Args:
+      component: name of the class in events.
+
+    Raises:
+      ConfigurationError: an unknown or missing argument; no value is shown.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        takes = inspect.signature(function)
+
+        @wraps(function)
+        def opened(*args: P.args, **kwargs: P.kwargs) -> R:
+            if fault := _fault_in(takes, args, kwargs):
+                expected, found, advice = fault
+                del args, kwargs
+                raise fail(f"{component}.{function.__name__}", expected, found, advice)
+            given: Any = kwargs.get("budget")
+            config = given if isinstance(given, Mapping) else None
+            with RunEvents(component, budget=given if config is None else None, config=config):  # type: ignore[arg-type]
+                return function(*args, **kwargs)
+
+        return opened
+
+    return decorate
+
+
+def _fault_in(takes: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Returns what was expected, what was found and advice, or None for a call that fits."""
+    names = [name for name in takes.parameters if name not in {"self", "cls"}]
+    for name in kwargs:
+        if name not in names:
+            return f"parameters among {names}", name, _place_of(name, takes)
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as error:
+        return "its required parameters, all but the first by name", str(error), ""
+    return None
+
+
+def _place_of(name: str, takes: inspect.Signature) -> str:
+    """Returns where an option stands that is no parameter, or the closest parameter."""
+    for parameter in takes.parameters.values():
+        words = re.findall(r"\w+", str(parameter.annotation))
+        for option in OPTIONS:
+            if option.__name__ in words and name in inspect.signature(option).parameters:
+                return f"Give {parameter.name}={option.__name__}({name}=...)."
+    near = difflib.get_close_matches(name, list(takes.parameters), 1)
+    return f"Did you mean {near[0]!r}?" if near else ""
