@@ -428,7 +428,7 @@ def resolve_budget(budget: Any = None, config: RunnableConfig | Mapping[str, Any
         holds several.
       ConfigurationError: `budget` is neither a budget nor a handler, or `config` is no config.
     """
-    if isinstance(budget, Mapping):
+    if isinstance(budget, Mapping) and set(budget) <= set(RunnableConfig.__annotations__):
         budget, config = None, cast("RunnableConfig", budget)
     own = None if budget is None else budget_of(budget, "budget")
     budgets, place = _budgets_in(config), "the config's callbacks"
@@ -458,7 +458,8 @@ def budget_of(given: Any, name: str) -> Budget:
         return given
     if isinstance(given, PrivacyBudgetCallbackHandler):
         return given.budget
-    msg = f"{name}: expected a PrivacyBudgetCallbackHandler or a Budget, found {type(given).__name__}."
+    expected = "a PrivacyBudgetCallbackHandler, a Budget or a RunnableConfig with a handler"
+    msg = f"{name}: expected {expected}, found {type(given).__name__}."
     raise ConfigurationError(msg)
 
 

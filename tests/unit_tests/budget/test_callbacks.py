@@ -111,6 +111,7 @@ def test_the_constructor_comes_first_and_may_be_a_budget_or_a_handler() -> None:
     held = handler()
     assert resolve_budget(held) is held.budget
     assert resolve_budget(held.budget, {"callbacks": [held]}) is held.budget
+    assert resolve_budget({"callbacks": [held]}) is held.budget
     for wrong in ("budget", 4.0, {"epsilon": 1}):
         with pytest.raises(ConfigurationError):
             resolve_budget(wrong)
