@@ -492,5 +492,6 @@ def _says_something(word: str) -> bool:
 __all__ = [
     "UnitCounter",
     "ValueDiscovery",
+    "plan_discovery",
     "public_vocabulary",
 ]
