@@ -16,7 +16,7 @@ import torch
 from _local_model import FRAME_TOKENS, Size, input_ids, instruction, make_model, make_tokenizer, words
 
 from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples
-from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
+from langchain_dpicl.backends import HuggingFaceBackend
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 
 RECORDS = 400

@@ -21,8 +21,6 @@ from langchain_dpicl import (
     DPVotingRunnable,
     PrivateExamples,
     PromptPATEExampleSelector,
-    demonstrations_without_privacy,
-    label_votes_without_privacy,
 )
 from langchain_dpicl.audit.membership import (
     Record,
@@ -33,6 +31,7 @@ from langchain_dpicl.audit.membership import (
     score_target,
 )
 from langchain_dpicl.audit.membership_scores import Claim
+from langchain_dpicl.baselines import demonstrations_without_privacy, label_votes_without_privacy
 
 MECHANISMS = ("gumbel", "gaussian", "permute_and_flip", "recentered_clip", "difference_clip", "clip_and_blend")
 _MAX_TOKENS = 12
@@ -250,8 +249,8 @@ def soft_prompts(
     import transformers
     from _soft_task import soft_task
 
-    from langchain_dpicl import PromptDPSGD, SoftPromptClassifier, soft_prompt_without_privacy
-    from langchain_dpicl.released.soft_prompt import SoftPrompt
+    from langchain_dpicl import PromptDPSGD, SoftPrompt, SoftPromptClassifier
+    from langchain_dpicl.baselines import soft_prompt_without_privacy
 
     torch.set_num_threads(1)
     task = soft_task(path, limit=1, length=40).task

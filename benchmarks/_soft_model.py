@@ -25,7 +25,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from langchain_dpicl.backends.tuning.prompted_model import PromptedModel, stack_inputs
-from langchain_dpicl.backends.tuning.tasks import PromptTask, TaskReader
+from langchain_dpicl.backends.tuning.tasks import TaskReader
+from langchain_dpicl.soft_prompts import PromptTask
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 WORDS = {

@@ -17,9 +17,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from langchain_dpicl import Budget, PrivateExamples
-from langchain_dpicl.backends.tuning.tasks import PromptTask
-from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
+from langchain_dpicl import Budget, PrivateExamples, PromptDPSGD
+from langchain_dpicl.soft_prompts import PromptTask
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b")
 LABELS = ("no", "yes")

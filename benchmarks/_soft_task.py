@@ -11,7 +11,7 @@ from _soft_corpus import plain
 from _voting_task import load
 
 from langchain_dpicl import PrivateExamples
-from langchain_dpicl.backends.tuning.tasks import PromptTask
+from langchain_dpicl.soft_prompts import PromptTask
 
 _WORDED: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "sst2": ("{text} it was{mask}.", {"negative": "terrible", "positive": "great"}),

@@ -14,13 +14,10 @@ from typing import Any
 import torch
 from _soft_task import SoftTask
 
-from langchain_dpicl import Budget
+from langchain_dpicl import Budget, PromptDPSGD, SoftPrompt, SoftPromptClassifier
 from langchain_dpicl.backends.tuning.prompted_model import PromptedModel, stack_inputs
 from langchain_dpicl.backends.tuning.tasks import TaskReader
 from langchain_dpicl.baselines import soft_prompt_without_privacy
-from langchain_dpicl.released.soft_prompt import SoftPrompt
-from langchain_dpicl.soft_prompts.serving import SoftPromptClassifier
-from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 
 METHODS = ("soft_prompt", "prefix")
 ZERO_SHOT, COMMONEST = "zero-shot", "commonest label"

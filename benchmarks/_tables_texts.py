@@ -13,16 +13,13 @@ from _tables_cells import INSTRUCTION, NOISELESS, NON_PRIVATE, ZERO, Cell
 from _tables_files import DataFile, SlotTask, exact, generation_task, labelled, overlap, slot_task
 from _tables_room import Knobs, Result, Room, delta_of, epsilon_of, in_front
 
-from langchain_dpicl import (
-    Budget,
-    DemonstrationSynthesizer,
-    PrivateExamples,
-    ReleasedDemonstrations,
+from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, ReleasedDemonstrations
+from langchain_dpicl.backends.resolve import as_text_backend
+from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
     demonstrations_without_privacy,
     real_demonstrations_without_privacy,
 )
-from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.planning.expected_utility import RowDesign
 

@@ -17,10 +17,9 @@ from bench_release import Instant
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from langchain_dpicl import Budget, PrivateExamples
+from langchain_dpicl import Budget, DPVotingRunnable, PrivateExamples
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.release.curator import release_once
-from langchain_dpicl.voting import DPVotingRunnable
 
 QUERIES = 100_000
 TARGET_MS = 0.5

@@ -27,7 +27,8 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import Budget, LocalEmbeddings, PrivateEvolution, PrivateExamples
+from langchain_dpicl import Budget, PrivateEvolution, PrivateExamples
+from langchain_dpicl.backends import LocalEmbeddings
 
 NEAR = 12
 """Public texts among which a variation is drawn."""

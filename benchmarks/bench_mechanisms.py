@@ -27,13 +27,8 @@ import numpy as np
 from bench_trec import Bench, Task, load
 from tqdm import tqdm
 
-from langchain_dpicl import (
-    DemonstrationSynthesizer,
-    PrivacyBudgetCallbackHandler,
-    ReleasedDemonstrations,
-    demonstrations_from_instruction,
-    real_demonstrations_without_privacy,
-)
+from langchain_dpicl import DemonstrationSynthesizer, PrivacyBudgetCallbackHandler, ReleasedDemonstrations
+from langchain_dpicl.baselines import demonstrations_from_instruction, real_demonstrations_without_privacy
 
 WORD = re.compile(r"[A-Za-z']+")
 

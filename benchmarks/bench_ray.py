@@ -21,13 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from langchain_dpicl import DemonstrationSynthesizer, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.distributed.executor import Workplace
-from langchain_dpicl.distributed.ray import RayExecutor
-from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.stores.postgres_memo import PostgresMemo
+from langchain_dpicl.distributed import RayExecutor, Workplace
+from langchain_dpicl.stores import PostgresMemo
 
 RECORD = "a private record"
 WORDS = {" paid": 0.4, " late": 0.3, " twice": 0.2, " soon": 0.1}

@@ -25,9 +25,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
+from langchain_dpicl import Budget
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
 from langchain_dpicl.backends.private_calls.call_pool import CallPool
-from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.budget.handler import resolve_budget
 from langchain_dpicl.privacy.ledger.shares import Share

@@ -22,10 +22,10 @@ from langchain_dpicl import (
     DPRetrievalVotingRunnable,
     DPVotingRunnable,
     EmbeddedLLM,
-    LocalEmbeddings,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
 )
+from langchain_dpicl.backends import LocalEmbeddings
 
 DELTA = 1e-6
 LIMIT = 1e9

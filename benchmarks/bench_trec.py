@@ -33,6 +33,8 @@ from langchain_dpicl import (
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
     ReleasedDemonstrations,
+)
+from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
     demonstrations_without_privacy,
     real_demonstrations_without_privacy,

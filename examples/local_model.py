@@ -21,13 +21,13 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl import (
+    ChatLocal,
     DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
 )
-from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
-from langchain_dpicl.serving.models import ChatLocal
+from langchain_dpicl.backends import HuggingFaceBackend
 
 SIZE = 500
 DELTA = 1e-5

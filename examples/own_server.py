@@ -17,7 +17,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
 
 from langchain_dpicl import DPFewShotPromptTemplate, PrivacyBudgetCallbackHandler, PrivateExamples
-from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends import LangChainBackend
 
 SIZE = 600
 DELTA = 1e-5

@@ -15,11 +15,11 @@ from langchain_core.prompts import PromptTemplate
 from langchain_dpicl import (
     DPFewShotPromptTemplate,
     EmbeddedLLM,
-    LocalEmbeddings,
     PrivacyBudgetCallbackHandler,
     PrivateEvolution,
     PrivateExamples,
 )
+from langchain_dpicl.backends import LocalEmbeddings
 
 SIZE = 400
 ROUNDS = 3

@@ -25,10 +25,9 @@ from langchain_dpicl import (
     EmbeddedLLM,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
-    RayExecutor,
-    Workplace,
     verify_report,
 )
+from langchain_dpicl.distributed import RayExecutor, Workplace
 from langchain_dpicl.stores import SQLiteMemo
 
 SIZE = 300  # declared number of records per label; public

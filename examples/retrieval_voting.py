@@ -13,13 +13,8 @@ from typing import Any
 
 from bank_questions import LABELS, bank_questions, new_questions
 
-from langchain_dpicl import (
-    DPRetrievalVotingRunnable,
-    EmbeddedLLM,
-    LocalEmbeddings,
-    PrivacyBudgetCallbackHandler,
-    PrivateExamples,
-)
+from langchain_dpicl import DPRetrievalVotingRunnable, EmbeddedLLM, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl.backends import LocalEmbeddings
 
 SIZE = 250
 PARTICIPATIONS = 10

@@ -19,11 +19,16 @@ from pathlib import Path
 from bank_questions import LABELS, bank_questions, new_questions
 from langchain_core.output_parsers import StrOutputParser
 
-from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples, verify_report
-from langchain_dpicl.released.soft_prompt import SoftPrompt
-from langchain_dpicl.serving.models import LocalLLM
-from langchain_dpicl.soft_prompts.serving import SoftPromptBackend, SoftPromptClassifier
-from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
+from langchain_dpicl import (
+    LocalLLM,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    PromptDPSGD,
+    SoftPrompt,
+    SoftPromptClassifier,
+    verify_report,
+)
+from langchain_dpicl.soft_prompts import SoftPromptBackend
 
 SIZE = 500
 DELTA = 1e-5

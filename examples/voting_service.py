@@ -38,13 +38,12 @@ from pydantic import BaseModel, Field
 from langchain_dpicl import (
     DPVotingRunnable,
     EmbeddedLLM,
-    LedgerError,
-    ModelCallError,
     PrivacyBudgetCallbackHandler,
     PrivacyBudgetExceededError,
     PrivateExamples,
-    VotingResult,
 )
+from langchain_dpicl.exceptions import LedgerError, ModelCallError
+from langchain_dpicl.results import VotingResult
 
 if missing := [name for name in ("fastapi",) if find_spec(name) is None]:
     sys.exit(f"This example needs {missing[0]}: pip install fastapi uvicorn httpx")

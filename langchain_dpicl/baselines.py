@@ -498,3 +498,13 @@ def _released_baseline(
     shown: float | str = epsilon if epsilon == 0 else "infinity"
     report = {"private": epsilon == 0, "epsilon": shown, "delta": 0.0, "baseline": baseline}
     return ReleasedDemonstrations(examples=tuple(examples), report=report, plan=plan)
+
+
+__all__ = [
+    "UnprotectedVotes",
+    "demonstrations_from_instruction",
+    "demonstrations_without_privacy",
+    "label_votes_without_privacy",
+    "real_demonstrations_without_privacy",
+    "soft_prompt_without_privacy",
+]

@@ -487,3 +487,11 @@ def public_vocabulary(
 def _says_something(word: str) -> bool:
     is_short = word.isascii() and len(word) < _FEWEST_LETTERS
     return not is_short and "_" not in word and any(letter.isalpha() for letter in word)
+
+
+__all__ = [
+    "UnitCounter",
+    "ValueDiscovery",
+    "plan_discovery",
+    "public_vocabulary",
+]

@@ -175,3 +175,31 @@ class LedgerUnavailableError(LedgerError):
 
 class LedgerRollbackError(LedgerError):
     """Lines seen before, in an anchor or on a receipt are gone or changed; nothing is granted on what is left."""
+
+
+__all__ = [
+    "AccountantsDisagreeError",
+    "AccountingError",
+    "CapabilityError",
+    "ConfigurationError",
+    "DPICLError",
+    "LabellingInterruptedError",
+    "LedgerError",
+    "LedgerRollbackError",
+    "LedgerUnavailableError",
+    "MemoError",
+    "ModelCallError",
+    "NoPrivacyBudgetError",
+    "PrivacyBudgetError",
+    "PrivacyBudgetExceededError",
+    "PrivacyBudgetMismatchError",
+    "PrivateAccessError",
+    "RecordError",
+    "SealedShareError",
+    "SensitivityError",
+    "SynthesisInterruptedError",
+    "TenantCapExceededError",
+    "TrainingInterruptedError",
+    "UnknownEventError",
+    "UnsilencableModelError",
+]

@@ -26,9 +26,10 @@ from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.results import Receipt, VotingResult
 from langchain_dpicl.runs.answer_memo import AnswerMemo, TenantRegistry, open_memo, scope_of_plan, traits_of
 from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries, recommended_design
-from langchain_dpicl.runs.query_runnable import Exhausted, QueryRunnable, Receipt, VotingResult
+from langchain_dpicl.runs.query_runnable import Exhausted, QueryRunnable
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.labels import (
     VoteOutcome,

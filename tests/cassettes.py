@@ -27,7 +27,7 @@ import vcr
 import yaml
 from vcr.request import Request
 
-from langchain_dpicl import allow_wrappers
+from langchain_dpicl.backends import allow_wrappers
 from tests.cassette_scenarios import ANY_ORDER, NO_KEY, SCENARIOS, Target
 from tests.llama_server import MODEL, running_server
 from tests.loopback_provider import provider

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pytest_socket import disable_socket, enable_socket
 
-from langchain_dpicl import allow_wrappers
+from langchain_dpicl.backends import allow_wrappers
 from langchain_dpicl.backends.private_calls import method_checks
 from tests import ledgers
 from tests.ordering import shuffled

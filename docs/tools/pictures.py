@@ -14,7 +14,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivacyReport, PrivateExamples
+from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivateExamples
 from langchain_dpicl.audit import AuditResult, audit
 from langchain_dpicl.audit.plots import plot_claimed_audited
 from langchain_dpicl.privacy.accounting.events import (
@@ -25,6 +25,7 @@ from langchain_dpicl.privacy.accounting.events import (
     SubsampledEvent,
 )
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.reports import PrivacyReport
 from langchain_dpicl.reports.plots import plot_budget, plot_epsilon_delta
 
 OUT = Path(__file__).resolve().parents[1] / "pictures"

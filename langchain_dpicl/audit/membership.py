@@ -22,7 +22,7 @@ from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivateAc
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, Ints, SecureRandom
-from langchain_dpicl.runs.query_runnable import VotingResult
+from langchain_dpicl.results import VotingResult
 from langchain_dpicl.serving.classifier import CONTENT_FREE, content_free_probabilities, label_probabilities
 from langchain_dpicl.tasks.labels import ContinuationScorer, continuations_of, distinct_texts, label_scorer
 from langchain_dpicl.tasks.templates import FewShotTemplate, template_text

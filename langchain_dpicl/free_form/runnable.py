@@ -37,9 +37,10 @@ from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.sample import Record
+from langchain_dpicl.results import FreeFormResult, Receipt
 from langchain_dpicl.runs.answer_memo import AnswerMemo, Tenant, TenantRegistry, open_memo, scope_of_plan, traits_of
 from langchain_dpicl.runs.query_plan import plan_queries
-from langchain_dpicl.runs.query_runnable import Exhausted, FreeFormResult, QueryRunnable, Receipt
+from langchain_dpicl.runs.query_runnable import Exhausted, QueryRunnable
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.labels import check_flags, design_of, wording_of
 from langchain_dpicl.tasks.templates import Query

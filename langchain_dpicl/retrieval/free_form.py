@@ -83,7 +83,8 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
 
     Example:
       >>> from langchain_core.documents import Document
-      >>> from langchain_dpicl import Budget, EmbeddedLLM, LocalEmbeddings
+      >>> from langchain_dpicl import Budget, EmbeddedLLM
+      >>> from langchain_dpicl.backends import LocalEmbeddings
       >>> notes = [Document(f"Ward {place}: new tablets, the patient slept well.") for place in range(40)]
       >>> helper = DPRetrievalFreeFormRunnable.from_documents(
       ...     notes,

@@ -25,6 +25,7 @@ from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.filtered_sample import FilteredQuery
+from langchain_dpicl.results import Receipt, RetrievalResult
 from langchain_dpicl.retrieval.individual_filter import IndividualFilter
 from langchain_dpicl.retrieval.plan import (
     check_documents_per_row,
@@ -39,7 +40,7 @@ from langchain_dpicl.retrieval.plan import (
     text_to_compare,
 )
 from langchain_dpicl.runs.answer_memo import TenantRegistry, open_memo
-from langchain_dpicl.runs.query_runnable import Exhausted, QueryRunnable, Receipt, RetrievalResult, TicketCharge
+from langchain_dpicl.runs.query_runnable import Exhausted, QueryRunnable, TicketCharge
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.labels import (

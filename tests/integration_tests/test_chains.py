@@ -19,10 +19,9 @@ from langchain_dpicl import (
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
-    demonstrations_from_instruction,
-    real_demonstrations_without_privacy,
     verify_report,
 )
+from langchain_dpicl.baselines import demonstrations_from_instruction, real_demonstrations_without_privacy
 
 QUESTIONS = {
     "card payment": ["Why was my card payment to {} declined?", "My card payment at {} was charged twice."],

@@ -20,13 +20,8 @@ import pytest
 pytest.importorskip("fastapi")
 import httpx
 
-from langchain_dpicl import (
-    LedgerError,
-    LedgerUnavailableError,
-    ModelCallError,
-    PrivacyBudgetCallbackHandler,
-    PrivacyBudgetError,
-)
+from langchain_dpicl import PrivacyBudgetCallbackHandler
+from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError, ModelCallError, PrivacyBudgetError
 from langchain_dpicl.stores import open_store
 from tests.example_files import example
 from tests.loopback_provider import provider

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import DPFreeFormRunnable, ModelCallError
+from langchain_dpicl import DPFreeFormRunnable
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_text_backend
+from langchain_dpicl.exceptions import ModelCallError
 from tests.canary import RECORD, aobserve, canaries_in, describe, leaks, observe
 from tests.live import PrivateCalls, Servers, openai_model
 from tests.live_queries import (

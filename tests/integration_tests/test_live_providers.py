@@ -14,17 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import (
-    CapabilityError,
-    DPFewShotPromptTemplate,
-    LabelClassifier,
-    PrivacyBudgetCallbackHandler,
-    verify_report,
-)
+from langchain_dpicl import DPFewShotPromptTemplate, LabelClassifier, PrivacyBudgetCallbackHandler, verify_report
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend, next_token
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.exceptions import CapabilityError
 from tests.canary import RECORD, VOTE, Seen, aobserve, leaks, observe
 from tests.live import (
     GENERATION,

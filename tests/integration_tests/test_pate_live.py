@@ -21,17 +21,12 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 
-from langchain_dpicl import (
-    LabelledPool,
-    LabellingInterruptedError,
-    PromptPATEExampleSelector,
-    PromptPATELabeler,
-    verify_report,
-)
+from langchain_dpicl import LabelledPool, PromptPATEExampleSelector, PromptPATELabeler, verify_report
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.exceptions import LabellingInterruptedError
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
 from tests.live import (

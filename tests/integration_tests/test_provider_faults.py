@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import CapabilityError, ModelCallError
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 from tests.canary import RECORD, aobserve, canaries_in, describe, leaks, observe
 from tests.live import (
     LABELS,

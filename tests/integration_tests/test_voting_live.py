@@ -15,17 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import (
-    DPVotingRunnable,
-    ModelCallError,
-    PrivacyBudgetExceededError,
-    verify_report,
-)
+from langchain_dpicl import DPVotingRunnable, PrivacyBudgetExceededError, verify_report
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_choice_backend
-from langchain_dpicl.runs.query_runnable import VotingResult
+from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.results import VotingResult
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
 from tests.live import (
     LABELS,

@@ -33,9 +33,9 @@ from langchain_dpicl import (
     PrivateExamples,
     PromptPATEExampleSelector,
     PromptPATELabeler,
-    TextVoteBackend,
     verify_report,
 )
+from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,

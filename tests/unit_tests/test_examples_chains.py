@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import PrivacyBudgetCallbackHandler, Receipt, VotingResult
+from langchain_dpicl import PrivacyBudgetCallbackHandler
+from langchain_dpicl.results import Receipt, VotingResult
 from tests.example_files import example
 from tests.loopback_provider import Provider, provider
 from tests.sealed_files import resealed

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import LabelledPool, PoolEntry, PrivateExamples
+from langchain_dpicl import LabelledPool, PrivateExamples
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.released import PoolEntry
 from tests.labelling_doubles import CARD, MUTE, WIRE, labeler
 
 

@@ -12,24 +12,44 @@ from types import ModuleType
 import pytest
 
 import langchain_dpicl
-from langchain_dpicl import agents, audit, stores
+from langchain_dpicl import exceptions
+from tests.public_names import FACE, SUBMODULES, exported, load
 
-LAZY = [langchain_dpicl, agents, audit, stores]
+MOST_NAMES = 45
+MODULES = [importlib.import_module(name) for name in (FACE, *SUBMODULES)]
+LAZY = [module for module in MODULES if hasattr(module, "_HOME")]
 
 
-def test_the_public_face_is_sorted_complete_and_importable() -> None:
+def test_the_public_face_is_sorted_and_short() -> None:
     assert langchain_dpicl.__all__ == sorted(langchain_dpicl.__all__)
-    for name in langchain_dpicl.__all__:
-        assert getattr(langchain_dpicl, name).__doc__
+    assert len(langchain_dpicl.__all__) <= MOST_NAMES
+
+
+@pytest.mark.parametrize("module", [FACE, *SUBMODULES])
+def test_every_promised_name_is_once_there_and_importable(module: str) -> None:
+    names = exported(module)
+    assert len(set(names)) == len(names) > 0
+    assert all(load(module, name).__doc__ for name in names)
+
+
+def test_a_name_of_the_face_is_the_same_in_its_submodule() -> None:
+    both = [(module, name) for module in SUBMODULES for name in exported(module) if name in langchain_dpicl.__all__]
+    assert both
+    assert [(module, name) for module, name in both if load(module, name) is not load(FACE, name)] == []
 
 
 def test_every_error_of_the_tree_is_public() -> None:
-    from langchain_dpicl import exceptions
-
     errors = {
         name for name, value in vars(exceptions).items() if isinstance(value, type) and issubclass(value, Exception)
     }
-    assert errors <= set(langchain_dpicl.__all__)
+    assert errors == set(exceptions.__all__)
+    assert errors & set(langchain_dpicl.__all__) == {"DPICLError", "PrivacyBudgetExceededError"}
+
+
+def test_packages_load_their_names_on_first_use() -> None:
+    names = {module.__name__.rpartition(".")[2] for module in LAZY}
+    packages = {module.__name__.rpartition(".")[2] for module in MODULES if hasattr(module, "__path__")}
+    assert names == packages
 
 
 @pytest.mark.parametrize("package", LAZY, ids=lambda package: package.__name__)

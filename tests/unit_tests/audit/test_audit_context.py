@@ -15,10 +15,11 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_core.tracers.langchain import LangChainTracer
 from langsmith.utils import get_env_var
 
-from langchain_dpicl import ConfigurationError, get_privacy_budget_callback
+from langchain_dpicl import get_privacy_budget_callback
 from langchain_dpicl.audit import AuditReport, AuditResult, Subject, audit, component_checks, suite
 from langchain_dpicl.audit.targets import QUERY, helper_of, labeler_of, synthesizer_of, voter_of
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.exceptions import ConfigurationError
 from tests.check_audit import Counts
 
 # --- the caller's context ---------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import ConfigurationError
 from langchain_dpicl.audit import (
     CANNOT_SEE,
     AuditReport,
@@ -34,6 +33,7 @@ from langchain_dpicl.audit.query_games import VotingGame
 from langchain_dpicl.audit.targets import helper_of, labeler_of, share_of, synthesizer_of, training_of, voter_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.evolution.plan import plan_evolution
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import plan_generation
 from langchain_dpicl.generation.token_mechanisms import TokenRule
 from langchain_dpicl.pate.plan import plan_labelling

@@ -25,7 +25,7 @@ from langchain_dpicl.audit.membership import (
 from langchain_dpicl.audit.membership_scores import Claim
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
-from langchain_dpicl.runs.query_runnable import Receipt, VotingResult
+from langchain_dpicl.results import Receipt, VotingResult
 from tests.doubles import RepeatableCoins
 
 LABELS = ("card", "cash")

@@ -18,23 +18,25 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import (
     Budget,
-    ConfigurationError,
     DPVotingRunnable,
     EmbeddedLLM,
-    LedgerError,
-    ModelCallError,
-    NoPrivacyBudgetError,
     PrivacyBudgetCallbackHandler,
-    PrivacyBudgetError,
     PrivacyBudgetExceededError,
-    PrivacyBudgetMismatchError,
-    PrivateAccessError,
     PrivateExamples,
     ReleasedCounts,
     UnitCounter,
     ValueDiscovery,
     get_privacy_budget_callback,
     verify_report,
+)
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerError,
+    ModelCallError,
+    NoPrivacyBudgetError,
+    PrivacyBudgetError,
+    PrivacyBudgetMismatchError,
+    PrivateAccessError,
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.data.unit_pool import Pool

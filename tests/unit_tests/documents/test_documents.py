@@ -21,24 +21,27 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_dpicl import (
     Budget,
-    ConfigurationError,
     DocumentSynthesizer,
-    ModelCallError,
     PrivacyBudgetCallbackHandler,
     PrivacyBudgetExceededError,
     PrivateExamples,
-    RecordError,
-    SynthesisInterruptedError,
     SyntheticDocuments,
     get_privacy_budget_callback,
-    public_vocabulary,
     verify_report,
 )
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
+from langchain_dpicl.discovery import public_vocabulary
 from langchain_dpicl.documents import synthesizer as documents
 from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
-from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    ModelCallError,
+    PrivacyBudgetError,
+    PrivacyBudgetMismatchError,
+    RecordError,
+    SynthesisInterruptedError,
+)
 from langchain_dpicl.privacy.data.unit_pool import Pool
 from langchain_dpicl.privacy.extensions.count_histograms import GaussianCountMechanism
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, TopicExamples

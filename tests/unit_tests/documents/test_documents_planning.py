@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from langchain_dpicl import ConfigurationError
 from langchain_dpicl.documents.plan import DocumentsPlan, keyword_margin, plan_documents
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.token_mechanisms import TokenRule
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy import accounting

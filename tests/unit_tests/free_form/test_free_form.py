@@ -35,7 +35,7 @@ from langchain_dpicl.free_form.answers import CandidateSource, PublicModel
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.reports.report import verify_report
-from langchain_dpicl.runs.query_runnable import FreeFormResult
+from langchain_dpicl.results import FreeFormResult
 from langchain_dpicl.serving.models import ChatEmbedded, EmbeddedLLM
 from tests.free_form_doubles import (
     CANDIDATES,

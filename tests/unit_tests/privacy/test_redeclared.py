@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_dpicl import Budget, ConfigurationError, DemonstrationSynthesizer, PrivateExamples, verify_report
+from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
-from langchain_dpicl.exceptions import PrivacyBudgetMismatchError, PrivateAccessError, RecordError
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetMismatchError, PrivateAccessError, RecordError
 from langchain_dpicl.privacy.data import units
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.store import InMemoryStore

@@ -19,7 +19,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import OpenReservation
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
-from langchain_dpicl.runs.query_runnable import Receipt
+from langchain_dpicl.results import Receipt
 from tests.durable import UNAVAILABLE, WatchedStore, on
 from tests.ledgers import budget, records, share_of, tickets
 

@@ -15,7 +15,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
 
-from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivateExamples, VotingResult
+from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivateExamples
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
@@ -28,6 +28,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.results import VotingResult
 from langchain_dpicl.runs.query_runnable import RELEASE
 from tests.contracts.front_room import (
     CANARY,

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget, ConfigurationError, ModelCallError, PrivateExamples
+from langchain_dpicl import Budget, PrivateExamples
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.voting import DPVotingRunnable
 from tests import audit_plants as plant

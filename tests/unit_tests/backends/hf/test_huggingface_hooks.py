@@ -13,7 +13,7 @@ import torch
 import wrapt
 from torch.nn.modules import module as modules
 
-from langchain_dpicl import allow_wrappers
+from langchain_dpicl.backends import allow_wrappers
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.hf.model_checks import Hooks
 from langchain_dpicl.backends.tuning.engine import PromptEngine

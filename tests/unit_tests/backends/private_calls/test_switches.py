@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration
 from pydantic.plugin import _schema_validator
 
-from langchain_dpicl import allow_wrappers
+from langchain_dpicl.backends import allow_wrappers
 from langchain_dpicl.backends.private_calls import method_checks
 from langchain_dpicl.backends.private_calls.call import Reply, silence
 from langchain_dpicl.backends.private_calls.method_checks import AcceptedWrappers

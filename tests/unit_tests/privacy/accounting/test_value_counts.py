@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from langchain_dpicl import ConfigurationError
 from langchain_dpicl.discovery import plan_discovery
-from langchain_dpicl.exceptions import UnknownEventError
+from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,

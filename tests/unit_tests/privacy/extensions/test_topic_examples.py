@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import Budget, ConfigurationError, PrivateExamples, verify_report
-from langchain_dpicl.exceptions import PrivacyBudgetMismatchError, PrivateAccessError, RecordError
+from langchain_dpicl import Budget, PrivateExamples, verify_report
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetMismatchError, PrivateAccessError, RecordError
 from langchain_dpicl.privacy.data import unit_pool
 from langchain_dpicl.privacy.extensions.topic_partition import TopicExamples, split_by_topics
 from langchain_dpicl.privacy.ledger import budget as ledger

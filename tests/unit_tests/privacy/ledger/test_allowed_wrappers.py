@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import PrivacyBudgetCallbackHandler, allow_wrappers, verify_report
+from langchain_dpicl import PrivacyBudgetCallbackHandler, verify_report
+from langchain_dpicl.backends import allow_wrappers
 from langchain_dpicl.backends.private_calls import method_checks
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import Budget, allow_wrappers
+from langchain_dpicl import Budget
+from langchain_dpicl.backends import allow_wrappers
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
