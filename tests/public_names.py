@@ -15,6 +15,7 @@ SUBMODULES = (
     "langchain_dpicl.discovery",
     "langchain_dpicl.distributed",
     "langchain_dpicl.exceptions",
+    "langchain_dpicl.options",
     "langchain_dpicl.released",
     "langchain_dpicl.reports",
     "langchain_dpicl.results",

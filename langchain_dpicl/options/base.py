@@ -125,7 +125,10 @@ class Option(metaclass=_NamesChecked):
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Builds the value from what TOML or JSON holds; models and embeddings are written "provider:model".
+        """Builds the value from what TOML or JSON holds.
+
+        Args:
+          state: fields by name; models and embeddings are written "provider:model".
 
         Raises:
           ConfigurationError: a name or a value is wrong; says which, and which name is close to it.
@@ -134,7 +137,14 @@ class Option(metaclass=_NamesChecked):
         return cls(**{**state, **parts})
 
     def replace(self, **changes: Any) -> Self:
-        """Returns a copy with some fields changed."""
+        """Returns a copy with some fields changed.
+
+        Args:
+          changes: the new values of fields.
+
+        Raises:
+          ConfigurationError: as the constructor.
+        """
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     @classmethod

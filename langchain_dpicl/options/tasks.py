@@ -37,7 +37,12 @@ class FewShotTask(Option):
 
     @classmethod
     def from_template(cls, template: FewShotPromptTemplate, **changes: Any) -> Self:
-        """Takes the wording of a LangChain few-shot template, without its examples."""
+        """Takes the wording of a LangChain few-shot template, without its examples.
+
+        Args:
+          template: the template.
+          changes: further fields.
+        """
         return cls(
             template.example_prompt,
             template.suffix,

@@ -49,7 +49,7 @@ def test_every_error_of_the_tree_is_public() -> None:
 def test_packages_load_their_names_on_first_use() -> None:
     names = {module.__name__.rpartition(".")[2] for module in LAZY}
     packages = {module.__name__.rpartition(".")[2] for module in MODULES if hasattr(module, "__path__")}
-    assert names == packages
+    assert names == packages - {"options"}  # every component takes several of them
 
 
 @pytest.mark.parametrize("package", LAZY, ids=lambda package: package.__name__)
