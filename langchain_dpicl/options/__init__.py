@@ -42,7 +42,6 @@ OPTIONS: tuple[type[Option], ...] = (
 """Every option value, in the order of the page that documents them."""
 
 __all__ = [
-    "OPTIONS",
     "ConfidentGNMax",
     "Decoding",
     "EmbeddingAnswers",

@@ -88,7 +88,7 @@ FULL: tuple[Option, ...] = (
 class TestValues:
     def test_every_class_is_here(self) -> None:
         assert {type(value) for value in FULL} == set(OPTIONS)
-        assert {option.__name__ for option in OPTIONS} == set(options.__all__) - {"OPTIONS", "Option"}
+        assert {option.__name__ for option in OPTIONS} == set(options.__all__) - {"Option"}
 
     @pytest.mark.parametrize("value", FULL, ids=lambda value: type(value).__name__)
     def test_a_value_is_the_same_after_json_and_toml(self, value: Option) -> None:
