@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.embedded.model import load_tables
 from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS, Keywords
 from langchain_dpicl.backends.sync_async import run_in_thread
@@ -30,7 +31,7 @@ from langchain_dpicl.privacy.extensions.count_histograms import (
     noise_margin,
 )
 from langchain_dpicl.privacy.extensions.unit_values import MOST_KEYWORDS, UnitValues
-from langchain_dpicl.privacy.ledger.shares import Share, Uncopyable
+from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.release.count_release import release_counts
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta

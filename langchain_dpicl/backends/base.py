@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.exceptions import PrivateAccessError
+from langchain_dpicl._opaque import Opaque
 
 Token: TypeAlias = Hashable
 """A vocabulary key: a token id (int) where the engine has ids, otherwise the token's bytes."""
@@ -250,7 +250,7 @@ class TextBackend(Protocol):
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class TrainingExample:
+class TrainingExample(Opaque):
     """One example that a prompt is trained on; private unless stated, and shows nothing.
 
     Attributes:
@@ -262,9 +262,6 @@ class TrainingExample:
     text: str
     pair: str | None = None
     target: str = ""
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError("TrainingExample: cannot be copied or pickled, it may be private. Build another one.")
 
 
 @runtime_checkable

@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, NamedTuple, NoReturn, Self, SupportsIndex, TypeAlias, cast
+from typing import Any, NamedTuple, Self, TypeAlias, cast
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import RunnableConfig, ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -19,7 +20,6 @@ from langchain_dpicl.exceptions import (
     LedgerError,
     LedgerUnavailableError,
     NoPrivacyBudgetError,
-    PrivacyBudgetError,
     PrivacyBudgetMismatchError,
 )
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
@@ -141,7 +141,7 @@ def _is_store(place: Callable[[], Any]) -> bool:
 # LangChain may suppress what a handler raises, so no check is made here: every component asks the ledger directly.
 
 
-class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
+class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
     """Owns a privacy budget and carries it through LangChain. The ledger, not the handler, enforces the budget.
 
     Formal guarantees:
@@ -337,15 +337,6 @@ class PrivacyBudgetCallbackHandler(BaseCallbackHandler):
     def __repr__(self) -> str:
         # Crash reporters show a handler whose constructor raised, without a budget.
         return f"PrivacyBudgetCallbackHandler({getattr(self, 'budget', 'not made')!r})"
-
-    def __copy__(self) -> PrivacyBudgetCallbackHandler:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PrivacyBudgetCallbackHandler:
-        return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise PrivacyBudgetError("PrivacyBudgetCallbackHandler: cannot be pickled, its copy would spend again.")
 
 
 _ACTIVE: ContextVar[PrivacyBudgetCallbackHandler | None] = ContextVar("dpicl_privacy_budget", default=None)

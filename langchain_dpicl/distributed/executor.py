@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from langchain_dpicl import exceptions
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.sync_async import run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import resolve_budget
@@ -30,7 +31,6 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy._validate import check_positive, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.ledger.shares import Uncopyable
 from langchain_dpicl.stores import MemoKey, ReleaseMemo, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.memos import TURN_SECONDS
 

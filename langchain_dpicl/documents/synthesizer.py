@@ -15,6 +15,7 @@ from langchain_core.documents import Document
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
@@ -33,7 +34,7 @@ from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.count_histograms import Count
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, TopicExamples, places, split_by_topics
-from langchain_dpicl.privacy.ledger.shares import Reservation, Share, Uncopyable
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.count_release import release_counts
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText, release_id, text_of

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_sync
@@ -295,7 +296,7 @@ def _token_in(pair: Any) -> Token:
     return bytes.fromhex(value) if kind == "bytes" else value
 
 
-class DisjointBatches:
+class DisjointBatches(Opaque):
     """The deals of a generation on disjoint batches: demonstration b of a label reads batch b of the label's deal.
 
     Formal guarantees:
@@ -356,9 +357,6 @@ class DisjointBatches:
         if label in self._dealt:
             self._dealt.pop(label).close()
             self._reserved[label].commit()
-
-    def __repr__(self) -> str:
-        return "DisjointBatches(<private>)"
 
 
 @tells_how_to_build()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import (
     AcquireGate,
@@ -40,7 +41,7 @@ from langchain_dpicl.privacy.extensions.method_tickets import (
     SAMPLE_TEMPLATE,
     TEST_TEMPLATE,
 )
-from langchain_dpicl.privacy.ledger.shares import Reservation, Share, Uncopyable
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.release.curator import open_sample
 from langchain_dpicl.release.dealt_sample import Partition, open_partition, release_once

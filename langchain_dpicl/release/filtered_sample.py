@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.rows.neighbour_rows import Near, SimilarTexts, Texts
 from langchain_dpicl.backends.rows.rows import OpaqueRows, run_guarded
@@ -71,7 +72,7 @@ class FilterShare:
         return self.owns(ticket) and (ticket.template, ticket.event) == (QUERY_TEMPLATE, NoEvent())
 
 
-class FilteredSample:
+class FilteredSample(Opaque):
     """Answers any number of queries from the units that take part in each; shows nothing, refuses copies.
 
     Formal guarantees:
@@ -232,20 +233,8 @@ class FilteredSample:
         with np.errstate(all="ignore"):
             return self.plan.release(answered.take()[: len(kept.row_units)], width=width, rng=SYSTEM_RANDOM)
 
-    def __copy__(self) -> FilteredSample:
-        return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FilteredSample:
-        return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise PrivacyBudgetError("Participants: cannot be pickled: their copy would let everybody in once more.")
-
-    def __repr__(self) -> str:
-        return "FilteredSample(<private>)"
-
-
-class _ParticipantRows:
+class _ParticipantRows(Opaque):
     """Who has a row, on the way from the debits to the sum; shown never, and forgotten at the end."""
 
     __slots__ = ("_seated",)
@@ -261,9 +250,6 @@ class _ParticipantRows:
     def forget(self) -> None:
         """Drops them."""
         self._seated = OpaqueValue([])
-
-    def __repr__(self) -> str:
-        return "_ParticipantRows(<private>)"
 
 
 def _check_home(home: int) -> None:

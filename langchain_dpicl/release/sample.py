@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import FullBackend
 from langchain_dpicl.backends.rows.rows import OpaqueRows, run_guarded
 from langchain_dpicl.backends.rows.vocabulary_rows import PublicRowContext
@@ -32,7 +33,7 @@ Renders: TypeAlias = Callable[..., Rendered[T]]
 """Renders the rows of a sample, or those that a function after the renderer picks out of it."""
 
 
-class SecretSample:
+class SecretSample(Opaque):
     """Up to `length` releases on one secret sample, of which `answers` may answer; shows nothing, refuses copies.
 
     Formal guarantees:
@@ -113,18 +114,6 @@ class SecretSample:
     def close(self) -> None:
         """Forgets the sample."""
         self._render = None
-
-    def __copy__(self) -> SecretSample:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SecretSample:
-        return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise PrivacyBudgetError("SecretSample: cannot be pickled: its copy would release on it again.")
-
-    def __repr__(self) -> str:
-        return "SecretSample(<private>)"
 
 
 def is_unanswered(released: Release) -> bool:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Rows, Token
 from langchain_dpicl.backends.rows.rows import OpaqueRows, RowRequest, RowSource, restrict, run_guarded
 from langchain_dpicl.backends.rows.vocabulary_rows import (
@@ -28,7 +29,6 @@ from langchain_dpicl.exceptions import (
     LedgerError,
     ModelCallError,
     PrivacyBudgetError,
-    PrivateAccessError,
 )
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
@@ -40,7 +40,7 @@ Choose: TypeAlias = Callable[[NDArray[np.float64]], int]
 NOT_COMPUTED = "the release could not be computed; its ticket stays burnt. Please report this."
 
 
-class ReleaseBlock:
+class ReleaseBlock(Opaque):
     """Up to `length` releases on one secret sample; holds private prompts until closed, and shows none."""
 
     def __init__(
@@ -122,12 +122,6 @@ class ReleaseBlock:
     def close(self) -> None:
         """Drops prompts and caches."""
         self._rows.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError("Block holds private prompts: it cannot be copied, pickled or sent elsewhere.")
-
-    def __repr__(self) -> str:
-        return "ReleaseBlock(<private>)"
 
 
 def _source(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
@@ -20,7 +21,7 @@ from langchain_dpicl.privacy.extensions.individual_filter import (
     MemoryBalances,
     ParticipationPlan,
 )
-from langchain_dpicl.privacy.ledger.shares import Reservation, Share, Uncopyable
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.filtered_sample import FilteredSample, FilterShare, open_participants
 from langchain_dpicl.runs.query_runnable import TicketCharge
 from langchain_dpicl.stores.balances import SQLiteBalances

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl._plain_files import MAX_ARRAYS, check_target
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRequest
@@ -31,7 +32,7 @@ from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.gradient_sums import running_sum
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
-from langchain_dpicl.privacy.ledger.shares import Reservation, Share, Uncopyable
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.released.files import FileForm, plain_json, write_whole

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -21,7 +22,6 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.data.unit_pool import Opaque
 from langchain_dpicl.stores.sqlite_per_call import FileKind, PerCallFile
 
 _KEY_BYTES = 32

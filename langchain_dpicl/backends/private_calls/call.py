@@ -9,13 +9,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult, LLMResult
 from langchain_core.runnables.base import RunnableBindingBase
 from langsmith.run_helpers import tracing_context
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.private_calls.http_client import look_after_door, refuse_other_transports
 from langchain_dpicl.backends.private_calls.log_guard import RUNS_INSIDE, CallMark, begin, watch_runs
 from langchain_dpicl.backends.private_calls.model_checks import (
@@ -27,7 +28,7 @@ from langchain_dpicl.backends.private_calls.model_checks import (
     refuse_open_models,
 )
 from langchain_dpicl.backends.private_calls.replies import CallLimits
-from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, UnsilencableModelError
+from langchain_dpicl.exceptions import ConfigurationError, UnsilencableModelError
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ Render = Callable[[str], "str | list[BaseMessage] | dict[str, Any]"]
 (input and questions) for a decision model."""
 
 
-class OpaqueValue(Generic[T]):
+class OpaqueValue(Opaque, Generic[T]):
     """Private data without repr and pickle, so that frames and logs that hold it show nothing."""
 
     __slots__ = ("_value",)
@@ -54,12 +55,6 @@ class OpaqueValue(Generic[T]):
     def reveal(self) -> T:
         """Returns the content; do not bind it to a name, as frames show their locals."""
         return self._value
-
-    def __repr__(self) -> str:
-        return "OpaqueValue(<private>)"
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError("private prompts and answers cannot be pickled or copied")
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,16 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import GradientBackend, RealRows, TrainingExample
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
 from langchain_dpicl.backends.sync_async import EffectGenerator, bare, public_call, run_async, run_sync
-from langchain_dpicl.exceptions import DPICLError, ModelCallError, PrivateAccessError
+from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
 Groups: TypeAlias = Sequence[Sequence[TrainingExample] | None]
 """One group of examples per unit; None for a unit whose examples could not be rendered."""
@@ -39,7 +40,7 @@ class StartAgainError(ModelCallError):
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class GradientRequest:
+class GradientRequest(Opaque):
     """Computes the rows of one training step and boxes their total.
 
     An engine that raises anything but our errors is called again group by group, so that a fault stays in its own row.
@@ -78,11 +79,6 @@ class GradientRequest:
     def _forget(self) -> None:
         """Drops the private groups: an error's frames may keep this object for long."""
         object.__setattr__(self, "groups", ())
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError(
-            "GradientRequest holds private examples: it cannot be copied, pickled or sent elsewhere."
-        )
 
     def _answer(self, failure: DPICLError | None) -> OpaqueRows:
         if failure is not None:

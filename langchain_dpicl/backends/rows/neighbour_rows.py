@@ -8,13 +8,14 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.embedded.model import Floats, load_tables
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
@@ -22,7 +23,7 @@ from langchain_dpicl.backends.private_calls.call_pool import check_whole
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
 from langchain_dpicl.backends.sync_async import Effect, run_in_thread
-from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+from langchain_dpicl.exceptions import ConfigurationError
 
 Texts: TypeAlias = tuple[str, ...]
 Votes: TypeAlias = NDArray[np.float32]
@@ -49,7 +50,7 @@ class Candidates:
         return len(self.texts)
 
 
-class PrivateDirections:
+class PrivateDirections(Opaque):
     """The directions of private texts, in memory and found by a keyed hash; the texts are not kept.
 
     Args:
@@ -94,11 +95,6 @@ class PrivateDirections:
         if is_all:
             self._held = OpaqueValue(dict(known))
         return known
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError(
-            f"{type(self).__name__} hold private directions: they cannot be copied, pickled or sent elsewhere."
-        )
 
 
 class NearestRows(PrivateDirections):

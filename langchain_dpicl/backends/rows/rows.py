@@ -10,6 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import NextTokenBackend, Rows, Token, TokenSession
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
     return None
 
 
-class OpaqueRows:
+class OpaqueRows(Opaque):
     """Private rows, or their running sum, between engine and aggregation: read once, never shown."""
 
     __slots__ = ("_rows",)
@@ -57,9 +58,6 @@ class OpaqueRows:
     def take(self) -> Any:
         """Returns the rows and forgets them."""
         return self._rows.pop()
-
-    def __repr__(self) -> str:
-        return "OpaqueRows(<private>)"
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

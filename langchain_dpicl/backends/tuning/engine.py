@@ -17,6 +17,7 @@ import torch
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.base import RealRows, TrainingExample
 from langchain_dpicl.backends.hf import loading, model_checks
 from langchain_dpicl.backends.hf.batches import is_out_of_memory
@@ -394,7 +395,7 @@ _PEFT_TASKS = {
 _AGAIN = "the model ran out of memory halfway; the engine runs fewer rows at a time from now on: call again"
 
 
-class PromptEngine:
+class PromptEngine(Uncopyable):
     """A frozen model, a task, and the prompt that is trained; implements `GradientBackend`.
 
     Formal guarantees:
@@ -423,6 +424,9 @@ class PromptEngine:
       CapabilityError: the model cannot do this, found out with public ids.
       ModelCallError: memory ran out on a single public row.
     """
+
+    _pickle_error = ConfigurationError
+    _pickle_advice = "it holds a whole model. Construct it in the other process"
 
     def __init__(
         self,
@@ -461,17 +465,6 @@ class PromptEngine:
             self._batches = MicroBatches(self.prompted, self.reader, self._folding, wanted=micro_batch)
             outputs = len(task.labels) if task.kind == "sequence_classification" else None
             check_model(self.prompted, num_virtual_tokens=num_virtual_tokens, num_outputs=outputs)
-
-    def __copy__(self) -> PromptEngine:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PromptEngine:
-        return self
-
-    def __reduce__(self) -> str:
-        raise ConfigurationError(
-            "expected no pickling of a PromptEngine, which holds a whole model; construct it in the other process"
-        )
 
     def __repr__(self) -> str:
         return f"PromptEngine({self._name!r}, method={self.method!r}, num_virtual_tokens={self.num_virtual_tokens})"

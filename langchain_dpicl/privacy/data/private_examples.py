@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     PrivacyBudgetMismatchError,
@@ -14,7 +15,7 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy._validate import check_delta, check_int, fail
-from langchain_dpicl.privacy.data.unit_pool import NO_SPLIT, Opaque, OpenPool, Pool, Sealed, make_opaque_pool
+from langchain_dpicl.privacy.data.unit_pool import NO_SPLIT, OpenPool, Pool, Sealed, make_opaque_pool
 from langchain_dpicl.privacy.data.units import (
     SPLIT_RULE,
     Declaration,

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import PrivateAccessError
 from langchain_dpicl.privacy.data.units import Unit, Units, records_of
 
 T = TypeVar("T")
-
-
-class Opaque:
-    """Cannot be copied, pickled or formatted, so that no default of Python shows its content."""
-
-    __slots__ = ()
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        msg = f"{type(self).__name__}: private content cannot be pickled. Build it again where it is needed."
-        raise PrivateAccessError(msg)
 
 
 class Pool(Opaque):
@@ -59,9 +41,6 @@ class Pool(Opaque):
         if self._name is None or not 0 <= position < self._count():
             raise PrivateAccessError("Pool: expected a position of a pool of all units, found another.")
         return self._name(position)
-
-    def __repr__(self) -> str:
-        return "Pool(<private>)"
 
 
 OpenPool: TypeAlias = Callable[[str | None], Pool]

@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NoReturn, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
-from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
+from langchain_dpicl._opaque import Opaque
+from langchain_dpicl.exceptions import ConfigurationError, SensitivityError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting import profiles
 from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent, SubsampledEvent, is_positive, require
@@ -313,7 +314,7 @@ def _pieces(length: int, size: int) -> list[slice]:
 
 
 @final
-class RunningSum(ClosedClass):
+class RunningSum(Opaque, ClosedClass):
     """Adds clipped gradients as they come; the same bits for any cutting into batches and any order. Shows nothing.
 
     Formal guarantees:
@@ -409,12 +410,6 @@ class RunningSum(ClosedClass):
         if self._steps is None:
             raise ConfigurationError("RunningSum: expected one whose total was not taken, found it closed. Start anew.")
         return self._steps
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError("RunningSum holds private data: it cannot be copied, pickled or sent elsewhere.")
-
-    def __repr__(self) -> str:
-        return "RunningSum(<private>)"
 
 
 def running_sum(plan: ReleasePlan, width: int) -> RunningSum:

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, final
 
 import numpy.typing as npt
 
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, fail
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent, canonical_json
-from langchain_dpicl.privacy.data.unit_pool import Opaque
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum, ClosedClass, Sensitivity
@@ -265,9 +265,6 @@ class MemoryBalances(Opaque):
 
     def confirm(self, settled: int) -> None:
         """Does nothing: nobody else can have debited, as the ticket burnt for these."""
-
-    def __repr__(self) -> str:
-        return "MemoryBalances(<private>)"
 
 
 def participation_plan(shown: Any) -> ParticipationPlan:

@@ -11,12 +11,13 @@ import os
 import threading
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, NoReturn, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import numpy.typing as npt
 
-from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetError, PrivateAccessError
+from langchain_dpicl._opaque import Opaque
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, PureEvent, RepeatedEvent
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
@@ -33,14 +34,14 @@ _CHUNK = 2**16
 
 
 @final
-class Threshold(ClosedClass):
+class Threshold(Opaque, ClosedClass):
     """One run: a noisy threshold that is kept until something is above it. Made by `SparseVectorTest.start`.
 
     Formal guarantees:
       - Each question has fresh noise; all questions of a run meet one noisy threshold.
       - After "above" the noisy threshold is gone and every further question is refused, also with several threads.
       - Another process than the one that started it is refused: two answers never come from one threshold by a fork.
-      - It is in no repr, and refuses to be copied or pickled.
+      - It is in no repr, and neither copied nor pickled.
     """
 
     __slots__ = ("_height", "_lock", "_pid", "_scale")
@@ -81,12 +82,6 @@ class Threshold(ClosedClass):
             if is_above:
                 self._height = None
         return is_above
-
-    def __repr__(self) -> str:
-        return "Threshold(<private>)"
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError("Threshold holds private noise: it cannot be copied, pickled or sent elsewhere.")
 
 
 @final
@@ -195,7 +190,7 @@ class SparseVectorTest(ReleaseTest):
         return {"name": self.name, "threshold": self.threshold, "noise_multiplier": self.noise_multiplier}
 
 
-class SparseVectorRuns:
+class SparseVectorRuns(Opaque):
     """The runs of a plan's test on one secret sample, in however many blocks it is read; shows nothing.
 
     Formal guarantees:
@@ -233,12 +228,6 @@ class SparseVectorRuns:
             self._left -= 1
             self._threshold = self._test.start(self._num_rows, rng=rng)
         return self._threshold.is_above(self._test.statistic(rows, public), rng=rng)
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError("Runs hold private noise: they cannot be copied, pickled or sent elsewhere.")
-
-    def __repr__(self) -> str:
-        return "Runs(<private>)"
 
 
 def _steps(statistic: float) -> int:

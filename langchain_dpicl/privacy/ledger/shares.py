@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, NoReturn, SupportsIndex
 
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetError, PrivacyBudgetExceededError
+from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, Amount, is_written, round_down
@@ -14,20 +14,6 @@ from langchain_dpicl.privacy.ledger.state import COMMIT, GIVE_BACK, LedgerState,
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
-
-
-class Uncopyable:
-    """Cannot be copied or pickled: a copy of a budget, share or reservation would spend twice."""
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        msg = f"{type(self).__name__}: cannot be pickled, its copy would spend the budget again. Share a durable store."
-        raise PrivacyBudgetError(msg)
 
 
 class Reservation(Uncopyable):

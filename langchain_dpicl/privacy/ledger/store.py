@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.accounting.events import canonical_json
@@ -256,7 +257,7 @@ def hide_password(value: T) -> Callable[[], T]:
     return lambda: value
 
 
-class InMemoryStore:
+class InMemoryStore(Uncopyable):
     """Keeps a ledger in this process, until it ends. Threads may share it, other processes cannot.
 
     Example:
@@ -267,6 +268,8 @@ class InMemoryStore:
 
     durable = False
     description = "in memory; dies with this process"
+
+    _pickle_error = LedgerError
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -328,15 +331,6 @@ class InMemoryStore:
 
     def __repr__(self) -> str:
         return f"InMemoryStore({self.description})"
-
-    def __copy__(self) -> InMemoryStore:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> InMemoryStore:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise LedgerError("ledger: an in-memory ledger cannot be pickled: its copy would spend the budget again.")
 
 
 class _MemoryTransaction:

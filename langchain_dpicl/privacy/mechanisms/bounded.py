@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from langchain_dpicl.exceptions import PrivateAccessError, SensitivityError
+from langchain_dpicl._opaque import Opaque
+from langchain_dpicl.exceptions import SensitivityError
 from langchain_dpicl.privacy._validate import (
     ROW_SHAPES,
     Adjacency,
@@ -91,12 +92,12 @@ class Sensitivity(ClosedClass):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BoundedSum(ClosedClass):
+class BoundedSum(Opaque, ClosedClass):
     """A private sum together with the bound that was proved for it.
 
     Formal guarantees:
       - Between neighbours under `adjacency`, `value` changes by at most `sensitivity`, in each norm that is not None.
-      - `value` is finite, read-only, in no repr, and refuses to be copied or pickled.
+      - `value` is finite, read-only, in no repr, and neither copied nor pickled.
 
     Attributes:
       value: float64[d], private until a mechanism has released it.
@@ -140,9 +141,6 @@ class BoundedSum(ClosedClass):
         if not (np.abs(added) <= LARGEST).all() or (added * GRID % 1.0 != 0).any():
             raise SensitivityError("constants: expected multiples of 2^-32, at most 2^20 in magnitude.")
         return BoundedSum(np.concatenate([self.value, added]), self.sensitivity, self.row_shape, self.adjacency)
-
-    def __reduce__(self) -> NoReturn:
-        raise PrivateAccessError("BoundedSum holds private data: it cannot be copied, pickled or sent elsewhere.")
 
 
 def row_appears(row_shape: RowShape, adjacency: Adjacency) -> bool:

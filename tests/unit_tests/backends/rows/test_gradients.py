@@ -325,9 +325,9 @@ def test_nothing_private_is_held_when_the_answer_is_there(way: str) -> None:
         assert not question.groups
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda one: one.__name__)
-def test_examples_and_questions_are_not_copied(copied: Callable[[Any], Any]) -> None:
+def test_examples_and_questions_are_not_copied() -> None:
     example = TrainingExample(CANARY)
     for one in (example, GradientRequest(Engine(), np.zeros(WIDTH), [(example,)], Total())):
+        assert copy.copy(one) is copy.deepcopy(one) is one
         with pytest.raises(PrivateAccessError):
-            copied(one)
+            pickle.dumps(one)

@@ -132,9 +132,9 @@ def test_nothing_of_a_text_shows_and_nothing_leaves_the_process() -> None:
     box = ask.run()
     for thing in (source, ask, box, source._held):
         assert "canary" not in repr(thing) + str(thing)
-    for copied in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(PrivateAccessError):
-            copied(source)
+    assert copy.copy(source) is copy.deepcopy(source) is source
+    with pytest.raises(PrivateAccessError):
+        pickle.dumps(source)
 
 
 def test_ctrl_c_goes_on_without_a_text() -> None:

@@ -344,5 +344,5 @@ def test_an_engine_is_one_of_a_kind_and_says_what_it_is() -> None:
     assert made.peft_config()["base_model_name_or_path"] == made.name == "tiny"
     assert made.tokenizer_fingerprint == engine("llama", "prefix").tokenizer_fingerprint
     assert made.tokenizer_fingerprint != engine("bert-head", "prefix").tokenizer_fingerprint
-    with pytest.raises(ConfigurationError, match="no pickling"):
+    with pytest.raises(ConfigurationError, match="cannot be pickled"):
         pickle.dumps(made)
