@@ -1,9 +1,9 @@
-"""Declares options as tables, and checks the inputs a command line names: records, models, grammars, files."""
+"""Reads and checks what a command line names: records, models, files."""
 
 from __future__ import annotations
 
-import argparse
 import csv
+import dataclasses
 import gzip
 import importlib
 import inspect
@@ -11,84 +11,16 @@ import json
 import secrets
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
-    from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-    from langchain_dpicl.generation.grammars import Grammar
-    from langchain_dpicl.planning.cost import Cost
+    from langchain_dpicl.cli.config import Model, Settings
     from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-
-
-class Option(NamedTuple):
-    """One option of a command; `low` is the least value that `check_counts` accepts."""
-
-    help: str
-    kind: type = int
-    low: int | None = 1
-    default: Any = None
-    choices: tuple[str, ...] | None = None
-
-
-RECORD_TOKENS = {"record_tokens": Option("public cap of a record, in tokens", default=60)}
-
-
-def flag(name: str) -> str:
-    """Returns an option as it is typed."""
-    return f"--{name.replace('_', '-')}"
-
-
-def add_options(command: Any, options: Mapping[str, Option]) -> None:
-    """Adds options to a command or to a group of its options."""
-    for name, option in options.items():
-        words = option.help if option.default is None else f"{option.help} (default {option.default})"
-        command.add_argument(flag(name), type=option.kind, default=option.default, choices=option.choices, help=words)
-
-
-def add_share(command: argparse.ArgumentParser, *, epsilon: str, delta: str | None = None) -> None:
-    """Adds epsilon, delta and adjacency, with the help texts of the first two."""
-    command.add_argument("--epsilon", type=float, required=True, help=epsilon)
-    command.add_argument("--delta", type=float, required=True, help=delta)
-    command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
-
-
-def typed_options(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Returns those of the options that have a value."""
-    values = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def check_counts(arguments: argparse.Namespace, options: Mapping[str, Option]) -> None:
-    """Refuses integers that are too small."""
-    for name, option in options.items():
-        value = getattr(arguments, name)
-        if option.kind is int and option.low is not None and value is not None and value < option.low:
-            raise ConfigurationError(f"{flag(name)}: expected an integer >= {option.low}, found {value}.")
-
-
-def check_absent(arguments: argparse.Namespace, names: Iterable[str], *, where: str) -> None:
-    """Refuses options that would change nothing; a command without one of them does not have it typed."""
-    for name in names:
-        if getattr(arguments, name, None) is not None:
-            raise ConfigurationError(f"{flag(name)}: expected none {where}.")
-
-
-def cost_of(cost: Cost, arguments: argparse.Namespace, *, max_queries: int | None = None) -> dict[str, Any]:
-    """Returns what a plan's calls cost as JSON values, per query too where it answers queries."""
-    calls = cost.private_calls + cost.public_calls
-    return {
-        **({} if max_queries is None else {"calls_per_query": calls / max_queries}),
-        "private_calls": cost.private_calls,
-        "public_calls": cost.public_calls,
-        "tokens_in": cost.tokens_in,
-        "tokens_out": cost.tokens_out,
-        "money": cost.money(price_in=arguments.price_in, price_out=arguments.price_out),
-    }
 
 
 _FOLDER_OPTIONS = ("device", "dtype", "max_prompt_tokens", "chat")
@@ -172,107 +104,39 @@ def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def add_records(
-    command: argparse.ArgumentParser,
-    *,
-    dataset_id: str = "private-examples",
-    text: str = "field that holds the text",
-    unit: str = "field that names the person a record belongs to",
-) -> None:
-    """Adds the file of the records and what its fields mean."""
-    command.add_argument("file", type=Path, help="records: JSON lines (.jsonl) or CSV (.csv), as they are or .gz")
-    command.add_argument("--text-key", default="text", help=f"{text} (default: text)")
-    command.add_argument("--unit-key", help=unit)
-    command.add_argument("--dataset-id", default=dataset_id, help="public name of the records in the report")
-    command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
-
-
-def private_examples(arguments: argparse.Namespace, **options: Any) -> PrivateExamples:
-    """Reads the records; `options` are those of `PrivateExamples` that differ between commands."""
+def private_examples(settings: Settings) -> PrivateExamples:
+    """Reads the records that the settings declare."""
     from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 
-    named = {name: getattr(arguments, name) for name in ("text_key", "unit_key", "dataset_id")}
-    return PrivateExamples(read_records(Path(arguments.file)), **{**named, **options})
+    data = settings.data
+    declared = {name: value for name, value in vars_of(data).items() if value is not None and name != "file"}
+    if data.label_key is not None and data.labels is None and data.num_labels():
+        declared["labels"] = tuple(map(str, data.sizes()))
+    return PrivateExamples(read_records(Path(str(data.file))), **{"dataset_id": "private-examples", **declared})
 
 
-def new_budget(arguments: argparse.Namespace) -> PrivacyBudgetCallbackHandler:
-    """Returns a budget in memory with the limits that were typed."""
-    from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-
-    return PrivacyBudgetCallbackHandler(epsilon=arguments.epsilon, delta=arguments.delta, adjacency=arguments.adjacency)
+def vars_of(value: Any) -> dict[str, Any]:
+    """Returns the fields of an option value."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def save_or_print(released: Any, out: Path, *, say: Callable[[str], object]) -> None:
-    """Saves what was released; prints it if that fails, since it is paid for."""
-    try:
-        released.save(out)
-    except OSError:
-        say(released.to_json())
-        raise
-
-
-def add_model(command: argparse.ArgumentParser) -> None:
-    """Adds the options of a model and of what it may write."""
-    command.add_argument(
-        "--model",
-        default="embedded",
-        help="'embedded', the folder of a Hugging Face model, or module:attribute of a model or engine",
-    )
-    group = command.add_argument_group("with --model FOLDER (needs langchain-dpicl[hf])")
-    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda if there is one)")
-    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: as the model was saved")
-    group.add_argument("--max-prompt-tokens", type=int, help="length that every prompt is padded or cut to")
-    group.add_argument(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="whether a prompt is a user's message (default: if the model has a chat template)",
-    )
-    text = command.add_mutually_exclusive_group()
-    text.add_argument("--grammar-json", type=Path, metavar="FILE", help="JSON schema that every text follows")
-    text.add_argument("--grammar-regex", metavar="RE", help="regular expression that every text matches")
-
-
-def load_grammar(arguments: argparse.Namespace) -> Grammar | None:
-    """Returns the grammar that was asked for."""
-    if arguments.grammar_json is None and arguments.grammar_regex is None:
-        return None
-    from langchain_dpicl.generation.grammars import Grammar
-
-    if arguments.grammar_regex is not None:
-        return Grammar.regex(arguments.grammar_regex)
-    return Grammar.json_schema(read_json(arguments.grammar_json))
-
-
-def load_model(arguments: argparse.Namespace) -> Any:
+def load_model(model: Model) -> Any:
     """Returns the embedded model, an engine on a model's folder, or the object that `module:attribute` names."""
-    name: str = arguments.model
-    options = {option: getattr(arguments, option, None) for option in _FOLDER_OPTIONS}
-    typed = {option: value for option, value in options.items() if value is not None}
-    if name != "embedded" and Path(name).is_dir():
-        return _load_folder(name, typed)
-    if typed:
-        flags = ", ".join(map(flag, typed))
-        raise ConfigurationError(f"{flags}: expected none unless --model is the folder of a model, found {name!r}.")
-    return _load_object(name)
+    options = {name: value for name, value in vars_of(model).items() if name in _FOLDER_OPTIONS and value is not None}
+    if model.name != "embedded" and Path(model.name).is_dir():
+        from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 
-
-def _load_folder(name: str, options: dict[str, Any]) -> Any:
-    from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
-
-    if options.get("max_prompt_tokens", 1) < 1:
-        most = options["max_prompt_tokens"]
-        raise ConfigurationError(f"--max-prompt-tokens: expected an integer >= 1, found {most}.")
-    return HuggingFaceBackend(name, **options)
-
-
-def _load_object(name: str) -> Any:
-    """Returns the embedded model, or what a module holds."""
-    if name == "embedded":
+        return HuggingFaceBackend(model.name, **options)
+    if options:
+        keys = ", ".join(f"model.{name}" for name in options)
+        raise ConfigurationError(
+            f"{keys}: expected none unless --model is the folder of a model, found {model.name!r}."
+        )
+    if model.name == "embedded":
         from langchain_dpicl.backends.embedded.model import EmbeddedModel
 
         return EmbeddedModel()
-    return load_named("--model", name, expected="'embedded', a folder that holds a model, or module:attribute")
+    return load_named("--model", model.name, expected="'embedded', a folder that holds a model, or module:attribute")
 
 
 def load_named(option: str, name: str, *, expected: str = "module:attribute") -> Any:

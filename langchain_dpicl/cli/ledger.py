@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl.cli.inputs import add_share
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     DPICLError,
@@ -102,7 +101,9 @@ def _file(text: str) -> Path:
 def _add_create(actions: Any) -> None:
     command = _action(actions, "create", _create, "make a new ledger, once; an existing one is never touched")
     limit = "limit; at most 1/(10 * all declared units)"
-    add_share(command, epsilon="limit for the ledger's whole life", delta=limit)
+    command.add_argument("--epsilon", type=float, required=True, help="limit for the ledger's whole life")
+    command.add_argument("--delta", type=float, required=True)
+    command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
     command.add_argument("--anchor", metavar="FILE", help=_SECOND_PLACE)
 
 

@@ -13,56 +13,23 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from langchain_dpicl.cli.checks import add_audit, run_audit
-from langchain_dpicl.cli.inputs import (
-    add_model,
-    add_records,
-    check_out,
-    load_grammar,
-    load_named,
-    read_json,
-    typed_options,
-)
+from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.cli.ledger import add_ledger, redact, run_ledger
-from langchain_dpicl.cli.plan import RULE, add_design, add_plan, check_options, plan_output
-from langchain_dpicl.cli.ray import (
-    add_ray,
-    budget_from,
-    check_ray,
-    driver_model,
-    examples_from,
-    spread_options,
-)
-from langchain_dpicl.cli.synthesize import MECHANISM as EVOLUTION
-from langchain_dpicl.cli.synthesize import (
+from langchain_dpicl.cli.plan import add_plan, plan_output
+from langchain_dpicl.cli.runs import (
     add_discover,
     add_documents,
-    add_evolution,
-    check_evolution,
-    evolution_from,
+    add_generate,
     run_discover,
     run_documents,
+    run_generate,
 )
-from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
-
-if TYPE_CHECKING:
-    from langchain_dpicl.evolution.evolution import PrivateEvolution
-    from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-    from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+from langchain_dpicl.exceptions import DPICLError
 
 _FAULT, _INTERRUPTED = 2, 130
-_ADVICE_IN_PYTHON = "Call run() on error.synthesizer to continue."
-
-_GENERATE_NOTES = """\
-The model sees the records: run one you trust with them (with --mechanism private_evolution it sees none). What is
-printed and saved is released under the budget.
-
-Every run starts a new budget, kept in memory. Two runs on the same records spend twice, and their epsilons add up;
-use a Python program with one shared budget where that must be counted. With --ray, workers spend from the --ledger
-that they share, and the same command goes on where it stopped.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,11 +82,11 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_epsilon(commands)
     add_plan(commands, run=_plan)
-    add_discover(commands, run=_discover)
-    add_documents(commands, run=_documents)
-    _add_generate(commands)
+    add_discover(commands, run=functools.partial(run_discover, say=_say))
+    add_documents(commands, run=functools.partial(run_documents, say=_say, complain=_complain))
+    add_generate(commands, run=functools.partial(run_generate, say=_say, complain=_complain))
     add_ledger(commands, run=_ledger)
-    add_audit(commands, run=_audit)
+    add_audit(commands, run=functools.partial(run_audit, say=_say))
     return parser
 
 
@@ -141,16 +108,6 @@ def _say(text: str) -> None:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _json_line(example: dict[str, str]) -> str:
-    """Returns one line of JSON that stdout can show as it is."""
-    line = json.dumps(example, ensure_ascii=False)
-    try:
-        line.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return json.dumps(example)
-    return line
 
 
 # -- dpicl epsilon -----------------------------------------------------------------------------------------------
@@ -193,15 +150,9 @@ def _published_epsilon(check: dict[str, Any]) -> float | None:
     return advanced_composition_epsilon(event.event.bound, event.count, delta=check["delta"])
 
 
-# -- dpicl plan --------------------------------------------------------------------------------------------------
-
-
 def _plan(arguments: argparse.Namespace) -> int:
     _say(plan_output(arguments))
     return 0
-
-
-# -- dpicl ledger ------------------------------------------------------------------------------------------------
 
 
 def _ledger(arguments: argparse.Namespace) -> int:
@@ -211,130 +162,6 @@ def _ledger(arguments: argparse.Namespace) -> int:
     for complaint in output.complaints:
         _complain(redact(complaint, [arguments.where]))
     return output.code
-
-
-# -- dpicl discover ----------------------------------------------------------------------------------------------
-
-
-def _discover(arguments: argparse.Namespace) -> int:
-    return run_discover(arguments, say=_say)
-
-
-# -- dpicl documents ---------------------------------------------------------------------------------------------
-
-
-def _documents(arguments: argparse.Namespace) -> int:
-    return run_documents(arguments, say=_say, complain=_complain)
-
-
-# -- dpicl audit -------------------------------------------------------------------------------------------------
-
-
-def _audit(arguments: argparse.Namespace) -> int:
-    return run_audit(arguments, say=_say)
-
-
-# -- dpicl generate ----------------------------------------------------------------------------------------------
-
-
-def _add_generate(commands: Any) -> None:
-    command = commands.add_parser(
-        "generate",
-        help="private records in, private demonstrations and a report out",
-        description="Turns private records into differentially private demonstrations.",
-        epilog=_GENERATE_NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_records(command)
-    command.add_argument("--out", type=Path, required=True, help="JSON file for demonstrations and report")
-    command.add_argument("--label-key", help="field that holds the label")
-    command.add_argument("--label", action="append", help="declared label, once per label")
-    command.add_argument(
-        "--public-size",
-        action="append",
-        required=True,
-        metavar="[LABEL=]N",
-        help="declared, not counted, number of units; once, or once per label",
-    )
-    command.add_argument("--instruction", help="public description of the task, first in every prompt")
-    command.add_argument("--generation-prompt", help="template of one record, text field last")
-    add_model(command)
-    add_design(command)
-    add_evolution(command, runs=True)
-    add_ray(command)
-    command.set_defaults(run=_generate)
-
-
-def _generate(arguments: argparse.Namespace) -> int:
-    check_options(arguments)
-    check_out(arguments.out, arguments.file)
-    synthesizer, budget = _synthesizer(arguments)
-    code, stopped = 0, ""
-    try:
-        for example in synthesizer.stream(progress=False if arguments.quiet else None):
-            if not arguments.quiet:
-                _say(_json_line(example))
-    except SynthesisInterruptedError as error:
-        code, stopped = _FAULT, str(error).removesuffix(_ADVICE_IN_PYTHON).strip()
-    except KeyboardInterrupt:
-        code, stopped = _INTERRUPTED, "Interrupted. Tickets that burnt stay charged."
-    finally:
-        saved = _save(synthesizer.released(), arguments.out)
-    if stopped:
-        where = f"saved in {arguments.out}" if saved else "on standard output"
-        again = "A new run starts over, on a budget of its own."
-        if arguments.ledger is not None:
-            again = "The same command goes on where this one stopped."
-        _complain(f"{stopped} What was released is {where}. {again}")
-    if not arguments.quiet:
-        _say(str(budget.report()))
-    return code or (0 if saved else _FAULT)
-
-
-def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesizer | PrivateEvolution, Any]:
-    """Reads records and model and builds the component, which spends nothing yet."""
-    from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-
-    check_evolution(arguments)
-    check_ray(arguments)
-    private, budget, model = examples_from(arguments), budget_from(arguments), driver_model(arguments)
-    spread = spread_options(arguments)
-    if arguments.mechanism == EVOLUTION:
-        embeddings = None if arguments.embeddings is None else load_named("--embeddings", arguments.embeddings)
-        made = evolution_from(arguments, private, budget=budget, model=model, embeddings=embeddings, **spread)
-        return made, budget
-    synthesizer = DemonstrationSynthesizer.from_private_examples(
-        private,
-        llm=model,
-        budget=budget,
-        epsilon=arguments.epsilon,
-        instruction=arguments.instruction,
-        generation_prompt=arguments.generation_prompt,
-        grammar=load_grammar(arguments),
-        mechanism=arguments.mechanism,
-        **typed_options(arguments, RULE),
-        rows=arguments.rows,
-        num_slots=arguments.num_slots,
-        shots_per_slot=arguments.shots_per_slot,
-        sampling=arguments.sampling or "poisson",
-        redraw_every=arguments.redraw_every,
-        shots_per_label=arguments.shots_per_label,
-        max_tokens=arguments.max_tokens,
-        public_top_k=arguments.public_top_k,
-        **spread,
-    )
-    return synthesizer, budget
-
-
-def _save(released: ReleasedDemonstrations, out: Path) -> bool:
-    """Saves what was released, or prints it, since it is paid for."""
-    try:
-        released.save(out)
-    except OSError as error:
-        _complain(f"--out: {out} could not be written ({error.strerror}); what it would hold is on standard output.")
-        _say(released.to_json())
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -1,0 +1,428 @@
+"""Reads the settings of a command from a TOML file, from --set and from flags, as option values of the components."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from langchain_dpicl._plain_files import MAX_TEXT, read_plain
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import OPTIONS, Option
+from langchain_dpicl.options.base import Count, CountOrZero, Positive, Probability, Share, Texts
+from langchain_dpicl.privacy._validate import Adjacency, fail
+
+METHODS = {
+    "generation": "langchain_dpicl.generation.synthesizer:DemonstrationSynthesizer",
+    "evolution": "langchain_dpicl.evolution.evolution:PrivateEvolution",
+    "documents": "langchain_dpicl.documents.synthesizer:DocumentSynthesizer",
+    "voting": "langchain_dpicl.voting:DPVotingRunnable",
+    "retrieval": "langchain_dpicl.retrieval.voting:DPRetrievalVotingRunnable",
+    "pate": "langchain_dpicl.pate.labeler:PromptPATELabeler",
+    "training": "langchain_dpicl.soft_prompts.trainer:PromptDPSGD",
+    "counts": "langchain_dpicl.discovery:UnitCounter",
+}
+"""The component of each method; its constructor's parameters are the keys of the settings."""
+_NOT_KEYS = frozenset({"private", "llm", "budget", "executor", "public_inputs"})
+NonNegative: TypeAlias = float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Data(Option):
+    """The table [data]: the file of the records, and what is declared of them.
+
+    Args:
+      file: records, as JSON lines or CSV; plans read no file.
+      text_key: field that holds the text.
+      label_key: field that holds the label.
+      labels: the declared labels; None: those of `public_size`.
+      public_size: declared, not counted, number of units; or a table with one number per label.
+      unit_key: field that names the person a record belongs to.
+      records_per_unit: records kept of each unit.
+      fields: further fields that prompts show.
+      dataset_id: public name of the records.
+    """
+
+    file: str | None = None
+    text_key: str = "text"
+    label_key: str | None = None
+    labels: Texts | None = None
+    public_size: CountOrZero | Mapping[str, CountOrZero] | None = None
+    unit_key: str | None = None
+    records_per_unit: Count | None = None
+    fields: Texts | None = None
+    dataset_id: str | None = None
+
+    def sizes(self) -> dict[str | None, int]:
+        """Returns the declared units by label, or of None."""
+        if self.public_size is None:
+            raise fail("data.public_size", "the declared number of units", None, "Give --public-size N.")
+        if isinstance(self.public_size, int):
+            return {None: self.public_size}
+        return {label: size for label, size in self.public_size.items()}
+
+    def num_labels(self) -> int | None:
+        """Returns the number of declared labels; None: none are declared."""
+        if self.labels is not None:
+            return len(self.labels)
+        return None if not isinstance(self.public_size, Mapping) else len(self.public_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Limits(Option):
+    """The table [budget]: a new budget, or the ledger that pays.
+
+    Args:
+      epsilon: of the budget; with a ledger, of this component.
+      delta: at most 1/(10 * all declared units).
+      adjacency: the neighbouring relation; None: that of the ledger, or add_remove.
+      ledger: an existing ledger: a SQLite file, or a postgresql:// address without a password (PGPASSWORD gives it).
+    """
+
+    epsilon: Positive | None = None
+    delta: Probability | None = None
+    adjacency: Adjacency | None = None
+    ledger: str | None = None
+
+    def new(self) -> dict[str, Any]:
+        """Returns the arguments of a new budget."""
+        for name in ("epsilon", "delta"):
+            if getattr(self, name) is None:
+                raise fail(f"budget.{name}", "a number", None, f"Give --{name}, or --ledger.")
+        return {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency or "add_remove"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Model(Option):
+    """The table [model]: what reads the records.
+
+    Args:
+      name: "embedded", the folder of a Hugging Face model, module:attribute, or provider:model.
+      device: of a folder: cpu, cuda, cuda:1, ...
+      dtype: of a folder.
+      max_prompt_tokens: of a folder: length that every prompt is padded or cut to.
+      chat: of a folder: whether a prompt is a user's message.
+      embeddings: module:attribute of LangChain embeddings, which receive the records; of evolution and retrieval.
+    """
+
+    name: str = "embedded"
+    device: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    max_prompt_tokens: Count | None = None
+    chat: bool | None = None
+    embeddings: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Guess(Option):
+    """The table [guess] of a plan: what is assumed and not measured.
+
+    Args:
+      agreement: one-shot rows that want the same token, or the right label.
+      public_agreement: chance of that token after the public prompt; None: a quarter of `agreement`.
+      participants: units that take part in a query of retrieval.
+      full_vocabulary: the model shows its whole vocabulary, so that logit mechanisms are compared too.
+      chance: wanted chance of a right label of PATE.
+      noise: deviation, in votes, at which teachers are priced; None: the plan's own.
+      labels: labels an answer can have, where `data` declares none.
+      public_inputs: inputs without labels that there are (PATE).
+      parameters: trained parameters (training).
+    """
+
+    agreement: Share = 0.6
+    public_agreement: Share | None = None
+    participants: CountOrZero = 30
+    full_vocabulary: bool = False
+    chance: Share = 0.95
+    noise: Positive | None = None
+    labels: Count | None = None
+    public_inputs: Count | None = None
+    parameters: Count = 7680
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Prices(Option):
+    """The table [cost] of a plan: public caps of a call, and prices.
+
+    Args:
+      price_in: per million prompt tokens.
+      price_out: per million answer tokens.
+      record_tokens: cap of a record.
+      query_tokens: cap of a query with its instruction.
+      answer_tokens: cap of an answer.
+      calls_per_row: more than 1 where rows are calibrated or score each label.
+      student_calls: public calls that compare student prompts (PATE).
+      examples_per_unit: examples of one person at most (training).
+    """
+
+    price_in: NonNegative = 0.0
+    price_out: NonNegative = 0.0
+    record_tokens: Count = 60
+    query_tokens: Count = 60
+    answer_tokens: Count = 1
+    calls_per_row: Count = 1
+    student_calls: CountOrZero = 0
+    examples_per_unit: Count = 1
+
+
+TABLES: Mapping[str, type[Option]] = {"data": Data, "budget": Limits, "model": Model, "guess": Guess, "cost": Prices}
+"""The tables that every file may hold beside the keys of its method."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a command was told, checked.
+
+    Attributes:
+      method: key of `METHODS`.
+      component: keyword arguments of the component's constructor.
+    """
+
+    method: str
+    data: Data = field(default_factory=Data)
+    budget: Limits = field(default_factory=Limits)
+    model: Model = field(default_factory=Model)
+    guess: Guess = field(default_factory=Guess)
+    cost: Prices = field(default_factory=Prices)
+    component: Mapping[str, Any] = field(default_factory=dict)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a parameter of the component, or a default where it was not given."""
+        return self.component.get(name, default)
+
+    def only(self, *names: str) -> dict[str, Any]:
+        """Returns those of the parameters that were given."""
+        return {name: self.component[name] for name in names if name in self.component}
+
+    def door(self, private: Any, **more: Any) -> Any:
+        """Builds the component, which checks its arguments and has spent nothing so far."""
+        return component_of(self.method).from_private_examples(private, **{**self.component, **more})
+
+    def noise_kinds(self) -> list[Any]:
+        """Returns the option values that the component takes as its noise."""
+        takes = inspect.signature(component_of(self.method).from_private_examples).parameters
+        words = re.findall(r"\w+", str(takes["noise"].annotation))
+        return [option for option in OPTIONS if option.__name__ in words]
+
+    @property
+    def share_epsilon(self) -> float:
+        """The component's epsilon: its own, or that of the budget."""
+        return float(self.get("epsilon") or self.budget.new()["epsilon"])
+
+    @property
+    def share_delta(self) -> float:
+        """The component's delta: its own, or that of the budget."""
+        return float(getattr(self.get("noise"), "delta", None) or self.budget.new()["delta"])
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbouring relation."""
+        return self.budget.adjacency or "add_remove"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the settings as JSON values, as a file would hold them."""
+        tables = {name: getattr(self, name).to_dict() for name in TABLES}
+        shown = {name: _shown(value) for name, value in self.component.items()}
+        return {"method": self.method, **shown, **{name: table for name, table in tables.items() if table}}
+
+
+def _shown(value: Any) -> Any:
+    return value.to_dict() if isinstance(value, Option) else list(value) if isinstance(value, tuple) else value
+
+
+def component_of(method: str) -> Any:
+    """Returns the component's class."""
+    module, _, name = METHODS[method].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def settings_of(given: Mapping[str, Any], *, methods: Sequence[str] = tuple(METHODS)) -> Settings:
+    """Checks settings as TOML holds them.
+
+    Args:
+      given: nested tables.
+      methods: those that the command knows, the default first.
+
+    Raises:
+      ConfigurationError: an unknown key, with the one that was meant, or a value out of its range.
+    """
+    rest = dict(given)
+    name = rest.pop("method", methods[0])
+    if name not in methods:
+        raise fail("method", f"one of {list(methods)}", name)
+    tables = {key: TABLES[key].from_dict(_table(key, rest.pop(key))) for key in TABLES if key in rest}
+    takes = inspect.signature(component_of(name).from_private_examples).parameters
+    keys = [key for key in takes if key not in _NOT_KEYS]
+    component = {key: _read(key, value, keys, takes) for key, value in rest.items()}
+    return Settings(name, component=component, **tables)  # type: ignore[arg-type]
+
+
+def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect.Parameter]) -> Any:
+    """Returns a parameter of the component: an option value from a table, anything else as it is."""
+    if key not in keys:
+        import difflib
+
+        near = difflib.get_close_matches(key, [*keys, *TABLES], 1)
+        raise fail(
+            "settings", f"keys among {sorted([*keys, *TABLES])}", key, f"Did you mean {near[0]!r}?" if near else ""
+        )
+    words = re.findall(r"\w+", str(takes[key].annotation))
+    options = [option for option in OPTIONS if option.__name__ in words]
+    if not options or not isinstance(value, Mapping):
+        return tuple(value) if isinstance(value, list) else value
+    table = dict(_table(key, value))
+    if isinstance(table.get("grammar"), Mapping):
+        table["grammar"] = _grammar(table["grammar"])
+    return _option(options, table)
+
+
+def _option(options: Sequence[type[Option]], table: Mapping[str, Any]) -> Option:
+    """Returns the first of the option values that takes the table."""
+    fits = [option for option in options if set(table) <= set(inspect.signature(option).parameters)]
+    faults = []
+    for option in fits or options[:1]:
+        try:
+            return option.from_dict(table)
+        except ConfigurationError as error:
+            faults.append(str(error))
+    raise ConfigurationError(faults[0])
+
+
+def _grammar(table: Mapping[str, Any]) -> Any:
+    from langchain_dpicl.generation.grammars import Grammar
+
+    makers = {
+        "regex": Grammar.regex,
+        "json_schema": Grammar.json_schema,
+        "choices": Grammar.choices,
+        "lark": Grammar.lark,
+    }
+    if len(table) != 1 or not set(table) <= set(makers):
+        raise fail("decoding.grammar", f"one of {list(makers)}", list(table))
+    ((kind, source),) = table.items()
+    return makers[kind](source)
+
+
+def _table(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise fail(key, "a table", value)
+    return value
+
+
+# -- where settings come from ----------------------------------------------------------------------------------------
+
+
+def add_settings(command: argparse.ArgumentParser) -> None:
+    """Adds --config and --set."""
+    command.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with the same keys as the options in Python"
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one key of the file, such as rows.slots=40 or noise.mechanism=gaussian; repeatable",
+    )
+
+
+FLAGS: Mapping[str, tuple[str, str]] = {
+    "text_key": ("data.text_key", "field that holds the text (default text)"),
+    "label_key": ("data.label_key", "field that holds the label"),
+    "label": ("data.labels", "declared label, once per label"),
+    "public_size": ("data.public_size", "declared, not counted, number of units; once, or once per label as LABEL=N"),
+    "unit_key": ("data.unit_key", "field that names the person a record belongs to"),
+    "dataset_id": ("data.dataset_id", "public name of the records in the report"),
+    "epsilon": ("budget.epsilon", "of a new budget, or of this component of a ledger"),
+    "delta": ("budget.delta", "at most 1/(10 * all declared units)"),
+    "adjacency": ("budget.adjacency", "add_remove (default) or replace_one"),
+    "ledger": (
+        "budget.ledger",
+        "existing ledger: a SQLite file, or a postgresql:// address (PGPASSWORD has its password)",
+    ),
+    "model": ("model.name", "'embedded' (default), the folder of a Hugging Face model, or module:attribute"),
+    "instruction": ("instruction", "public description of the task, first in every prompt"),
+    "max_tokens": ("max_tokens", "cap of a text"),
+    "max_queries": ("max_queries", "answers that the share pays for"),
+    "component": ("component", "name in the ledger; the same command finds its share again"),
+}
+"""The keys that have a flag of their own, and what it says."""
+
+
+def add_flags(command: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Adds flags of keys; a flag that was not typed sets nothing."""
+    for name in names:
+        key, words = FLAGS[name]
+        many: dict[str, Any] = {"action": "append"} if name in {"label", "public_size"} else {}
+        kind = {"epsilon": float, "delta": float, "max_tokens": int, "max_queries": int}.get(name)
+        if kind is not None:
+            many["type"] = kind
+        command.add_argument(f"--{name.replace('_', '-')}", help=f"{words} [{key}]", **many)
+
+
+def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tuple(METHODS)) -> Settings:
+    """Returns the settings of --config, changed by --set, changed by flags."""
+    given: dict[str, Any] = {} if arguments.config is None else read_toml(arguments.config)
+    for item in arguments.set:
+        key, sign, text = item.partition("=")
+        if not sign or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
+            raise fail("--set", "KEY=VALUE, such as rows.slots=40", item)
+        _put(given, key, _value(text))
+    for name, (key, _) in FLAGS.items():
+        value = getattr(arguments, name, None)
+        if value is not None:
+            _put(given, key, sizes_of(value) if name == "public_size" else value)
+    if getattr(arguments, "file", None) is not None:
+        _put(given, "data.file", str(arguments.file))
+    return settings_of(given, methods=methods)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a public TOML file."""
+    try:
+        return tomllib.loads(read_plain(path, MAX_TEXT).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: expected TOML text in UTF-8, found other bytes.") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: expected TOML, found a fault: {error}.") from error
+
+
+def _value(text: str) -> Any:
+    """Returns a value as TOML reads it; what is not TOML is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+
+
+def _put(given: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key; a table that a single name stood for (noise = "gumbel") is started anew."""
+    *tables, last = key.split(".")
+    for name in tables:
+        if not isinstance(given.get(name), dict):
+            given[name] = {}
+        given = given[name]
+    given[last] = value
+
+
+def sizes_of(items: Sequence[str]) -> int | dict[str, int]:
+    """Returns declared sizes that were typed: one number, or one per label."""
+    sizes: dict[str, int] = {}
+    for item in items:
+        match = re.fullmatch(r"(?:(.+)=)?([0-9]{1,15})", item, flags=re.DOTALL)
+        if match is None:
+            raise ConfigurationError(f"--public-size: expected N or LABEL=N, found {item!r}.")
+        label = match[1] or ""
+        if label in sizes:
+            what = f"one size for the label {label!r}" if label else "one N"
+            raise ConfigurationError(f"--public-size: expected {what}, found several.")
+        sizes[label] = int(match[2])
+    if "" in sizes and len(sizes) > 1:
+        raise ConfigurationError("--public-size: expected one N, or LABEL=N for every label, found both.")
+    return sizes.get("", sizes)

@@ -1,0 +1,75 @@
+"""Tests that the constructors of components share one shape: few parameters, the same words, options for the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import langchain_dpicl as dpicl
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import OPTIONS
+
+COMPONENTS: tuple[type[Any], ...] = (
+    dpicl.DPVotingRunnable,
+    dpicl.DPFreeFormRunnable,
+    dpicl.DPRetrievalVotingRunnable,
+    dpicl.DPRetrievalFreeFormRunnable,
+    dpicl.DemonstrationSynthesizer,
+    dpicl.DPFewShotPromptTemplate,
+    dpicl.DPFewShotChatMessagePromptTemplate,
+    dpicl.DocumentSynthesizer,
+    dpicl.PrivateEvolution,
+    dpicl.PromptPATELabeler,
+    dpicl.PromptPATEExampleSelector,
+    dpicl.PromptDPSGD,
+    dpicl.UnitCounter,
+    dpicl.ValueDiscovery,
+)
+MOST_PARAMETERS = 15
+MOST_WORDS = 165
+ORDER = (
+    "private llm embeddings retrieval public_inputs topics training field values max_values fold_case max_queries "
+    "budget epsilon example_prompt suffix prefix instruction task prompt fields shots_per_label documents_per_topic "
+    "max_tokens evolution rows noise decoding answers student strategy serving component checkpoint executor"
+).split()
+"""Every flat word, in the order in which constructors take them: what, who pays, wording, rows, noise, answers, run."""
+
+
+def parameters(component: type[Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(component.from_private_examples).parameters.values())
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+class TestEveryConstructor:
+    def test_takes_few_parameters_all_but_the_first_by_name(self, component: type[Any]) -> None:
+        taken = parameters(component)
+        assert len(taken) <= MOST_PARAMETERS
+        assert taken[0].name == "private"
+        assert {one.kind for one in taken[1:]} == {inspect.Parameter.KEYWORD_ONLY}
+
+    def test_uses_the_common_words(self, component: type[Any]) -> None:
+        assert {one.name for one in parameters(component)} <= set(ORDER)
+
+    def test_says_the_type_of_each(self, component: type[Any]) -> None:
+        assert [one.name for one in parameters(component) if one.annotation in {inspect.Parameter.empty, "Any"}] == []
+
+    def test_has_an_awaitable_version_with_the_same_signature(self, component: type[Any]) -> None:
+        build: Callable[..., Any] = component.afrom_private_examples
+        assert inspect.iscoroutinefunction(build)
+        assert inspect.signature(build) == inspect.signature(component.from_private_examples)
+
+    def test_explains_a_wrong_keyword_and_shows_no_value(self, component: type[Any]) -> None:
+        with pytest.raises(ConfigurationError, match="found 'epsilom'. Did you mean 'epsilon'") as caught:
+            component.from_private_examples([{"text": "secret canary"}], epsilom=1.0)
+        assert "canary" not in str(caught.value)
+
+
+def test_all_words_together_are_few() -> None:
+    flat = {one.name for component in COMPONENTS for one in parameters(component)}
+    fields = [f"{option.__name__}.{f.name}" for option in OPTIONS for f in dataclasses.fields(option)]  # type: ignore[arg-type]
+    assert len(flat) + len(fields) <= MOST_WORDS
+    assert flat == set(ORDER)
