@@ -23,10 +23,9 @@ from langchain_dpicl.cli.inputs import (
     load_grammar,
     load_named,
     read_json,
-    typed_options,
 )
 from langchain_dpicl.cli.ledger import add_ledger, redact, run_ledger
-from langchain_dpicl.cli.plan import RULE, add_design, add_plan, check_options, plan_output
+from langchain_dpicl.cli.plan import add_design, add_plan, check_options, plan_output
 from langchain_dpicl.cli.ray import (
     add_ray,
     budget_from,
@@ -50,9 +49,11 @@ from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
 if TYPE_CHECKING:
     from langchain_dpicl.evolution.evolution import PrivateEvolution
     from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+    from langchain_dpicl.options.rows import LogitNoise, Noise, Rows
     from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 
 _FAULT, _INTERRUPTED = 2, 130
+_NUM_ROWS = 40  # as many as the planner takes
 _ADVICE_IN_PYTHON = "Call run() on error.synthesizer to continue."
 
 _GENERATE_NOTES = """\
@@ -294,6 +295,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesizer | PrivateEvolution, Any]:
     """Reads records and model and builds the component, which spends nothing yet."""
     from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+    from langchain_dpicl.options.tasks import Decoding, GenerationTask
 
     check_evolution(arguments)
     check_ray(arguments)
@@ -308,22 +310,40 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
         llm=model,
         budget=budget,
         epsilon=arguments.epsilon,
-        instruction=arguments.instruction,
-        generation_prompt=arguments.generation_prompt,
-        grammar=load_grammar(arguments),
-        mechanism=arguments.mechanism,
-        **typed_options(arguments, RULE),
-        rows=arguments.rows,
-        num_slots=arguments.num_slots,
-        shots_per_slot=arguments.shots_per_slot,
-        sampling=arguments.sampling or "poisson",
-        redraw_every=arguments.redraw_every,
+        task=GenerationTask(arguments.instruction, arguments.generation_prompt),
         shots_per_label=arguments.shots_per_label,
         max_tokens=arguments.max_tokens,
-        public_top_k=arguments.public_top_k,
+        rows=_rows(arguments),
+        noise=_noise(arguments),
+        decoding=Decoding(
+            candidates="all" if arguments.public_top_k is None else arguments.public_top_k,
+            temperature=arguments.temperature,
+            grammar=load_grammar(arguments),
+        ),
         **spread,
     )
     return synthesizer, budget
+
+
+def _rows(arguments: argparse.Namespace) -> Rows:
+    """Returns the requested shape of rows; unit rows unless slots, several shots or another sampling are asked for."""
+    from langchain_dpicl.options.rows import Rows
+
+    shots, sampling = arguments.shots_per_slot or 1, arguments.sampling or "poisson"
+    usual = "units" if shots == 1 and sampling == "poisson" else "slots"
+    shape = arguments.rows or usual
+    number = arguments.num_slots or (None if shape == usual else _NUM_ROWS)
+    slots, units = (number, None) if shape == "slots" else (None, number)
+    return Rows(slots=slots, units=units, shots=shots, sampling=sampling, redraw_every=arguments.redraw_every)
+
+
+def _noise(arguments: argparse.Namespace) -> Noise | LogitNoise:
+    from langchain_dpicl.options.rows import LogitNoise, Noise, noise_of
+
+    names = {"clip": "clip", "blend_weight": "blend_weight", "center": "center"}
+    names |= {"free_tokens": "free_below", "private_tokens": "max_private_tokens"}
+    given = {new: value for old, new in names.items() if (value := getattr(arguments, old)) is not None}
+    return noise_of(arguments.mechanism, Noise, LogitNoise).replace(**given)
 
 
 def _save(released: ReleasedDemonstrations, out: Path) -> bool:
