@@ -19,18 +19,21 @@ from langchain_dpicl.backends.rows.rows import run_guarded
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, run_sync
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.generation.decoding_loop import (
-    DEFAULT_STOP,
     BlockTickets,
-    Decoding,
     DecodingSpec,
     PartialText,
+    TextDecoder,
     check_rules,
     check_texts,
+    generation_wording,
     make_script,
     write_draft,
 )
 from langchain_dpicl.generation.plan import Segment
 from langchain_dpicl.generation.token_mechanisms import release_plan
+from langchain_dpicl.options.base import LLM, option_of
+from langchain_dpicl.options.rows import Noise, Rows
+from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, check_positive, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -46,7 +49,6 @@ from langchain_dpicl.released.soft_prompt import SoftPrompt
 from langchain_dpicl.soft_prompts.options import ExampleFields, Floats, Optimizer, OptimizerName, Schedule
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from langchain_dpicl.tasks.labels import Votes, VotingTask, design_of, reader_of
-from langchain_dpicl.tasks.templates import GenerationTemplate
 
 BASELINE = "soft prompt without privacy"
 
@@ -187,17 +189,15 @@ def open_block_without_privacy(
 
 def demonstrations_from_instruction(
     *,
-    llm: Any,
+    llm: LLM,
     text_key: str = "text",
     label_key: str | None = None,
     labels: Sequence[str] | None = None,
-    instruction: str,
-    generation_prompt: str | None = None,
+    instruction: str | None = None,
+    task: GenerationTask | None = None,
     shots_per_label: int = 1,
     max_tokens: int = 60,
-    public_top_k: int | None = 100,
-    stop: Sequence[str] = DEFAULT_STOP,
-    temperature: float = 1.0,
+    decoding: Decoding | None = None,
 ) -> ReleasedDemonstrations:
     """Writes demonstrations from the public instruction alone; no private record is involved, so epsilon is 0.
 
@@ -207,12 +207,10 @@ def demonstrations_from_instruction(
       label_key: field of the label; None without labels.
       labels: public labels.
       instruction: public task description.
-      generation_prompt: template of one record, text field last.
+      task: a `GenerationTask`, for the instruction and the template of a record.
       shots_per_label: demonstrations per label.
       max_tokens: cap of a text, in tokens.
-      public_top_k: candidates per token; None: the whole vocabulary.
-      stop: strings that end a text.
-      temperature: sampling temperature; 0 takes the likeliest token.
+      decoding: a `Decoding` without a grammar; its temperature is 1 by default, and `top_k=1` takes the likeliest.
 
     Raises:
       ConfigurationError: a parameter is out of range.
@@ -222,16 +220,14 @@ def demonstrations_from_instruction(
     if (label_key is None) != (labels is None):
         raise fail("label_key, labels", "both or neither", (label_key, labels))
     fields = (text_key,) if label_key is None else (text_key, label_key)
-    wording = GenerationTemplate(
-        instruction=instruction,
-        template=generation_prompt or GenerationTemplate.default_template(text_key, label_key),
-        text_key=text_key,
-        label_key=label_key,
-        fields=fields,
-    )
+    given, writing = GenerationTask.of(task, instruction), option_of("decoding", decoding, Decoding)
+    if given != GenerationTask(given.instruction, given.record_prompt) or writing.grammar is not None:
+        raise fail("task, decoding", "no open label, variation_prompt, hints or grammar", "one of them")
+    wording = generation_wording(text_key, label_key, fields, given.instruction, given.record_prompt)
     backend = as_backend(llm)
-    rules = check_rules(backend, public_top_k, stop)
-    script = DecodingSpec(backend, wording, (Segment("text", max_tokens),), *rules, Decoding(temperature=temperature))
+    rules = check_rules(backend, writing)
+    decoder = TextDecoder(writing.temperature or 1.0, writing.top_k, writing.top_p)
+    script = DecodingSpec(backend, wording, (Segment("text", max_tokens),), *rules, decoder)
     branches: list[str | None] = list(check_texts("labels", labels)) if labels is not None else [None]
     drafts = [PartialText(label) for _ in range(shots_per_label) for label in branches]
     for draft in drafts:
@@ -242,17 +238,13 @@ def demonstrations_from_instruction(
 def demonstrations_without_privacy(
     private: PrivateExamples,
     *,
-    llm: Any,
+    llm: LLM,
     instruction: str | None = None,
-    generation_prompt: Any = None,
+    task: GenerationTask | None = None,
     shots_per_label: int = 1,
     max_tokens: int = 60,
-    num_slots: int | None = None,
-    shots_per_slot: int | None = None,
-    rows: str | None = None,
-    redraw_every: int = 1,
-    public_top_k: int | None = 100,
-    stop: Sequence[str] = DEFAULT_STOP,
+    rows: Rows | None = None,
+    decoding: Decoding | None = None,
 ) -> ReleasedDemonstrations:
     """Runs Algorithm 1 of Tang et al. (2023) WITHOUT NOISE: nothing is protected and epsilon is infinite.
 
@@ -260,15 +252,11 @@ def demonstrations_without_privacy(
       private: examples that no ledger protects; unfit for one afterwards.
       llm: this and what follows are as for `DemonstrationSynthesizer.from_private_examples`.
       instruction: public task description.
-      generation_prompt: template of one record, text field last.
+      task: a `GenerationTask`.
       shots_per_label: demonstrations per label.
       max_tokens: cap of a text, in tokens.
-      num_slots: number of slots, or expected number of unit rows.
-      shots_per_slot: records per slot.
-      rows: "units" or "slots".
-      redraw_every: tokens per sample.
-      public_top_k: candidates per token; None: the whole vocabulary.
-      stop: strings that end a text.
+      rows: a `Rows`; None: 40 unit rows per token.
+      decoding: a `Decoding`.
 
     Raises:
       PrivateAccessError: the examples are attached to a ledger.
@@ -276,21 +264,13 @@ def demonstrations_without_privacy(
 
     Source: Tang et al. (2023), Algorithm 1, without its noise.
     """
-    segments = (Segment("text", max_tokens),)
-    script = make_script(
-        private,
-        as_backend(llm),
-        label_key=private.label_key,
-        instruction=instruction,
-        generation_prompt=generation_prompt,
-        example_prompt=None,
-        segments=segments,
-        public_top_k=public_top_k,
-        stop=stop,
-        decoding=Decoding(),
-        open_labels=None,
-    )
-    design = RowDesign.choose(rows=rows, num_slots=num_slots, shots_per_slot=shots_per_slot)
+    wording = GenerationTask.of(task, instruction)
+    shape, writing = option_of("rows", rows, Rows), option_of("decoding", decoding, Decoding)
+    script = make_script(private, as_backend(llm), task=wording, max_tokens=max_tokens, noise=Noise(), decoding=writing)
+    sizes = [private.public_size_of(label) for label in private.labels or (None,)]
+    design = RowDesign.of(shape, smallest_size=min(sizes)) or RowDesign.choose(smallest_size=min(sizes))
+    caps = [segment.max_tokens for segment in script.segments]
+    redraw_every = max(caps) if shape.redraw_every == "run" else shape.redraw_every or 1
     drafts = [PartialText(label) for _ in range(shots_per_label) for label in (private.labels or (None,))]
     for draft in drafts:
         sampler = design.sampler(private.public_size_of(draft.label))
@@ -309,8 +289,10 @@ def demonstrations_without_privacy(
                 prefix=tuple(draft.tokens),
             )
 
-        blocks = plan.blocks(max_tokens)
-        draft.tickets = {0: [BlockTickets(length, count) for length, count in blocks]}
+        draft.tickets = {
+            number: [BlockTickets(length, count) for length, count in plan.blocks(cap)]
+            for number, cap in enumerate(caps)
+        }
         run_sync(write_draft(script, draft, opener, lambda: None))
     return _result(script, drafts, baseline="generation without noise", epsilon=float("inf"))
 
@@ -479,7 +461,7 @@ def _write_publicly(script: DecodingSpec, draft: PartialText) -> EffectGenerator
     tokens: list[Token] = []
     while len(tokens) < script.segments[0].max_tokens and not script.ended(tokens):
         pairs = yield from script.public_distribution(prompt, tokens, top_k=top_k)
-        tokens.append(pairs[0][script.decoding.choose(pairs[1])])
+        tokens.append(pairs[0][script.decoder.choose(pairs[1])])
     draft.values[script.wording.text_key] = script.text(tokens)
     draft.done = True
 

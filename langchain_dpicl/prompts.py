@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import os
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack
 
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
-from langchain_core.prompts import FewShotChatMessagePromptTemplate, FewShotPromptTemplate
+from langchain_core.output_parsers import BaseOutputParser
+from langchain_core.prompts import (
+    BasePromptTemplate,
+    ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
+    HumanMessagePromptTemplate,
+    PromptTemplate,
+    SystemMessagePromptTemplate,
+)
 from langchain_core.prompts.string import get_template_variables
-from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.formatting import formatter
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import override
@@ -23,29 +32,35 @@ from langchain_dpicl._construction import HidesInput
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations, epsilon_of
+from langchain_dpicl.runs.door import awaits, door
 
 if TYPE_CHECKING:
-    from langchain_dpicl.evolution.evolution import PrivateEvolution
+    from langchain_dpicl.budget.handler import BudgetLike
     from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+    from langchain_dpicl.options.base import LLM, TemplateLike, Where
+    from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, Rows
+    from langchain_dpicl.options.tasks import Decoding, GenerationTask
     from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+    from langchain_dpicl.runs.generation_run import GenerationRun
 
 
 TEMPLATE_CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
-_EVOLUTION = "private_evolution"  # `evolution.plan.MECHANISM`, whose import would load the accountants
 _FROM_THE_RELEASE = ("examples", "example_selector", "privacy_report", "plan")
-# Options of `from_private_examples` for the template; all others go to the synthesizer.
-_TEMPLATE_OPTIONS = (
-    "example_separator",
-    "input_types",
-    "input_variables",
-    "metadata",
-    "optional_variables",
-    "output_parser",
-    "partial_variables",
-    "tags",
-    "template_format",
-    "validate_template",
-)
+
+
+class TemplateFields(TypedDict, total=False):
+    """The fields of the stock classes that `from_run` and `from_released` take besides the template's text."""
+
+    example_separator: str
+    input_types: dict[str, Any]
+    input_variables: list[str]
+    metadata: dict[str, Any] | None
+    optional_variables: list[str]
+    output_parser: BaseOutputParser[Any] | None
+    partial_variables: Mapping[str, Any]
+    tags: list[str] | None
+    template_format: Literal["f-string"]
+    validate_template: bool
 
 
 class ReleasedPrompt(HidesInput):
@@ -99,7 +114,7 @@ class ReleasedPrompt(HidesInput):
             )
         return ReleasedDemonstrations(tuple(self._list_examples()), self.privacy_report, self.plan)
 
-    def save_released(self, path: str | os.PathLike[str]) -> None:
+    def save_released(self, path: Where) -> None:
         """Writes demonstrations, report and plan as plain JSON; `from_released(path, ...)` reads it.
 
         Args:
@@ -168,180 +183,211 @@ class ReleasedPrompt(HidesInput):
             example_selector=None,
         )
 
+    @abstractmethod
+    def to_stock(self) -> BasePromptTemplate[Any]:
+        """Returns a stock template with the released demonstrations written out; LangChain can dump and load it.
+
+        The privacy report stays here: keep `released` beside it.
+
+        Raises:
+          ConfigurationError: there is no example list.
+        """
+
     @classmethod
     def from_released(
         cls,
-        released: ReleasedDemonstrations | str | os.PathLike[str],
+        released: ReleasedDemonstrations | Where,
         *,
-        example_prompt: Any,
-        prefix: str = "",
+        example_prompt: TemplateLike,
         suffix: str | None = None,
-        **template_options: Any,
+        prefix: str = "",
+        **template: Unpack[TemplateFields],
     ) -> Self:
         """Builds the template from a release, or from a file written by `save_released`.
 
         Args:
           released: the demonstrations, or the path of their file.
           example_prompt: template of one demonstration; its variables are fields of the demonstrations.
-          prefix: public text before the demonstrations; an f-string template.
           suffix: public text after them, with the query's variable (required by the string template).
-          template_options: other fields of the stock class, such as `example_separator` or `partial_variables`.
+          prefix: public text before the demonstrations; an f-string template.
+          template: other fields of the stock class, such as `example_separator` or `partial_variables`.
 
         Raises:
           ConfigurationError: a template argument is unusable, or the file is not what `save_released` writes.
         """
-        template = cls._without_examples(example_prompt, prefix, suffix, template_options)
+        made = cls._without_examples(example_prompt, prefix, suffix, template)
         if not isinstance(released, ReleasedDemonstrations):
             released = ReleasedDemonstrations.load(released)
-        return template.with_released(released)
+        return made.with_released(released)
 
     @classmethod
+    @door("DPFewShotPromptTemplate")
     def from_private_examples(
         cls,
         private: PrivateExamples,
         *,
-        llm: Any,
-        example_prompt: Any,
+        llm: LLM,
+        example_prompt: TemplateLike,
         suffix: str | None = None,
         prefix: str = "",
-        budget: Any = None,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
         instruction: str | None = None,
-        config: RunnableConfig | None = None,
-        progress: bool | None = None,
-        **options: Any,
+        task: GenerationTask | None = None,
+        shots_per_label: int = 1,
+        max_tokens: int = 60,
+        rows: Rows | None = None,
+        noise: Noise | LogitNoise | NoiseName | LogitNoiseName | None = None,
+        decoding: Decoding | None = None,
+        component: str | None = None,
     ) -> Self:
         """Generates demonstrations from private examples, charges the budget, and returns the template that shows them.
+
+        For other fields of the template, and for demonstrations of `PrivateEvolution`, see `from_run`.
 
         Formal guarantees:
           - The template holds released demonstrations and public arguments; nothing else of `private`.
           - Every template argument is checked before the budget is touched.
 
         Args:
-          private: the examples; bound to the budget's ledger. The model `llm` SEES their text, except with
-            `mechanism="private_evolution"`.
-          llm: an engine, or a LangChain model with token log-probabilities; best a local one. With
-            `mechanism="private_evolution"` any model that writes text, which then sees no private text.
-          example_prompt: template of one demonstration; its variables are among `private.fields`.
+          private: the examples; bound to the budget's ledger. The model `llm` SEES their text.
+          llm: an engine, or a LangChain model with token log-probabilities; best a local one.
+          example_prompt: template of one demonstration; its variables are among the fields that are generated.
           suffix: public text after the demonstrations, with the query's variable (required by the string template).
           prefix: public text before the demonstrations.
-          budget: where to charge; otherwise looked up in `config`, then in the context.
+          budget: a PrivacyBudgetCallbackHandler, a Budget or a RunnableConfig that holds one; None: the context's.
           epsilon: share of the budget to spend here.
           instruction: public task description for generation.
-          config: a RunnableConfig whose callbacks may hold the budget.
-          progress: True shows a bar, False hides it, None shows it on a terminal only.
-          options: fields of the stock template (`example_separator`, ...); all others are generation options of
-            `DemonstrationSynthesizer.from_private_examples` (`shots_per_label`, `max_tokens`, `mechanism`, ...), or,
-            with `mechanism="private_evolution"`, of `PrivateEvolution.from_private_examples` (`rounds`, `embeddings`).
+          task: a `GenerationTask`: the wording of generation, and open labels.
+          shots_per_label: demonstrations per label; their costs compose.
+          max_tokens: cap of a demonstration's text, in tokens.
+          rows: a `Rows`: how many prompts a token reads, of how many records, and how often they are drawn anew.
+          noise: a `Noise`, a `LogitNoise`, or the name of a mechanism; None: "gumbel".
+          decoding: a `Decoding`: candidates, stops, sampling, grammar.
+          component: name in the ledger.
 
         Raises:
           ConfigurationError: a public argument is out of range; nothing was spent.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
-          SynthesisInterruptedError: the model failed; continue with `from_synthesizer(error.synthesizer, ...)`.
+          SynthesisInterruptedError: the model failed; continue with `from_run(error.synthesizer, ...)`.
         """
-        options |= {"budget": budget, "epsilon": epsilon, "instruction": instruction, "config": config}
-        template, generation = cls._checked(private, example_prompt, (prefix, suffix), options)
-        synthesizer = _synthesizer(private, llm, example_prompt, generation)
-        return template.with_released(synthesizer.run(progress=progress))
-
-    @classmethod
-    async def afrom_private_examples(
-        cls,
-        private: PrivateExamples,
-        *,
-        llm: Any,
-        example_prompt: Any,
-        suffix: str | None = None,
-        prefix: str = "",
-        budget: Any = None,
-        epsilon: float | None = None,
-        instruction: str | None = None,
-        config: RunnableConfig | None = None,
-        progress: bool | None = None,
-        **options: Any,
-    ) -> Self:
-        """Async version of `from_private_examples`; the rows of one token are scored concurrently.
-
-        A LangChain model is probed in a thread, so that the event loop is not blocked.
-        """
-        from langchain_dpicl.budget.events import await_refusals
-        from langchain_dpicl.budget.handler import may_wait
-
-        options |= {"budget": budget, "epsilon": epsilon, "instruction": instruction, "config": config}
-        template, generation = cls._checked(private, example_prompt, (prefix, suffix), options)
-        engine, generation = await asyncio.to_thread(_probe_engine, llm, generation)
-        synthesizer = await await_refusals(
-            lambda: _synthesizer(private, engine, example_prompt, generation),
-            config,
-            is_slow=may_wait(budget, config),
+        made, run = cls._planned(
+            private,
+            example_prompt=example_prompt,
+            suffix=suffix,
+            prefix=prefix,
+            llm=llm,
+            budget=budget,
+            epsilon=epsilon,
+            instruction=instruction,
+            task=task,
+            shots_per_label=shots_per_label,
+            max_tokens=max_tokens,
+            rows=rows,
+            noise=noise,
+            decoding=decoding,
+            component=component,
         )
-        return template.with_released(await synthesizer.arun(progress=progress))
+        return made.with_released(run.run())
 
     @classmethod
-    def from_synthesizer(
+    @awaits(from_private_examples)
+    async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> Self:
+        """Async version of `from_private_examples`: it is planned in a thread; rows are scored concurrently."""
+        made, run = await asyncio.to_thread(cls._planned, private, **options)
+        return made.with_released(await run.arun())
+
+    @classmethod
+    def from_run(
         cls,
-        synthesizer: DemonstrationSynthesizer | PrivateEvolution,
+        run: GenerationRun[Any],
         *,
-        example_prompt: Any,
-        prefix: str = "",
+        example_prompt: TemplateLike,
         suffix: str | None = None,
-        progress: bool | None = None,
-        **template_options: Any,
+        prefix: str = "",
+        **template: Unpack[TemplateFields],
     ) -> Self:
-        """Runs or continues a synthesizer and returns the template.
+        """Runs or continues a run that releases demonstrations, and returns the template that shows them.
 
         Args:
-          synthesizer: a `DemonstrationSynthesizer` or `PrivateEvolution`, also one of a `SynthesisInterruptedError`.
+          run: a `DemonstrationSynthesizer` or `PrivateEvolution`, also one of a `SynthesisInterruptedError`; a
+            finished one releases nothing more.
           example_prompt: template of one demonstration.
+          suffix: public text after the demonstrations, with the query's variable (required by the string template).
           prefix: public text before the demonstrations.
-          suffix: public text after them, with the query's variable (required by the string template).
-          progress: True shows a bar, False hides it, None shows it on a terminal only.
-          template_options: other fields of the stock class.
+          template: other fields of the stock class, such as `example_separator` or `partial_variables`.
 
         Raises:
           ConfigurationError: a template argument is unusable; checked before anything runs.
           SynthesisInterruptedError: the model failed again; what was released is kept.
         """
-        template = cls._without_examples(example_prompt, prefix, suffix, template_options)
-        return template.with_released(synthesizer.run(progress=progress))
+        made = cls._before(run, example_prompt, prefix, suffix, template)
+        return made.with_released(run.run())
 
     @classmethod
-    async def afrom_synthesizer(
+    async def afrom_run(
         cls,
-        synthesizer: DemonstrationSynthesizer | PrivateEvolution,
+        run: GenerationRun[Any],
         *,
-        example_prompt: Any,
-        prefix: str = "",
+        example_prompt: TemplateLike,
         suffix: str | None = None,
-        progress: bool | None = None,
-        **template_options: Any,
+        prefix: str = "",
+        **template: Unpack[TemplateFields],
     ) -> Self:
-        """Async version of `from_synthesizer`."""
-        template = cls._without_examples(example_prompt, prefix, suffix, template_options)
-        return template.with_released(await synthesizer.arun(progress=progress))
+        """Async version of `from_run`."""
+        made = cls._before(run, example_prompt, prefix, suffix, template)
+        return made.with_released(await run.arun())
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def _without_examples(cls, example_prompt: Any, prefix: str, suffix: str | None, options: dict[str, Any]) -> Self:
+    def _planned(
+        cls,
+        private: PrivateExamples,
+        *,
+        example_prompt: TemplateLike,
+        suffix: str | None = None,
+        prefix: str = "",
+        task: GenerationTask | None = None,
+        **generation: Any,
+    ) -> tuple[Self, DemonstrationSynthesizer]:
+        """Checks the template, then declares the share; nothing is spent yet."""
+        # Imported here: a released template loads neither models nor accountants.
+        from langchain_dpicl.generation.decoding_loop import check_example_prompt, generated_fields
+        from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+
+        made = cls._without_examples(example_prompt, prefix, suffix, {})
+        check_example_prompt(vars(made)["example_prompt"], generated_fields(private, task))
+        return made, DemonstrationSynthesizer.from_private_examples(private, task=task, **generation)
+
+    @classmethod
+    def _before(
+        cls, run: object, example_prompt: TemplateLike, prefix: str, suffix: str | None, fields: TemplateFields
+    ) -> Self:
+        """Returns the template without demonstrations; checks it and the run before that releases more."""
+        from langchain_dpicl.runs.generation_run import GenerationRun
+
+        if not isinstance(run, GenerationRun):
+            raise fail("run", "a DemonstrationSynthesizer or PrivateEvolution", type(run).__name__)
+        return cls._without_examples(example_prompt, prefix, suffix, fields)
+
+    @classmethod
+    def _without_examples(
+        cls, example_prompt: TemplateLike, prefix: str, suffix: str | None, fields: TemplateFields
+    ) -> Self:
         """Returns the template without demonstrations, so that its arguments are checked before anything is spent."""
-        _refuse_release_fields(options)
+        if refused := sorted(set(fields) & set(_FROM_THE_RELEASE)):
+            raise ConfigurationError(f"{refused}: expected none of these here; they come with the release.")
+        if isinstance(example_prompt, str):
+            example_prompt = _parsed(example_prompt)
         if not hasattr(example_prompt, "input_variables"):
             raise fail("example_prompt", "a prompt template", type(example_prompt).__name__)
         ends = {"prefix": prefix} if suffix is None else {"prefix": prefix, "suffix": suffix}
-        return cls(examples=[], example_prompt=example_prompt, **ends, **options)
+        return cls(examples=[], example_prompt=example_prompt, **ends, **fields)
 
-    @classmethod
-    def _checked(
-        cls, private: PrivateExamples, example_prompt: Any, ends: tuple[str, str | None], options: dict[str, Any]
-    ) -> tuple[Self, dict[str, Any]]:
-        """Returns the checked template without demonstrations, and the generation options."""
-        _refuse_release_fields(options)
-        own = {key: value for key, value in options.items() if key in _TEMPLATE_OPTIONS}
-        generation = {key: value for key, value in options.items() if key not in _TEMPLATE_OPTIONS}
-        template = cls._without_examples(example_prompt, *ends, own)
-        _check_variables(example_prompt, private)
-        return template, generation
+    def _stock_fields(self) -> dict[str, Any]:
+        names = ("input_types", "metadata", "output_parser", "partial_variables", "tags")
+        return {name: getattr(self, name) for name in names}
 
     def _rebuilt(self, **changes: Any) -> Self:
         fields = {name: getattr(self, name) for name in type(self).model_fields}
@@ -353,40 +399,14 @@ class ReleasedPrompt(HidesInput):
         return self.examples
 
 
-# Imported inside: a released template loads neither models nor accountants.
-def _probe_engine(llm: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Probes the model in public and returns the engine and the options."""
-    if options.get("mechanism") == _EVOLUTION:
-        from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
-
-        embeddings = options.get("embeddings")
-        probed = (
-            {}
-            if embeddings is None or isinstance(embeddings, SilentEmbeddings)
-            else {"embeddings": SilentEmbeddings(embeddings)}
-        )
-        return llm, {**options, **probed}
-    from langchain_dpicl.backends.resolve import as_backend
-
-    return as_backend(llm), options
+def _parsed(example_prompt: str) -> PromptTemplate:
+    with suppress(ValueError):
+        return PromptTemplate.from_template(example_prompt)
+    raise ConfigurationError("example_prompt: expected an f-string template, such as '{text}', found unmatched braces.")
 
 
-def _synthesizer(
-    private: PrivateExamples, llm: Any, example_prompt: Any, options: dict[str, Any]
-) -> DemonstrationSynthesizer | PrivateEvolution:
-    if options.get("mechanism") == _EVOLUTION:
-        from langchain_dpicl.evolution.evolution import PrivateEvolution
-
-        others = {key: value for key, value in options.items() if key != "mechanism"}
-        return PrivateEvolution.from_private_examples(private, llm=llm, example_prompt=example_prompt, **others)
-    from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-
-    return DemonstrationSynthesizer.from_private_examples(private, llm=llm, example_prompt=example_prompt, **options)
-
-
-def _refuse_release_fields(options: dict[str, Any]) -> None:
-    if refused := sorted(set(options) & set(_FROM_THE_RELEASE)):
-        raise ConfigurationError(f"{refused}: expected none of these here; they come with the release.")
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _refuse_other_formats(template_format: object, example_prompt: object) -> None:
@@ -409,17 +429,6 @@ def _formats_in(template: object) -> Iterator[object]:
     for name in ("messages", "prompt", "example_prompt"):
         if (inner := getattr(template, name, None)) is not None:
             yield from _formats_in(inner)
-
-
-def _check_variables(example_prompt: Any, private: PrivateExamples) -> None:
-    """Refuses an object without declared fields (without showing it), and variables that are not fields."""
-    fields = getattr(private, "fields", None)
-    if not isinstance(fields, (tuple, list, frozenset)):
-        raise ConfigurationError(f"private: expected PrivateExamples, found {type(private).__name__}.")
-    if unknown := sorted(set(example_prompt.input_variables) - set(fields)):
-        raise ConfigurationError(
-            f"example_prompt: expected variables among the declared fields {sorted(fields)}, found {unknown}."
-        )
 
 
 class DPFewShotPromptTemplate(ReleasedPrompt, FewShotPromptTemplate):
@@ -464,6 +473,13 @@ class DPFewShotPromptTemplate(ReleasedPrompt, FewShotPromptTemplate):
         examples = await self._aget_examples(**values)
         shown = [await self.example_prompt.aformat(**self._fields_of(e)) for e in examples]
         return self._joined(shown, values)
+
+    @override
+    def to_stock(self) -> PromptTemplate:
+        shown = [self.example_prompt.format(**self._fields_of(e)) for e in self._list_examples()]
+        parts = (self.prefix, *map(_escaped, shown), self.suffix)
+        template = _escaped(self.example_separator).join(part for part in parts if part)
+        return PromptTemplate(template=template, **self._stock_fields())
 
     @property
     def _prompt_type(self) -> str:
@@ -517,6 +533,13 @@ class DPFewShotChatMessagePromptTemplate(ReleasedPrompt, FewShotChatMessagePromp
     async def aformat_messages(self, **kwargs: Any) -> list[BaseMessage]:
         values = self._merge_partial_and_user_variables(**kwargs)
         return self._frame(await super().aformat_messages(**values), values)
+
+    @override
+    def to_stock(self) -> ChatPromptTemplate:
+        self._list_examples()  # raises for a selector
+        system = [SystemMessagePromptTemplate.from_template(self.prefix)] if self.prefix else []
+        human = [HumanMessagePromptTemplate.from_template(self.suffix)] if self.suffix else []
+        return ChatPromptTemplate([*system, *super().format_messages(), *human], **self._stock_fields())
 
     @property
     def _prompt_type(self) -> str:

@@ -28,6 +28,8 @@ from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TokenRule
+from langchain_dpicl.options.rows import LogitNoise, Noise, Rows, noise_of
+from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
@@ -37,7 +39,6 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.count_histograms import count_release
 from langchain_dpicl.privacy.extensions.individual_filter import participation_plan
-from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 from langchain_dpicl.privacy.ledger.amounts import effective_delta
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
@@ -72,6 +73,15 @@ def _split_options(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> t
     """Returns the constructor's options, the declared size and the adjacency."""
     arguments = {**defaults, "num_slots": options.get("public_size", 1), **options}
     return arguments, arguments.pop("public_size", 1), arguments.pop("adjacency", "add_remove")
+
+
+def rows_and_noise(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns `rows=` and `noise=`, whose words (those of a plan's report) it takes out of a game's options."""
+    count, multiplier = arguments.pop("num_slots"), arguments.pop("noise_multiplier")
+    noise = Noise(arguments.pop("mechanism", None), multiplier=multiplier)
+    fill, is_units = arguments.pop("overfill"), arguments.pop("rows") == "units"
+    slots = {"shots": arguments.pop("shots_per_slot", 1), "sampling": arguments.pop("sampling", "poisson")}
+    return {"rows": Rows(units=count) if is_units else Rows(slots=count, fill=fill, **slots), "noise": noise}
 
 
 def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPVotingRunnable:
@@ -142,17 +152,22 @@ def synthesizer_of(
     **options: Any,
 ) -> DemonstrationSynthesizer:
     """Builds a generation of one-token texts over units whose texts are logits (`ReadTokens`)."""
-    usual: dict[str, Any] = {"rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "mechanism": "gumbel"}
-    arguments, size, adjacency = _split_options(options, {**usual, "max_tokens": 1, "public_top_k": None})
-    reader = ReadLogits if arguments["mechanism"] in LOGIT_MECHANISMS else ReadTokens
+    usual: dict[str, Any] = {"rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5}
+    arguments, size, adjacency = _split_options(options, {**usual, "mechanism": "gumbel"})
+    noise = noise_of(arguments.pop("mechanism"), Noise, LogitNoise)
+    reader = ReadLogits if isinstance(noise, LogitNoise) else ReadTokens
+    given = rows_and_noise(arguments)
     return DemonstrationSynthesizer.from_private_examples(
         PrivateExamples(units, public_size=size),
         llm=reader(public) if engine is None else engine,
         budget=_budget(adjacency),
         epsilon=_EPSILON / 2,
-        generation_prompt=MARK + "{text}",
+        task=GenerationTask(record_prompt=MARK + "{text}"),
         shots_per_label=tokens,
-        **arguments,
+        max_tokens=1,
+        rows=given["rows"],
+        noise=noise.replace(multiplier=given["noise"].multiplier, **arguments),
+        decoding=Decoding(candidates="all"),
     )
 
 

@@ -102,7 +102,7 @@ def _add_create(actions: Any) -> None:
     command = _action(actions, "create", _create, "make a new ledger, once; an existing one is never touched")
     limit = "limit; at most 1/(10 * all declared units)"
     command.add_argument("--epsilon", type=float, required=True, help="limit for the ledger's whole life")
-    command.add_argument("--delta", type=float, required=True)
+    command.add_argument("--delta", type=float, required=True, help=limit)
     command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
     command.add_argument("--anchor", metavar="FILE", help=_SECOND_PLACE)
 

@@ -24,11 +24,13 @@ from langchain_dpicl.budget.handler import resolve_budget
 from langchain_dpicl.discovery import public_vocabulary
 from langchain_dpicl.documents.plan import DocumentsPlan, TopicNoise, plan_documents
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.generation.decoding_loop import DEFAULT_STOP, Decoding, DecodingSpec, PartialText, make_script
+from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, make_script
 from langchain_dpicl.generation.grammars import Grammar
-from langchain_dpicl.generation.plan import GenerationPlan, Segment, deal_name, template_name
-from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer, _rules
+from langchain_dpicl.generation.plan import GenerationPlan, deal_name, template_name
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
+from langchain_dpicl.options.rows import LogitNoise, Noise, noise_of
+from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -79,16 +81,28 @@ class WritingOptions:
     @property
     def rule(self) -> TokenRule:
         """How a token is released."""
-        names = ("clip", "blend_weight", "center", "free_tokens", "private_tokens")
-        return self._rules({name: getattr(self, name) for name in names})[0]
+        return TokenRule.of(self.noise, self.temperature)
+
+    @property
+    def noise(self) -> Noise | LogitNoise:
+        """The mechanism."""
+        given = noise_of(self.mechanism, Noise, LogitNoise)
+        names = {"clip": "clip", "blend_weight": "blend_weight", "center": "center"}
+        names |= {"free_tokens": "free_below", "private_tokens": "max_private_tokens"}
+        found = {new: getattr(self, old) for old, new in names.items() if getattr(self, old) is not None}
+        return given.replace(**found)
 
     @property
     def decoding(self) -> Decoding:
-        """How an index is chosen from a noised vector."""
-        return self._rules({})[1]
-
-    def _rules(self, tested: dict[str, Any]) -> tuple[TokenRule, Decoding]:
-        return _rules(self.mechanism, self.temperature, tested, top_k=self.top_k, top_p=self.top_p)
+        """How texts are written from released tokens."""
+        return Decoding(
+            candidates="all" if self.public_top_k is None else self.public_top_k,
+            stop=self.stop,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            grammar=self.grammar,
+        )
 
     def design(self, size: int) -> RowDesign:
         """Returns the row design for topics of `size` declared units."""
@@ -130,17 +144,10 @@ def topic_script(
     made = make_script(
         private,
         as_backend(llm),
-        label_key=private.label_key,
-        instruction=instruction,
-        generation_prompt=generation_prompt,
-        example_prompt=None,
-        segments=(Segment("text", max_tokens),),
-        public_top_k=options.public_top_k,
-        stop=options.stop if options.stop is not None else (DEFAULT_STOP if options.grammar is None else ()),
+        task=GenerationTask(instruction, generation_prompt),
+        max_tokens=max_tokens,
+        noise=options.noise,
         decoding=options.decoding,
-        open_labels=None,
-        needs_logits=options.rule.is_logit,
-        grammar=options.grammar,
     )
     parts = {each.name: getattr(made, each.name) for each in dataclasses.fields(made) if each.init}
     return TopicDecodingSpec(**parts)

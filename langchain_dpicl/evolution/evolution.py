@@ -383,7 +383,7 @@ class PrivateEvolution(GenerationRun[Population]):
             variation_prompt=variation_prompt,
             hints=hints,
         )
-        check_example_prompt(example_prompt, wording.first)
+        check_example_prompt(example_prompt, wording.first.generated_fields)
         by_label = check_candidates(candidates, labels)
         if by_label:
             num_candidates = _most(by_label, num_candidates)

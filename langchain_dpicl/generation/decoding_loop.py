@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -15,7 +15,9 @@ from langchain_dpicl.backends.sync_async import EffectGenerator, TopTokenRequest
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher
 from langchain_dpicl.generation.plan import Segment
-from langchain_dpicl.privacy._validate import check_int, check_real, fail
+from langchain_dpicl.options.rows import LogitNoise, Noise
+from langchain_dpicl.options.tasks import Decoding, GenerationTask, OpenLabel
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
@@ -24,7 +26,7 @@ from langchain_dpicl.tasks.templates import GenerationTemplate
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class TextDecoder:
     """Chooses a token from noised probabilities.
 
     Formal guarantees:
@@ -41,16 +43,20 @@ class Decoding:
     top_k: int | None = None
     top_p: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_real("temperature", self.temperature, low=0.0)
-        check_real("top_p", self.top_p, low=0.0, high=1.0, low_open=True)
-        if self.top_k is not None:
-            check_int("top_k", self.top_k, low=1)
+    @classmethod
+    def of(cls, noise: Noise | LogitNoise, decoding: Decoding) -> TextDecoder:
+        """Returns how tokens are chosen under a mechanism; the logit mechanisms have their temperature in the noise.
 
-    @property
-    def is_default(self) -> bool:
-        """Whether this is plain argmax, the only decoding an index-only mechanism allows."""
-        return self == Decoding()
+        Raises:
+          ConfigurationError: sampling is asked of a mechanism that releases only an index.
+        """
+        is_logit = isinstance(noise, LogitNoise)
+        made = cls(0.0 if is_logit else decoding.temperature or 0.0, decoding.top_k, decoding.top_p)
+        if made != cls() and noise.mechanism != "gaussian":
+            advice = "That mechanism releases only an index; use noise='gaussian'."
+            named = "temperature, top_k, top_p" if not is_logit else "top_k, top_p"
+            raise fail(f"Decoding: {named}", f"their defaults with {noise!r}", decoding, advice)
+        return made
 
     def choose(self, values: NDArray[np.float64]) -> int:
         """Returns an index into `values`, float64[d]."""
@@ -124,7 +130,7 @@ class DecodingSpec:
       segments: (name, cap) of the generated fields, in order.
       public_top_k: candidates per token from the public prompt; None: the whole vocabulary.
       stop: strings that end a segment.
-      decoding: how an index is chosen from a noised vector.
+      decoder: how an index is chosen from a noised vector.
       open_labels: public list to draw open labels from; None: generated, or declared.
       needs_logits: whether candidates come with public logits.
       margin: candidates this close to the last of the public top-K are candidates too (Top-k+).
@@ -137,7 +143,7 @@ class DecodingSpec:
     segments: tuple[Segment, ...]
     public_top_k: int | None
     stop: tuple[str, ...]
-    decoding: Decoding
+    decoder: TextDecoder
     open_labels: tuple[str, ...] | None = None
     needs_logits: bool = False
     margin: float = 0.0
@@ -252,7 +258,7 @@ class DecodingSpec:
             **({} if fingerprint is None else {"tokenizer": fingerprint}),
             "public_top_k": self.public_top_k,
             "stop": list(self.stop),
-            "decoding": self.decoding.to_dict(),
+            "decoding": self.decoder.to_dict(),
             "instruction": self.wording.instruction,
             "generation_prompt": self.wording.template,
             "text_key": self.wording.text_key,
@@ -381,48 +387,68 @@ def make_script(
     private: PrivateExamples,
     backend: NextTokenBackend,
     *,
-    label_key: str | None,
-    instruction: str | None,
-    generation_prompt: Any,
-    example_prompt: Any,
-    segments: tuple[Segment, ...],
-    public_top_k: int | None,
-    stop: Sequence[str],
+    task: GenerationTask,
+    max_tokens: int,
+    noise: Noise | LogitNoise,
     decoding: Decoding,
-    open_labels: Sequence[str] | None,
-    needs_logits: bool = False,
-    grammar: Grammar | None = None,
 ) -> DecodingSpec:
     """Checks the public parameters of a generation and returns them; no call is made and nothing is charged."""
-    if not isinstance(private, PrivateExamples):
-        raise fail("private", "PrivateExamples", type(private).__name__)
-    wording = generation_wording(private.text_key, label_key, private.fields, instruction, generation_prompt)
-    check_example_prompt(example_prompt, wording)
-    labels = None if open_labels is None else tuple(open_labels)
-    rules = check_rules(backend, public_top_k, stop)
-    if needs_logits and backend.max_top_k is not None:
+    label_key = _label_key(private, task.open_label)
+    if task.variation_prompt is not None or task.hints:
+        raise fail("task", "neither variation_prompt nor hints, which are of PrivateEvolution", task)
+    is_logit = isinstance(noise, LogitNoise)
+    if is_logit and backend.max_top_k is not None:
         msg = (
-            f"mechanism: expected a model that shows its whole vocabulary, found one that reports {backend.max_top_k} "
-            "top tokens. Take a local model, a server with enough top_logprobs, or mechanism='gumbel'."
+            f"noise: expected a model that shows its whole vocabulary, found one that reports {backend.max_top_k} "
+            "top tokens. Take a local model, a server with enough top_logprobs, or noise='gumbel'."
         )
         raise CapabilityError(msg)
+    open_labels, segments = None, (Segment("text", max_tokens),)
+    if task.open_label is not None:
+        open_labels = task.open_label.values
+        if open_labels is None:
+            # An open label is private text: it is generated before the text, at a cost of its own.
+            segments = (Segment("label", task.open_label.max_tokens), *segments)
+    return DecodingSpec(
+        backend,
+        generation_wording(private.text_key, label_key, private.fields, task.instruction, task.record_prompt),
+        segments,
+        *check_rules(backend, decoding),
+        TextDecoder.of(noise, decoding),
+        open_labels,
+        needs_logits=is_logit,
+        grammar=_bound(decoding.grammar, backend),
+    )
+
+
+def _label_key(private: PrivateExamples, label: OpenLabel | None) -> str | None:
+    """Returns the field of the label, declared or open."""
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
+    if label is None:
+        return private.label_key
+    if private.label_key is not None or label.key not in private.fields:
+        raise fail("OpenLabel.key", "a declared field of examples without declared labels", label.key)
+    if label.values is not None and len(set(check_texts("OpenLabel.values", label.values))) != len(label.values):
+        raise fail("OpenLabel.values", "distinct texts of a public list", type(label.values).__name__)
+    return label.key
+
+
+def _bound(grammar: Grammar | None, backend: NextTokenBackend) -> BoundGrammar | None:
     if grammar is not None and not isinstance(grammar, Grammar):
-        raise fail("grammar", "a Grammar, such as Grammar.regex(...)", type(grammar).__name__)
-    bound = None if grammar is None else grammar.bind(backend)
-    return DecodingSpec(backend, wording, segments, *rules, decoding, labels, needs_logits=needs_logits, grammar=bound)
+        raise fail("Decoding.grammar", "a Grammar, such as Grammar.regex(...)", type(grammar).__name__)
+    return None if grammar is None else grammar.bind(backend)
 
 
-def check_rules(
-    backend: NextTokenBackend, public_top_k: int | None, stop: Sequence[str]
-) -> tuple[int | None, tuple[str, ...]]:
-    """Returns the candidates per token, at most what the engine reports, and the stop strings."""
-    limit = backend.max_top_k
-    if public_top_k is None and limit is not None:
-        raise fail("public_top_k", f"a number up to {limit} (this model reports top tokens only)", None)
-    if public_top_k is not None:
-        check_int("public_top_k", public_top_k, low=1)
-        public_top_k = public_top_k if limit is None else min(public_top_k, limit)
-    return public_top_k, check_texts("stop", stop, least=0)
+def check_rules(backend: NextTokenBackend, decoding: Decoding) -> tuple[int | None, tuple[str, ...]]:
+    """Returns the candidates per token, at most what the engine reports (None: all), and the stop strings."""
+    limit, wanted, stop = backend.max_top_k, decoding.candidates, decoding.stop
+    if wanted == "all" and limit is not None:
+        raise fail("Decoding.candidates", f"a number up to {limit} (this model reports top tokens only)", wanted)
+    top_k = None if wanted == "all" else wanted if limit is None else min(wanted, limit)
+    if stop is None:
+        stop = DEFAULT_STOP if decoding.grammar is None else ()
+    return top_k, check_texts("Decoding.stop", stop, least=0)
 
 
 def check_texts(name: str, values: Sequence[str], *, least: int = 1) -> tuple[str, ...]:
@@ -433,16 +459,22 @@ def check_texts(name: str, values: Sequence[str], *, least: int = 1) -> tuple[st
     return tuple(values)
 
 
-def check_example_prompt(example_prompt: Any, wording: GenerationTemplate) -> None:
+def generated_fields(private: PrivateExamples, task: GenerationTask | None) -> frozenset[str]:
+    """Returns the fields of a demonstration that these examples are declared to give."""
+    label_key = _label_key(private, GenerationTask.of(task, None).open_label)
+    return frozenset({private.text_key, label_key} - {None})
+
+
+def check_example_prompt(example_prompt: Any, fields: Collection[str]) -> None:
     """Formats the template once with public text, so that an unusable template fails before anything is spent."""
     if example_prompt is None:
         return
-    extra = sorted(set(getattr(example_prompt, "input_variables", ())) - wording.generated_fields)
+    extra = sorted(set(getattr(example_prompt, "input_variables", ())) - set(fields))
     if extra:
-        raise fail("example_prompt", f"variables among {sorted(wording.generated_fields)}", extra)
+        raise fail("example_prompt", f"variables among {sorted(fields)}", extra)
     problem = ""
     try:
-        example_prompt.invoke(dict.fromkeys(wording.generated_fields, "text"))
+        example_prompt.invoke(dict.fromkeys(fields, "text"))
     except Exception as error:  # noqa: BLE001  any template error is about public text
         problem = type(error).__name__
     if problem:

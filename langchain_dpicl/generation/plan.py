@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.generation.token_mechanisms import TOKEN_MECHANISMS, TokenRule, temperature_of
@@ -217,7 +217,7 @@ def plan_generation(
     noise_multiplier: float | None = None,
     mechanism: str | TokenRule = "gumbel",
     design: RowDesign | None = None,
-    redraw_every: int | None = None,
+    redraw_every: int | Literal["run"] | None = None,
     shots_per_label: int = 1,
     segments: Iterable[Segment] = (Segment("text", 60),),
     candidates: int = 101,
@@ -233,7 +233,8 @@ def plan_generation(
       noise_multiplier: given noise; None calibrates.
       mechanism: one of `TOKEN_MECHANISMS`, or a `TokenRule` with its parameters.
       design: shape of rows; by default `RowDesign.choose()`.
-      redraw_every: tokens per secret sample; None: 1, or all of a demonstration if one allocation serves a run.
+      redraw_every: tokens per secret sample, or "run": one sample for a demonstration. None: 1, or all of a
+        demonstration if one allocation serves a run.
       shots_per_label: demonstrations per label.
       segments: generated fields and their caps.
       candidates: width of the public domain per token.
@@ -280,8 +281,10 @@ def plan_generation(
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, with_noise=_with_noise)
 
 
-def _redraw_period(requested: int | None, shape: RowDesign, rule: TokenRule, *, longest: int) -> int:
+def _redraw_period(requested: int | Literal["run"] | None, shape: RowDesign, rule: TokenRule, *, longest: int) -> int:
     """Returns the number of tokens per sample, checked against the shape of rows and the rule."""
+    if requested == "run":
+        requested = longest
     if requested is not None:
         check_int("redraw_every", requested, low=1, high=longest)
     if shape.sampling == "disjoint":

@@ -6,19 +6,19 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
-from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_sync
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents, tells_refusals
-from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.distributed.executor import (
     JobLease,
     JobResult,
@@ -28,30 +28,30 @@ from langchain_dpicl.distributed.executor import (
     check_reached,
 )
 from langchain_dpicl.distributed.ray import ExecutorLike, as_executor
-from langchain_dpicl.exceptions import ConfigurationError, MemoError, PrivacyBudgetError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import MemoError, PrivacyBudgetError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.decoding_loop import (
-    DEFAULT_STOP,
     BlockTickets,
-    Decoding,
     DecodingSpec,
     Opener,
     PartialText,
-    check_texts,
     make_script,
     write_draft,
 )
 from langchain_dpicl.generation.grammars import Grammar
-from langchain_dpicl.generation.plan import GenerationPlan, Segment, deal_name, plan_generation, template_name
+from langchain_dpicl.generation.plan import GenerationPlan, deal_name, plan_generation, template_name
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
+from langchain_dpicl.options.base import LLM, option_of
+from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, Rows, noise_of
+from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.curator import open_block
 from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.token_block import ReleaseBlock
+from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.generation_run import GenerationRun
 from langchain_dpicl.runs.streamed_run import new_bar, tick
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
@@ -222,7 +222,7 @@ class _DemonstrationWriter:
                 length=length,
                 backend=self.script.backend,
                 render=self.script.wording.renderer(name, known),
-                choose=self.script.decoding.choose,
+                choose=self.script.decoder.choose,
                 prefix=tuple(draft.tokens),
             ) as block:
                 stored.spent[draft.segment, length] += 1
@@ -391,93 +391,39 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
         self._deals = DisjointBatches(private, share, plan) if plan.design.sampling == "disjoint" else None
 
     @classmethod
-    @tells_refusals("DemonstrationSynthesizer")
+    @door("DemonstrationSynthesizer")
     def from_private_examples(
         cls,
         private: PrivateExamples,
         *,
-        llm: Any,
-        budget: Any = None,
-        config: Any = None,
+        llm: LLM,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
-        delta: float | None = None,
-        noise_multiplier: float | None = None,
         instruction: str | None = None,
-        generation_prompt: Any = None,
-        example_prompt: Any = None,
-        open_label_key: str | None = None,
-        open_labels: Sequence[str] | None = None,
-        max_label_tokens: int = 10,
+        task: GenerationTask | None = None,
         shots_per_label: int = 1,
         max_tokens: int = 60,
-        grammar: Grammar | None = None,
-        mechanism: str = "gumbel",
-        clip: float | None = None,
-        blend_weight: float | None = None,
-        center: str | None = None,
-        free_tokens: float | None = None,
-        private_tokens: int | None = None,
-        rows: str | None = None,
-        num_slots: int | None = None,
-        shots_per_slot: int | None = None,
-        sampling: str = "poisson",
-        overfill: float | None = None,
-        redraw_every: int | None = None,
-        public_top_k: int | None = 100,
-        stop: Sequence[str] | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float = 1.0,
+        rows: Rows | None = None,
+        noise: Noise | LogitNoise | NoiseName | LogitNoiseName | None = None,
+        decoding: Decoding | None = None,
         component: str | None = None,
         executor: ExecutorLike = None,
-    ) -> DemonstrationSynthesizer:
+    ) -> Self:
         """Plans the noise, declares the share and returns a synthesizer; nothing is spent yet.
-
-        All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here.
           llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
             private prompts.
-          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
-          config: a RunnableConfig whose callbacks may hold the budget.
+          budget: a PrivacyBudgetCallbackHandler, a Budget or a RunnableConfig that holds one; None: the context's.
           epsilon: this component's share of the budget (its noise is calibrated to it).
-          delta: the share's delta; by default in proportion to epsilon.
-          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
           instruction: public task description, the first paragraph of every prompt.
-          generation_prompt: template of one record, text field last (see `GenerationTemplate`).
-          example_prompt: template that will show the demonstrations; checked here so that it fails before spending.
-          open_label_key: field of a label that is open text (no declared labels): it is generated first, or drawn
-            from `open_labels`, and never copied from a record.
-          open_labels: public list to draw open labels from.
-          max_label_tokens: cap of a generated open label, in tokens.
+          task: a `GenerationTask`: the wording of prompts, and open labels.
           shots_per_label: demonstrations per label; their costs compose.
           max_tokens: cap of a demonstration's text, in tokens.
-          grammar: constrains the texts, for instance `Grammar.json_schema(...)`; tokens that it forces cost nothing.
-          mechanism: "gumbel", "gaussian" or "permute_and_flip" on next-token probabilities; "recentered_clip",
-            "difference_clip" or "clip_and_blend" on logits, from a model that shows its whole vocabulary.
-          clip: largest magnitude of a clipped logit or difference (logit mechanisms); None: computed from temperature
-            and noise. With `temperature` it determines the noise.
-          blend_weight: share of the private rows in the score ("clip_and_blend"); 0.5 by default.
-          center: "max" (default) or "none": what is subtracted from a row's logits ("clip_and_blend").
-          free_tokens: share of the rows in (0, 1) below which, by a noisy test, the total variation between their mean
-            and the public distribution makes a token public and free (logit mechanisms, `redraw_every=max_tokens`).
-          private_tokens: with `free_tokens`, the maximum number of private tokens per sample; later tokens are public.
-          rows: "units" (every sampled unit is a row of its own) or "slots" (k-shot prompts).
-          num_slots: number of slots, or expected number of unit rows.
-          shots_per_slot: records per slot; 1 for unit rows.
-          sampling: "poisson", "disjoint" (one secret partition per label: each demonstration reads its own batch for
-            all of its tokens), or "fixed" (balanced partition; `replace_one` without labels only).
-          overfill: expected units per shot of a slot.
-          redraw_every: tokens per secret sample (c); `max_tokens` for one sample per demonstration, the only value for
-            "disjoint". None: 1 otherwise.
-          public_top_k: candidates per token, taken from the public prompt (no more than the model reports; the plan
-            shows how many); None: the whole vocabulary.
-          stop: strings that end a field; by default a line break, or nothing with a grammar.
-          temperature: of the released token's softmax (logit mechanisms; 1 by default); for "gaussian", sampling
-            temperature on the noised vector, 0 (default) takes the largest.
-          top_k: sample among this many noised candidates (mechanism "gaussian" only).
-          top_p: nucleus sampling on the noised vector (mechanism "gaussian" only).
+          rows: a `Rows`: how many prompts a token reads, of how many records, and how often they are drawn anew.
+          noise: a `Noise` on next-token probabilities, a `LogitNoise`, or the name of a mechanism; None: "gumbel".
+          decoding: a `Decoding`: candidates, stops, sampling, grammar.
           component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
           executor: a `RayExecutor`, or "ray": workers generate the demonstrations, each with its own records, model
             and ledger connection; demonstrations that they released under this `component` are reused. None: this
@@ -489,48 +435,26 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
 
         Source: Tang et al. (2023), Algorithm 1.
         """
-        spender = resolve_budget(budget, config)
-        label_key = _label_key(private, open_label_key, open_labels)
-        segments: tuple[Segment, ...] = (Segment("text", max_tokens),)
-        if open_label_key is not None and open_labels is None:
-            # An open label is private text: it is generated before the text, at a cost of its own.
-            segments = (Segment("label", max_label_tokens), *segments)
-        clipping = {"clip": clip, "blend_weight": blend_weight, "center": center}
-        tested = {"free_tokens": free_tokens, "private_tokens": private_tokens}
-        rule, decoding = _rules(mechanism, temperature, {**clipping, **tested}, top_k=top_k, top_p=top_p)
+        spender = resolve_budget(budget)
+        mechanism = noise_of(noise, Noise, LogitNoise)
+        shape, writing = option_of("rows", rows, Rows), option_of("decoding", decoding, Decoding)
+        wording = GenerationTask.of(task, instruction)
         script = make_script(
-            private,
-            as_backend(llm),
-            label_key=label_key,
-            instruction=instruction,
-            generation_prompt=generation_prompt,
-            example_prompt=example_prompt,
-            segments=segments,
-            public_top_k=public_top_k,
-            stop=stop if stop is not None else (DEFAULT_STOP if grammar is None else ()),
-            decoding=decoding,
-            open_labels=open_labels,
-            needs_logits=rule.is_logit,
-            grammar=grammar,
+            private, as_backend(llm), task=wording, max_tokens=max_tokens, noise=mechanism, decoding=writing
         )
+        sizes = public_sizes(private)
+        smallest = min(sizes.values())
         plan = plan_generation(
-            public_sizes(private),
+            sizes,
             epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            delta=share_of_delta(spender, epsilon=epsilon, delta=mechanism.delta),
             adjacency=spender.adjacency,
-            noise_multiplier=noise_multiplier,
-            mechanism=rule,
-            design=RowDesign.choose(
-                rows=rows,
-                num_slots=num_slots,
-                shots_per_slot=shots_per_slot,
-                sampling=sampling,
-                overfill=overfill,
-                smallest_size=min(public_sizes(private).values()),
-            ),
-            redraw_every=redraw_every,
+            noise_multiplier=mechanism.multiplier,
+            mechanism=TokenRule.of(mechanism, writing.temperature),
+            design=RowDesign.of(shape, smallest_size=smallest) or RowDesign.choose(smallest_size=smallest),
+            redraw_every=shape.redraw_every,
             shots_per_label=shots_per_label,
-            segments=segments,
+            segments=script.segments,
             candidates=script.candidates,
             partition=private.dataset_id,
         )
@@ -549,6 +473,8 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
             engines=[script],
         )
         return cls(private, script, budget=spender, share=share, plan=plan, elsewhere=elsewhere)
+
+    afrom_private_examples = awaitable(from_private_examples)
 
     @property
     def demonstrations(self) -> list[dict[str, str]]:
@@ -613,7 +539,7 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
                 draft.segment,
                 backend=self._script.backend,
                 render=self._script.wording.renderer(name, known),
-                choose=self._script.decoding.choose,
+                choose=self._script.decoder.choose,
                 prefix=tuple(draft.tokens),
             )
         if ticket is None:
@@ -625,7 +551,7 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
             length=length,
             backend=self._script.backend,
             render=self._script.wording.renderer(name, known),
-            choose=self._script.decoding.choose,
+            choose=self._script.decoder.choose,
             prefix=tuple(draft.tokens),
         )
 
@@ -672,29 +598,3 @@ def _elsewhere(
 def public_sizes(private: PrivateExamples) -> dict[str | None, int]:
     """Returns the declared size of every branch."""
     return {label: private.public_size_of(label) for label in (private.labels or (None,))}
-
-
-def _label_key(private: PrivateExamples, key: str | None, labels: Sequence[str] | None) -> str | None:
-    if key is None:
-        if labels is not None:
-            raise fail("open_labels", "None without open_label_key", labels)
-        return private.label_key
-    if private.label_key is not None or key not in private.fields:
-        msg = f"open_label_key: expected a declared field of examples without declared labels, found {key!r}."
-        raise ConfigurationError(msg)
-    if labels is not None and len(set(check_texts("open_labels", labels))) != len(labels):
-        raise fail("open_labels", "distinct texts of a public list", type(labels).__name__)
-    return key
-
-
-def _rules(
-    mechanism: str, temperature: float | None, options: dict[str, Any], *, top_k: int | None, top_p: float
-) -> tuple[TokenRule, Decoding]:
-    """Returns the token rule and the decoding; `temperature` goes to the one of them that the mechanism uses."""
-    is_logit = mechanism in LOGIT_MECHANISMS
-    rule = TokenRule(mechanism, temperature=temperature if is_logit else None, **options)
-    decoding = Decoding(temperature=0.0 if is_logit else temperature or 0.0, top_k=top_k, top_p=top_p)
-    if mechanism != "gaussian" and not decoding.is_default:
-        advice = "That mechanism releases only an index; use mechanism='gaussian'."
-        raise fail("temperature, top_k, top_p", f"their defaults with mechanism={mechanism!r}", decoding, advice)
-    return rule, decoding

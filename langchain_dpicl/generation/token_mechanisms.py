@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_dpicl.options.rows import LogitNoise, Noise
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int, check_positive, check_real, fail
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS, ClippedDifferenceMean, logit_sum
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
@@ -82,6 +83,21 @@ class TokenRule:
         if self.free_tokens is not None:
             check_real("free_tokens", self.free_tokens, low=0.0, high=1.0, low_open=True, high_open=True)
             check_int("private_tokens", self.private_tokens, low=1)
+
+    @classmethod
+    def of(cls, noise: Noise | LogitNoise, temperature: float | None) -> TokenRule:
+        """Returns the rule of `noise=`; the temperature is a logit mechanism's own, and otherwise the decoder's."""
+        if not isinstance(noise, LogitNoise):
+            return cls(noise.mechanism or "gumbel")
+        return cls(
+            noise.mechanism,
+            clip=noise.clip,
+            temperature=temperature,
+            blend_weight=noise.blend_weight,
+            center=noise.center,
+            free_tokens=noise.free_below,
+            private_tokens=noise.max_private_tokens,
+        )
 
     @property
     def is_logit(self) -> bool:

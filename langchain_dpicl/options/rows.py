@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
-from langchain_dpicl.options.base import Count, Option, Positive, Probability
+from langchain_dpicl.options.base import Count, Option, Positive, Probability, Share
 from langchain_dpicl.privacy._validate import fail, plain_or_type
 
 Sampling: TypeAlias = Literal["poisson", "fixed", "partition", "disjoint"]
@@ -83,12 +83,19 @@ class LogitNoise(Option):
     mechanism: LogitNoiseName
     _: KW_ONLY
     clip: Positive | None = None
-    blend_weight: Positive | None = None
+    blend_weight: Share | None = None
     center: Literal["max", "none"] | None = None
-    free_below: Positive | None = None
+    free_below: Probability | None = None
     max_private_tokens: Count | None = None
     multiplier: Positive | None = None
     delta: Probability | None = None
+
+    def _check_together(self) -> None:
+        if self.mechanism != "clip_and_blend" and not self.blend_weight is self.center is None:
+            blend = "'clip_and_blend' where blend_weight or center is given"
+            raise fail("LogitNoise.mechanism", blend, self.mechanism)
+        if (self.free_below is None) != (self.max_private_tokens is None):
+            raise fail("LogitNoise", "both of free_below and max_private_tokens, or neither", "one of them")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

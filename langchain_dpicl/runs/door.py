@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.options import OPTIONS
@@ -36,14 +36,40 @@ def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @wraps(function)
         def opened(*args: P.args, **kwargs: P.kwargs) -> R:
             if fault := _fault_in(takes, args, kwargs):
-                expected, found, advice = fault
+                owner = getattr(args[0], "__name__", component)  # also a subclass
                 del args, kwargs
-                raise fail(f"{component}.{function.__name__}", expected, found, advice)
+                raise fail(f"{owner}.{function.__name__}", *fault)
             given: Any = kwargs.get("budget")
             config = given if isinstance(given, Mapping) else None
             with RunEvents(component, budget=given if config is None else None, config=config):  # type: ignore[arg-type]
                 return function(*args, **kwargs)
 
+        return opened
+
+    return decorate
+
+
+def awaits(
+    constructor: Callable[Concatenate[Any, P], R],
+) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]]:
+    """Decorates the awaitable version of a constructor that also runs what it builds: same signature, same checks.
+
+    Args:
+      constructor: decorated with `door`; stands above in the class.
+    """
+    build: Callable[..., Any] = getattr(constructor, "__func__", constructor)
+    takes = inspect.signature(build)
+
+    def decorate(function: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+        @wraps(function)
+        async def opened(*args: Any, **kwargs: Any) -> Any:
+            if fault := _fault_in(takes, args, kwargs):
+                owner = getattr(args[0], "__name__", "")
+                del args, kwargs
+                raise fail(f"{owner}.{function.__name__}", *fault)
+            return await function(*args, **kwargs)
+
+        vars(opened)["__signature__"] = takes
         return opened
 
     return decorate

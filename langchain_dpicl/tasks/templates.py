@@ -223,17 +223,17 @@ class GenerationTemplate:
     def __post_init__(self) -> None:
         for name in ("instruction", "template"):
             if not isinstance(getattr(self, name), str):
-                raise fail(name.replace("template", "generation_prompt"), "text", type(getattr(self, name)).__name__)
+                raise fail(name.replace("template", "record_prompt"), "text", type(getattr(self, name)).__name__)
         parts = self._parts()
         names = [name for _, name in parts if name is not None]
         if not parts or parts[-1][1] != self.text_key or names.count(self.text_key) != 1:
             expected = f"a template with {{{self.text_key}}} once, at its very end (the model continues there)"
-            raise fail("generation_prompt", expected, self.template)
+            raise fail("record_prompt", expected, self.template)
         if unknown := sorted(set(names) - set(self.fields)):
             advice = "Declare them with PrivateExamples(fields=...)."
-            raise fail("generation_prompt", f"fields among {sorted(self.fields)}", unknown, advice)
+            raise fail("record_prompt", f"fields among {sorted(self.fields)}", unknown, advice)
         if self.label_key is not None and self.label_key not in names:
-            raise fail("generation_prompt", f"the label field {{{self.label_key}}}", sorted(set(names)))
+            raise fail("record_prompt", f"the label field {{{self.label_key}}}", sorted(set(names)))
 
     @classmethod
     def default_template(cls, text_key: str, label_key: str | None) -> str:
@@ -265,7 +265,7 @@ class GenerationTemplate:
         return _Prompts(self, self.stub(upto, values))
 
     def _parts(self) -> Pieces:
-        return template_pieces("generation_prompt", self.template)
+        return template_pieces("record_prompt", self.template)
 
 
 @dataclass(frozen=True, slots=True)
