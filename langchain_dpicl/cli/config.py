@@ -65,7 +65,7 @@ class Data(Option):
             raise fail("data.public_size", "the declared number of units", None, "Give --public-size N.")
         if isinstance(self.public_size, int):
             return {None: self.public_size}
-        return {label: size for label, size in self.public_size.items()}
+        return {**self.public_size}
 
     def num_labels(self) -> int | None:
         """Returns the number of declared labels; None: none are declared."""

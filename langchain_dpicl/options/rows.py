@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args, overload
 
 from langchain_dpicl.options.base import Count, Option, Positive, Probability, Share
 from langchain_dpicl.privacy._validate import fail, plain_or_type
@@ -118,10 +118,15 @@ class ConfidentGNMax(Option):
     delta: Probability | None = None
 
 
-N = TypeVar("N", bound=Option)
-
-
-def noise_of(value: object, *kinds: type[N]) -> N:
+@overload
+def noise_of(value: object, usual: type[Noise], /) -> Noise: ...
+@overload
+def noise_of(value: object, usual: type[Noise], other: type[LogitNoise], /) -> Noise | LogitNoise: ...
+@overload
+def noise_of(value: object, usual: type[Noise], other: type[ConfidentGNMax], /) -> Noise | ConfidentGNMax: ...
+@overload
+def noise_of(value: object, /, *kinds: type[Any]) -> Any: ...
+def noise_of(value: object, /, *kinds: Any) -> Any:
     """Returns the option value of `noise=`: a mechanism's name is short for its option, None for the first kind.
 
     Args:
@@ -133,12 +138,11 @@ def noise_of(value: object, *kinds: type[N]) -> N:
     """
     if isinstance(value, kinds):
         return value
-    short: dict[Any, tuple[str, ...]] = {Noise: get_args(NoiseName), LogitNoise: get_args(LogitNoiseName)}
+    if value is None:
+        return kinds[0]()
+    short = {Noise: get_args(NoiseName), LogitNoise: get_args(LogitNoiseName)}
     for kind in kinds:
-        named: Any = kind
-        if value is None:
-            return cast("N", named())
         if isinstance(value, str) and value in short.get(kind, ()):
-            return cast("N", named(value))
+            return kind(value)
     wanted = [repr(name) for kind in kinds for name in short.get(kind, ())]
     raise fail("noise", ", ".join([*wanted, *(f"{kind.__name__}(...)" for kind in kinds)]), plain_or_type(value))
