@@ -1,0 +1,35 @@
+"""Each marked line must be an error for a type checker."""
+
+from langchain_dpicl import (
+    DemonstrationSynthesizer,
+    DPFewShotPromptTemplate,
+    DPVotingRunnable,
+    EmbeddedLLM,
+    Noise,
+    PromptPATELabeler,
+    Rows,
+    UnitCounter,
+)
+from langchain_dpicl.options import LogitNoise
+from tests.programs.common import examples, handler
+
+p, llm, b = examples("x"), EmbeddedLLM(), handler()
+DPVotingRunnable.from_private_examples(p, llm=llm, budget=b, epsilon=1.0, max_querys=5)  # wrong
+DPVotingRunnable.from_private_examples(p, llm=llm, budget=b, epsilon=1.0, max_queries=5, rows=Rows(slot=20))  # wrong
+DPVotingRunnable.from_private_examples(
+    p, llm=llm, budget=b, epsilon=1.0, max_queries=5, noise=LogitNoise("clip_and_blend")
+)  # wrong
+DPVotingRunnable.from_private_examples(
+    p, llm=llm, budget=b, epsilon=1.0, max_queries=5, noise=Noise("laplace")
+)  # wrong
+DPVotingRunnable.from_private_examples(p, llm=llm, budget=b, epsilon="1", max_queries=5)  # wrong
+DPVotingRunnable.from_private_examples(p, llm=llm, max_queries=5).with_receipts().invoke("x").lable  # wrong
+DPVotingRunnable.from_private_examples(p, llm=llm, max_queries=5).invoke("x").label  # wrong
+DPFewShotPromptTemplate.from_private_examples(
+    p, llm=llm, budget=b, epsilon=1.0, example_prompt="{text}", suffix="{input}", max_tokns=12
+)  # wrong
+DemonstrationSynthesizer.from_private_examples(p, llm=llm, budget=b, epsilon=1.0, noise="gausian")  # wrong
+DemonstrationSynthesizer.from_private_examples(p, llm=llm, budget=b, epsilon=1.0).run().exmples  # wrong
+PromptPATELabeler.from_private_examples(p, llm=llm, public_inputs=[1, 2])  # wrong
+DPVotingRunnable.from_private_examples([{"text": "x"}], llm=llm, max_queries=5)  # wrong
+UnitCounter.from_private_examples(p, budget=b, epsilon=1.0, noise=1.0)  # wrong
