@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main as cli
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.cli.runs import json_line
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -28,6 +30,8 @@ from langchain_dpicl.runs.query_plan import compare_queries, plan_queries, query
 from tests.check_coverage import shares
 from tests.doubles import WORDS
 
+TWO = ("--set", "guess.labels=2")
+THREE = ("--set", "guess.labels=3")
 CHECKS = {
     "checks": [
         {
@@ -81,7 +85,7 @@ def test_a_broken_file_fails_clearly(content: str, tmp_path: Path, capsys: pytes
 
 def test_plan_shows_noise_calls_money_and_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--epsilon", "1", "--delta", "1e-6", "--public-size", "12000", "--max-tokens", "20"]
-    assert main([*arguments, "--price-in", "0.5", "--price-out", "1.5", "--json"]) == 0
+    assert main([*arguments, "--set", "cost.price_in=0.5", "--set", "cost.price_out=1.5", "--json"]) == 0
     out = json.loads(capsys.readouterr().out)
     assert out["plan"]["epsilon"] <= 1.0
     assert out["cost"]["private_calls"] == 20 * 40
@@ -103,8 +107,8 @@ def test_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:
                 *sizes,
                 "--max-tokens",
                 "10",
-                "--shots-per-slot",
-                "2",
+                "--set",
+                "rows.shots=2",
                 "--no-compare",
             ]
         )
@@ -162,21 +166,28 @@ class TestPlanRefusesWhatGenerationWould:
         assert "a=b: 500 declared units" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
-        "option",
-        ["public-top-k", "num-slots", "shots-per-slot", "redraw-every", "shots-per-label", "max-tokens"],
+        ("key", "name"),
+        [
+            ("decoding.candidates", "Decoding.candidates"),
+            ("rows.slots", "Rows.slots"),
+            ("rows.shots", "Rows.shots"),
+            ("rows.redraw_every", "Rows.redraw_every"),
+            ("shots_per_label", "shots_per_label"),
+            ("max_tokens", "max_tokens"),
+        ],
     )
-    def test_counts_below_one_under_the_name_that_was_typed(
-        self, option: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert self.run("--delta", "1e-6", "--public-size", "500", f"--{option}", "0") == 2
-        assert f"--{option}: expected an integer >= 1, found 0" in capsys.readouterr().err
+    def test_counts_below_one_by_name(self, key: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run("--delta", "1e-6", "--public-size", "500", "--set", f"{key}=0") == 2
+        error = capsys.readouterr().err
+        assert name in error
+        assert "found 0" in error
 
 
 class TestSignalOfAPlan:
     SIZES = ("--public-size", "card=5000", "--public-size", "transfer=45")
 
     def plan(self, *more: str) -> int:
-        design = ["--rows", "slots", "--max-tokens", "5", "--no-compare"]
+        design = ["--set", "rows.slots=40", "--max-tokens", "5", "--no-compare"]
         return main(["plan", "--epsilon", "2", "--delta", "1e-6", *self.SIZES, *design, *more])
 
     def test_it_is_that_of_the_smallest_declared_label(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,10 +208,10 @@ class TestSignalOfAPlan:
             plan.expected_signal(0.6, label="nobody")
 
     def test_the_guess_is_stated_beside_what_rests_on_it(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert self.plan("--agreement", "0.7", "--shots-per-slot", "1") == 0
+        assert self.plan("--set", "guess.agreement=0.7") == 0
         text = capsys.readouterr().out
         assert "for transfer, the smallest declared label: signal-to-noise" in text
-        assert "70.0 % of rows want the same token (--agreement: 70.0 % of one-shot rows); not measured" in text
+        assert "70.0 % of rows want the same token (guess.agreement: 70.0 % of one-shot rows); not measured" in text
 
     def test_rows_that_see_more_records_are_guessed_to_agree_more(self) -> None:
         plan = plan_generation(
@@ -214,10 +225,10 @@ class TestSignalOfAPlan:
         assert main(["plan", "--epsilon", "2", "--delta", "1e-6", "--public-size", "500", "--max-tokens", "2"]) == 0
         table, recommended = capsys.readouterr().out.split("best first:\n")[1].split("\n\n")
         mechanism, rows, num_slots, _, shots, redraw_every, *_ = table.splitlines()[1].split()
-        assert recommended.strip() == (
-            f"recommended: --mechanism {mechanism} --rows {rows} --num-slots {num_slots} "
-            f"--shots-per-slot {shots} --redraw-every {redraw_every}"
-        )
+        found = tomllib.loads(recommended.removeprefix("recommended:"))
+        shape = {"units": int(num_slots)} if rows == "units" else {"slots": int(num_slots), "shots": int(shots)}
+        redrawn = {} if redraw_every == "1" else {"redraw_every": int(redraw_every)}
+        assert found == {"noise": mechanism, "rows": {**shape, **redrawn}}
 
     def test_a_comparison_without_a_design_that_fits_says_why(self) -> None:
         with pytest.raises(ConfigurationError, match="public_size"):
@@ -247,7 +258,7 @@ class TestPlanOfAnswersToQueries:
 
         monkeypatch.setattr("langchain_dpicl.runs.query_plan.recommended_design", recommend)
         terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100}
-        out = self.json(capsys, "--labels", "3", "--mechanism", "gaussian", "--no-compare")
+        out = self.json(capsys, *THREE, "--set", "noise=gaussian", "--no-compare")
         ((given, found),) = asked
         assert (given, found["labels"], found["mechanism"], found["max_queries"]) == ((2000,), 3, "gaussian", 100)
         design = recommended_design(2000, labels=3, mechanism="gaussian", **terms)
@@ -257,19 +268,22 @@ class TestPlanOfAnswersToQueries:
         assert "recommendation" not in out
 
     def test_the_comparison_starts_from_what_is_asked_for(self, capsys: pytest.CaptureFixture[str]) -> None:
-        rows = ["--rows", "slots", "--num-slots", "10", "--shots-per-slot", "4"]
-        out = self.json(capsys, "--labels", "3", *rows, "--abstain-below", "0.2", "--agreement", "0.7")
+        rows = ["--set", "rows.slots=10", "--set", "rows.shots=4"]
+        asked = ["--set", "answers.abstain_below=0.2", "--set", "guess.agreement=0.7"]
+        out = self.json(capsys, *THREE, *rows, *asked)
         assert (out["plan"]["num_slots"], out["plan"]["constants"], out["plan"]["candidates"]) == (10, [2.0], 4)
         terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100, "labels": 3}
         base = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4)
         options = compare_queries(2000, base=base, abstain_below=0.2, agreement=0.7, **terms)
-        assert out["options"] == [option.to_dict() for option in options]
+        shown = [{name: value for name, value in one.items() if name != "settings"} for one in out["options"]]
+        assert shown == [option.to_dict() for option in options]
         assert out["recommendation"] == out["options"][0]
 
     def test_calls_tokens_and_money_are_those_of_all_queries(self, capsys: pytest.CaptureFixture[str]) -> None:
-        tokens = ["--record-tokens", "50", "--query-tokens", "20", "--answer-tokens", "2", "--calls-per-row", "3"]
-        prices = ["--price-in", "2", "--price-out", "10", "--rows", "units", "--no-compare"]
-        cost = self.json(capsys, "--labels", "3", *tokens, *prices)["cost"]
+        caps = {"record_tokens": 50, "query_tokens": 20, "answer_tokens": 2, "calls_per_row": 3}
+        prices = {**caps, "price_in": 2.0, "price_out": 10.0}
+        told = [part for name, value in prices.items() for part in ("--set", f"cost.{name}={value}")]
+        cost = self.json(capsys, *THREE, *told, "--set", "rows.units=40", "--no-compare")["cost"]
         assert (cost["calls_per_query"], cost["private_calls"], cost["public_calls"]) == (123, 12_000, 300)
         assert (cost["tokens_in"], cost["tokens_out"]) == (12_000 * 70 + 300 * 20, 24_600)
         assert cost["money"] == pytest.approx((846_000 * 2 + 24_600 * 10) / 1e6)
@@ -281,17 +295,17 @@ class TestPlanOfAnswersToQueries:
         assert (plan["labels"], plan["candidates"], plan["public_size"]) == (2, 2, 2000)
 
     def test_a_fixed_sample_is_planned_under_replace_one(self, capsys: pytest.CaptureFixture[str]) -> None:
-        fixed = ["--labels", "2", "--sampling", "fixed", "--no-compare"]
+        fixed = [*TWO, "--set", "rows.sampling=fixed", "--no-compare"]
         plan = self.json(capsys, *fixed, "--adjacency", "replace_one")["plan"]
         assert (plan["sampling"], plan["rows"], plan["sampling_rate"]) == ("fixed", "slots", 0.02)
         assert self.run(*fixed) == 2
         assert "sampling: expected 'poisson'" in capsys.readouterr().err
 
     def test_in_words_it_says_whether_it_abstains(self, capsys: pytest.CaptureFixture[str]) -> None:
-        rows = ["--labels", "2", "--rows", "units", "--no-compare"]
+        rows = [*TWO, "--set", "rows.units=40", "--no-compare"]
         assert self.run(*rows) == 0
         assert "abstention" not in capsys.readouterr().out
-        assert self.run(*rows, "--abstain-below", "1", "--agreement", "0.5") == 0
+        assert self.run(*rows, "--set", "answers.abstain_below=1.0", "--set", "guess.agreement=0.5") == 0
         assert "abstention 100.0 %" in capsys.readouterr().out
 
     def test_the_page_shows_what_the_command_prints(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,19 +318,16 @@ class TestPlanOfAnswersToQueries:
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            ([], "--labels: expected a number with --method voting, found none"),
-            (["--labels", "1"], "--labels: expected an integer >= 2, found 1"),
-            (["--labels", "2", "--max-queries", "0"], "--max-queries: expected an integer >= 1, found 0"),
-            (["--labels", "2", "--calls-per-row", "0"], "--calls-per-row: expected an integer >= 1, found 0"),
-            (["--labels", "2", "--num-slots", "0"], "--num-slots: expected an integer >= 1, found 0"),
-            (["--labels", "2", "--max-tokens", "5"], "--max-tokens: expected none with --method voting"),
-            (["--labels", "2", "--redraw-every", "1"], "--redraw-every: expected none with --method voting"),
-            (["--labels", "2", "--delta", "1e-3"], "delta: expected at most 1/(10 * public_size)"),
-            (
-                ["--labels", "2", "--abstain-below", "nan"],
-                "--abstain-below: expected a number in (0.0, 1.0], found nan",
-            ),
-            (["--labels", "2", "--num-slots", "3000"], "public_size: expected at least num_slots=3000"),
+            ([], "guess.labels: expected the number of labels, at least 2, found None"),
+            (["--set", "guess.labels=1"], "guess.labels: expected the number of labels, at least 2, found 1"),
+            ([*TWO, "--max-queries", "0"], "max_queries: expected an integer >= 1, found 0"),
+            ([*TWO, "--set", "cost.calls_per_row=0"], "Prices.calls_per_row: expected a number greater than or equal"),
+            ([*TWO, "--set", "rows.slots=0"], "Rows.slots: expected a number greater than or equal to 1, found 0"),
+            ([*TWO, "--max-tokens", "5"], "found 'max_tokens'. Did you mean 'max_queries'"),
+            ([*TWO, "--set", "row.slots=1"], "found 'row'. Did you mean 'rows'"),
+            ([*TWO, "--delta", "1e-3"], "delta: expected at most 1/(10 * public_size)"),
+            ([*TWO, "--set", "answers.abstain_below=nan"], "LabelAnswers.abstain_below: expected"),
+            ([*TWO, "--set", "rows.units=3000"], "public_size: expected at least num_slots=3000"),
         ],
     )
     def test_what_a_run_would_refuse_is_refused(
@@ -325,11 +336,11 @@ class TestPlanOfAnswersToQueries:
         assert self.run("--no-compare", *given) == 2
         assert said in capsys.readouterr().err
 
-    @pytest.mark.parametrize("given", [["--max-queries", "5"], ["--labels", "2"], ["--query-tokens", "9"]])
-    def test_a_generation_takes_none_of_its_options(self, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize("key", ["max_queries", "answers", "serving"])
+    def test_a_generation_takes_none_of_its_settings(self, key: str, capsys: pytest.CaptureFixture[str]) -> None:
         terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--no-compare"]
-        assert main(["plan", *terms, *given]) == 2
-        assert f"{given[0]}: expected none with --method generation" in capsys.readouterr().err
+        assert main(["plan", *terms, "--set", f"{key}=5"]) == 2
+        assert f"found '{key}'" in capsys.readouterr().err
 
     def test_without_a_method_a_generation_is_planned_with_its_own_defaults(
         self, capsys: pytest.CaptureFixture[str]
@@ -362,7 +373,7 @@ class TestTheCommandItself:
         assert caught.value.code == 0
         text = " ".join(capsys.readouterr().out.split())
         assert "The model sees the records" in text
-        assert "Every run starts a new budget, kept in memory. Two runs on the same records spend twice" in text
+        assert "every run starts a new budget, kept in memory: two runs on the same records spend twice" in text
 
     def test_json_is_all_there_is_on_stdout(self, checks_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
         arguments = [sys.executable, "-m", "langchain_dpicl.cli.main", "epsilon", str(checks_file), "--json"]
@@ -430,7 +441,7 @@ def comma_separated() -> bytes:
 def generate(records: Path, out: Path | str, *more: str, model: str = "tests.engines:ENGINE") -> int:
     labels = ["--label-key", "topic", "--label", "card", "--label", "transfer"]
     sizes = ["--public-size", "card=150", "--public-size", "transfer=150"]
-    design = ["--epsilon", "3", "--delta", "1e-6", "--max-tokens", "5"]
+    design = ["--epsilon", "3", "--delta", "1e-6", "--set", "max_tokens=5"]
     return main(["generate", str(records), "--out", str(out), *labels, *sizes, *design, "--model", model, *more])
 
 
@@ -664,7 +675,7 @@ class TestAnInterruptedRun:
     def test_a_stdout_without_unicode_still_gets_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
         written = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-        cli._say(cli._json_line({"text": "caf\xe9"}))
+        cli._say(json_line({"text": "caf\xe9"}))
         cli._say("caf\xe9")
         sys.stdout.flush()
         first, second = written.getvalue().splitlines()

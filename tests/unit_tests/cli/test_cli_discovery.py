@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl import ReleasedCounts, verify_report
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.cli.synthesize import _counts_text
+from langchain_dpicl.cli.runs import _counts_text
 
 CANARY = "canary-7f3a"
 TERMS = ("--epsilon", "1", "--delta", "1e-6")
@@ -85,7 +85,7 @@ def test_nothing_found_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("--value", "a"), "field"),
         (("--by", "director", "--max-values", "0"), "max_values"),
         (("--by", "director", "--public-size", "1000000000"), "delta"),
-        (("--by", "director", "--records-per-unit", "0"), "records_per_unit"),
+        (("--by", "director", "--set", "data.records_per_unit=0"), "records_per_unit"),
     ],
 )
 def test_faults_are_explained_without_a_record(

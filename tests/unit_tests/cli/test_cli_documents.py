@@ -13,8 +13,19 @@ from langchain_dpicl.cli.main import main
 from langchain_dpicl.released.documents import SyntheticDocuments as Released
 
 CANARY = "canary-7f3a"
-TERMS = ("--epsilon", "6", "--delta", "1e-6", "--public-size", "600", "--num-topics", "2", "--max-tokens", "2")
-FEW = ("--documents-per-topic", "1", "--num-slots", "10", "--least-units", "100")
+TERMS = (
+    "--epsilon",
+    "6",
+    "--delta",
+    "1e-6",
+    "--public-size",
+    "600",
+    "--set",
+    "topics.num_topics=2",
+    "--max-tokens",
+    "2",
+)
+FEW = ("--set", "documents_per_topic=1", "--set", "rows.units=10", "--set", "topics.min_units=100")
 OUT_AFTER_ONE = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"], fail_public_call=3)
 
 
@@ -57,7 +68,7 @@ def test_a_dry_run_reads_and_spends_nothing(tmp_path: Path, words: Path, capsys:
     assert "at most 2 of 3 public keywords, 3 of each unit" in capsys.readouterr().out
     assert documents(tmp_path / "nowhere.jsonl", "--vocabulary-size", "300") == 0
     assert "300 public keywords" in capsys.readouterr().out
-    assert documents(tmp_path / "nowhere.jsonl", "--public-texts", str(words), "--sampling", "disjoint") == 0
+    assert documents(tmp_path / "nowhere.jsonl", "--public-texts", str(words), "--set", "rows.sampling=disjoint") == 0
 
 
 def test_nothing_found_is_said(notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,5 +122,5 @@ def test_public_faults_are_refused(
     assert words.read_text() == "card\n\ntransfer\nboat\n"
     words.write_bytes(b"\xff\xfe\x00card")
     assert documents(notes, "--public-texts", str(words), "--out", str(tmp_path / "out.json")) == 2
-    assert documents(notes, "--num-topics", "0", "--dry-run") == 2
-    assert documents(notes, "--mechanism", "loud", "--dry-run") == 2
+    assert documents(notes, "--set", "topics.num_topics=0", "--dry-run") == 2
+    assert documents(notes, "--set", "noise=loud", "--dry-run") == 2

@@ -15,12 +15,13 @@ from langchain_dpicl.pate.plan import compare_teachers, plan_labelling, propose_
 from langchain_dpicl.planning.expected_utility import RowDesign, noise_deviation
 from langchain_dpicl.runs.query_plan import query_signal
 
-ROWS = ("--num-slots", "30", "--no-compare")
+ROWS = ("--set", "rows.units=30", "--no-compare")
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
+SLOTS = ("--set", "rows.slots=30")
 
 
 def run(*more: str, size: str = "2000") -> int:
-    terms = ["--epsilon", "1", "--delta", "1e-6", "--public-inputs", "40", "--public-size", size]
+    terms = ["--epsilon", "1", "--delta", "1e-6", "--set", "guess.public_inputs=40", "--public-size", size]
     return main(["plan", "--method", "pate", *terms, *more])
 
 
@@ -30,7 +31,7 @@ def shown(capsys: pytest.CaptureFixture[str], *more: str, size: str = "2000") ->
 
 
 def test_it_is_the_plan_of_the_most_inputs_that_are_right_often_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    out = shown(capsys, "--labels", "3", "--mechanism", "gaussian", *ROWS)
+    out = shown(capsys, "--set", "guess.labels=3", "--set", "noise=gaussian", *ROWS)
     design = RowDesign.choose(num_slots=30)
     plan = plan_labelling(2000, **TERMS, max_queries=40, width=3, mechanism="gaussian", design=design)
     assert out["plan"] == {"labels": 3, "public_inputs": 40, **plan.to_dict()}
@@ -41,7 +42,7 @@ def test_it_is_the_plan_of_the_most_inputs_that_are_right_often_enough(capsys: p
         **query_signal(plan, one_shot=0.6),
     }
     assert out["options"] == []
-    fewer = shown(capsys, "--labels", "3", "--mechanism", "gaussian", "--agreement", "0.45", *ROWS)
+    fewer = shown(capsys, "--set", "guess.labels=3", "--set", "noise=gaussian", "--set", "guess.agreement=0.45", *ROWS)
     assert fewer["plan"]["max_queries"] < 40
 
 
@@ -50,8 +51,8 @@ def test_the_three_teachers_stand_side_by_side_at_the_plans_own_noise_or_at_a_gi
 ) -> None:
     design = RowDesign.choose(num_slots=30)
     plan = plan_labelling(2000, **TERMS, max_queries=40, width=2, design=design)
-    for given, noise in (([], noise_deviation(plan.release)), (["--noise", "5"], 5.0)):
-        found = shown(capsys, "--labels", "2", "--max-queries", "40", *given, *ROWS)["teachers"]
+    for given, noise in (([], noise_deviation(plan.release)), (["--set", "guess.noise=5.0"], 5.0)):
+        found = shown(capsys, "--set", "guess.labels=2", "--max-queries", "40", *given, *ROWS)["teachers"]
         rows = compare_teachers(2000, num_teachers=30, noise=noise, max_queries=40, delta=1e-6)
         assert found["prices"] == [row.to_dict() for row in rows]
         assert (found["noise"], found["num_teachers"], found["max_queries"]) == (noise, 30, 40)
@@ -60,8 +61,28 @@ def test_the_three_teachers_stand_side_by_side_at_the_plans_own_noise_or_at_a_gi
 
 
 def test_the_comparison_is_that_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = ["--num-slots", "30", "--mechanism", "gaussian", "--chance", "0.9", "--agreement", "0.7"]
-    out = shown(capsys, "--labels", "3", *rows, "--abstain-below", "0.3", "--max-queries", "20", "--teachers", "fresh")
+    rows = [
+        "--set",
+        "rows.units=30",
+        "--set",
+        "noise=gaussian",
+        "--set",
+        "guess.chance=0.9",
+        "--set",
+        "guess.agreement=0.7",
+    ]
+    out = shown(
+        capsys,
+        "--set",
+        "guess.labels=3",
+        *rows,
+        "--set",
+        "answers.abstain_below=0.3",
+        "--max-queries",
+        "20",
+        "--set",
+        "rows.sampling=poisson",
+    )
     options = propose_labelling(
         2000,
         **TERMS,
@@ -75,16 +96,35 @@ def test_the_comparison_is_that_of_the_library(capsys: pytest.CaptureFixture[str
         agreement=0.7,
         chance=0.9,
     )
-    assert out["options"] == [option.to_dict() for option in options]
+    found = [{name: value for name, value in one.items() if name != "settings"} for one in out["options"]]
+    assert found == [option.to_dict() for option in options]
     assert out["recommendation"] == out["options"][0]
     assert (out["plan"]["mechanism"], out["plan"]["threshold"], out["plan"]["constants"]) == ("gaussian", 9.0, [])
     assert len(out["options"]) == 3
 
 
 def test_calls_tokens_and_money_are_those_of_teachers_and_students(capsys: pytest.CaptureFixture[str]) -> None:
-    tokens = ["--record-tokens", "50", "--query-tokens", "20", "--answer-tokens", "2", "--calls-per-row", "3"]
-    prices = ["--price-in", "2", "--price-out", "10", "--student-calls", "100", "--max-queries", "40"]
-    cost = shown(capsys, "--labels", "2", *tokens, *prices, *ROWS)["cost"]
+    tokens = [
+        "--set",
+        "cost.record_tokens=50",
+        "--set",
+        "cost.query_tokens=20",
+        "--set",
+        "cost.answer_tokens=2",
+        "--set",
+        "cost.calls_per_row=3",
+    ]
+    prices = [
+        "--set",
+        "cost.price_in=2.0",
+        "--set",
+        "cost.price_out=10.0",
+        "--set",
+        "cost.student_calls=100",
+        "--max-queries",
+        "40",
+    ]
+    cost = shown(capsys, "--set", "guess.labels=2", *tokens, *prices, *ROWS)["cost"]
     assert (cost["private_calls"], cost["public_calls"]) == (40 * 30 * 3, 40 * 3 + 100)
     assert cost["tokens_in"] == 3600 * 70 + 120 * 20 + 100 * (2 * 50 + 20)
     assert cost["tokens_out"] == 2 * (3600 + 220)
@@ -95,18 +135,18 @@ def test_calls_tokens_and_money_are_those_of_teachers_and_students(capsys: pytes
 @pytest.mark.parametrize(
     ("given", "plan"),
     [
-        (("--teachers", "one_sample"), {"teachers": "one_sample", "sampling": "poisson", "num_slots": 30}),
+        (("--set", "rows.redraw_every=run"), {"teachers": "one_sample", "sampling": "poisson", "num_slots": 30}),
         (
-            ("--teachers", "fixed", "--adjacency", "replace_one"),
+            ("--set", "rows.sampling=partition", *SLOTS, "--adjacency", "replace_one"),
             {"teachers": "fixed", "sampling": "partition", "num_slots": 30, "rows": "slots", "sampling_rate": 1.0},
         ),
-        (("--sampling", "fixed", "--adjacency", "replace_one"), {"teachers": "fresh", "sampling": "fixed"}),
+        (("--set", "rows.sampling=fixed", "--adjacency", "replace_one"), {"teachers": "fresh", "sampling": "fixed"}),
     ],
 )
 def test_teachers_are_drawn_as_asked(
     given: tuple[str, ...], plan: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = shown(capsys, "--labels", "2", "--mechanism", "gaussian", *given, *ROWS)["plan"]
+    found = shown(capsys, "--set", "guess.labels=2", "--set", "noise=gaussian", *given, *ROWS)["plan"]
     assert plan.items() <= found.items()
 
 
@@ -116,19 +156,19 @@ def test_the_labels_of_the_sizes_are_counted_and_their_units_added(capsys: pytes
 
 
 def test_in_words_it_says_what_is_rejected_and_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    terms = ["--labels", "2", "--mechanism", "gaussian", "--max-queries", "40", *ROWS]
+    terms = ["--set", "guess.labels=2", "--set", "noise=gaussian", "--max-queries", "40", *ROWS]
     assert run(*terms) == 0
     plain = capsys.readouterr().out
     assert "rejected" not in plain
     assert re.search(r"needed   \d+\.\d % of rows must vote", plain)
-    assert run(*terms, "--abstain-below", "1", "--agreement", "0.5") == 0
+    assert run(*terms, "--set", "answers.abstain_below=1.0", "--set", "guess.agreement=0.5") == 0
     assert re.search(r"rejected (9\d|100)\.\d %", capsys.readouterr().out)
-    assert run(*terms, "--chance", "1") == 0
+    assert run(*terms, "--set", "guess.chance=1.0") == 0
     assert "needed   not even all of them may vote" in capsys.readouterr().out
 
 
-def test_the_page_shows_what_the_command_prints_and_its_advice_can_be_typed(
-    capsys: pytest.CaptureFixture[str],
+def test_the_page_shows_what_the_command_prints_and_its_advice_is_a_settings_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text()
     found = re.search(r"```console\n\$ dpicl (plan --method pate .*?)\n(.*?)```", page, re.DOTALL)
@@ -139,49 +179,39 @@ def test_the_page_shows_what_the_command_prints_and_its_advice_can_be_typed(
     assert re.findall(r"^  (\w+) +gumbel", printed, re.MULTILINE) == ["fresh", "one_sample"]
     for epsilon in ("8.306 ", "1.385 ", "0.1192 "):
         assert f"epsilon {epsilon}" in printed
-    advice = shlex.split(printed.splitlines()[-1].removeprefix("recommended: "))
-    assert run("--labels", "2", "--public-inputs", "500", "--no-compare", *advice, size="6920") == 0
+    advice = tmp_path / "advice.toml"
+    advice.write_text(printed.partition("recommended:")[2])
+    asked = ["--set", "guess.labels=2", "--set", "guess.public_inputs=500", "--no-compare", "--config", str(advice)]
+    assert run(*asked, size="6920") == 0
     assert "units, 200 x 1 shot(s), 2 labels" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "--labels: expected a number with --method pate, found none"),
-        (["--labels", "1"], "--labels: expected an integer >= 2, found 1"),
-        (["--labels", "2", "--public-inputs", "0"], "--public-inputs: expected an integer >= 1, found 0"),
-        (["--labels", "2", "--max-queries", "0"], "--max-queries: expected an integer >= 1, found 0"),
-        (["--labels", "2", "--max-queries", "41"], "max_queries: expected an integer >= 1 and <= 40"),
-        (["--labels", "2", "--student-calls", "-1"], "--student-calls: expected an integer >= 0, found -1"),
-        (["--labels", "2", "--chance", "1.5"], "--chance: expected a number in (0.0, 1.0]"),
-        (["--labels", "2", "--noise", "0"], "--noise: expected a number"),
-        (["--labels", "2", "--abstain-below", "nan"], "--abstain-below: expected a number in (0.0, 1.0], found nan"),
-        (["--labels", "2", "--max-tokens", "5"], "--max-tokens: expected none with --method pate"),
-        (["--labels", "2", "--teachers", "fixed"], "Fixed teachers need adjacency='replace_one'"),
-        (
-            ["--labels", "2", "--teachers", "fixed", "--sampling", "poisson", "--adjacency", "replace_one"],
-            "--sampling: expected none with --teachers fixed",
-        ),
-        (["--labels", "2", "--delta", "1e-3"], "delta: expected at most 1/(10 * public_size)"),
-        (["--labels", "2", "--num-slots", "3000"], "public_size: expected at least num_slots=3000"),
+        ([], "guess.labels: expected the number of labels, at least 2, found None"),
+        (["guess.labels=1"], "guess.labels: expected the number of labels, at least 2, found 1"),
+        (["guess.public_inputs=0"], "Guess.public_inputs: expected a number greater than or equal to 1"),
+        (["guess.labels=2", "max_queries=0"], "max_queries: expected an integer >= 1"),
+        (["guess.labels=2", "max_queries=41"], "max_queries: expected an integer >= 1 and <= 40"),
+        (["cost.student_calls=-1"], "Prices.student_calls: expected a number greater than or equal to 0"),
+        (["guess.chance=1.5"], "Guess.chance: expected a number less than or equal to 1"),
+        (["guess.noise=0"], "Guess.noise: expected a number greater than 0"),
+        (["answers.abstain_below=nan"], "LabelAnswers.abstain_below: expected"),
+        (["max_tokens=5"], "found 'max_tokens'"),
+        (["guess.labels=2", "rows.sampling=partition"], "Fixed teachers need adjacency='replace_one'"),
+        (["guess.labels=2", "budget.delta=1e-3"], "delta: expected at most 1/(10 * public_size)"),
+        (["guess.labels=2", "rows.units=3000"], "public_size: expected at least num_slots=3000"),
     ],
 )
 def test_what_a_run_would_refuse_is_refused(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--no-compare", *given) == 2
+    told = [part for item in given for part in ("--set", item)]
+    terms = ["--epsilon", "1", "--public-size", "2000", "--set", "guess.public_inputs=40", "--set", "budget.delta=1e-6"]
+    assert main(["plan", "--method", "pate", "--no-compare", *terms, *told]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_without_public_inputs_there_is_nothing_to_label(capsys: pytest.CaptureFixture[str]) -> None:
-    terms = ["--labels", "2", "--epsilon", "1", "--delta", "1e-6", "--public-size", "2000"]
+    terms = ["--set", "guess.labels=2", "--epsilon", "1", "--delta", "1e-6", "--public-size", "2000"]
     assert main(["plan", "--method", "pate", *terms]) == 2
-    assert "--public-inputs: expected a number with --method pate, found none" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("method", ["generation", "voting"])
-@pytest.mark.parametrize("given", [["--public-inputs", "5"], ["--teachers", "fresh"], ["--noise", "3"]])
-def test_the_other_methods_take_none_of_its_options(
-    method: str, given: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--no-compare"]
-    assert main(["plan", "--method", method, *terms, *given]) == 2
-    assert f"{given[0]}: expected none with --method {method}" in capsys.readouterr().err
+    assert "guess.public_inputs: expected the number of public inputs, found None" in capsys.readouterr().err

@@ -50,9 +50,20 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
 
 def command(*more: str, out: str = "out.json", unnamed: bool = False) -> list[str]:
     labels = ["--label-key", "queue", "--label", "card", "--label", "cash", "--public-size", "8"]
-    sizes = ["--num-slots", "4", "--shots-per-label", "2", "--max-tokens", "3", "--epsilon", "8", "--delta", "1e-4"]
-    model = ["--model", "tests.cli_ray_model:MODEL", "--public-top-k", "3"]
-    named = [] if unnamed else ["--dataset-id", "tickets"]
+    sizes = [
+        "--set",
+        "rows.units=4",
+        "--set",
+        "shots_per_label=2",
+        "--max-tokens",
+        "3",
+        "--epsilon",
+        "8",
+        "--delta",
+        "1e-4",
+    ]
+    model = ["--model", "tests.cli_ray_model:MODEL", "--set", "decoding.candidates=3"]
+    named = [] if unnamed else ["--set", "data.dataset_id=tickets"]
     return ["generate", "records.jsonl", "--out", out, *labels, *sizes, *model, *named, *more]
 
 
@@ -81,7 +92,7 @@ class TestARunWithWorkers:
     def test_whose_worker_burnt_a_ticket_saves_the_rest(
         self, folder: Path, crews: list[Crew], capsys: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        given = ["--ray", "--ledger", "ledger.db", "--redraw-every", "3"]
+        given = ["--ray", "--ledger", "ledger.db", "--set", "rows.redraw_every=3"]
 
         def lost(number: int, job: Any) -> bool:
             if number == 1:
@@ -125,5 +136,5 @@ class TestItRefuses:
         assert "--workers: expected an integer >= 1" in capsys.readouterr().err
 
     def test_another_adjacency_than_the_ledgers(self, folder: Path, capsys: Any) -> None:
-        assert main(command("--ray", "--ledger", "ledger.db", "--adjacency", "replace_one")) == 2
+        assert main(command("--ray", "--ledger", "ledger.db", "--set", "budget.adjacency=replace_one")) == 2
         assert "expected add_remove, as of the ledger" in capsys.readouterr().err
