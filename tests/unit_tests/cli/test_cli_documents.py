@@ -22,8 +22,8 @@ TERMS = (
     "600",
     "--set",
     "topics.num_topics=2",
-    "--max-tokens",
-    "2",
+    "--set",
+    "max_tokens=2",
 )
 FEW = ("--set", "documents_per_topic=1", "--set", "rows.units=10", "--set", "topics.min_units=100")
 OUT_AFTER_ONE = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"], fail_public_call=3)
