@@ -313,6 +313,7 @@ def run_discover(arguments: argparse.Namespace, *, say: Callable[[str], object])
 
 def _release_counts(arguments: argparse.Namespace, counted: dict[str, Any]) -> tuple[ReleasedCounts, Any]:
     from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
+    from langchain_dpicl.options import Noise
 
     # Counts rest on no declared size: without a guess it is the largest that goes with delta.
     guess = max(1, int(0.1 / check_delta(arguments.delta) * (1 - 1e-9)))
@@ -323,10 +324,10 @@ def _release_counts(arguments: argparse.Namespace, counted: dict[str, Any]) -> t
         records_per_unit=arguments.records_per_unit,
     )
     budget = new_budget(arguments)
-    paid: dict[str, Any] = {"budget": budget, "epsilon": arguments.epsilon, "delta": arguments.delta}
+    paid: dict[str, Any] = {"budget": budget, "epsilon": arguments.epsilon, "noise": Noise(delta=arguments.delta)}
     if arguments.by is not None and arguments.value is None:
         del counted["values"]
-        return ValueDiscovery.from_private_examples(private, arguments.by, **counted, **paid).run(), budget
+        return ValueDiscovery.from_private_examples(private, field=arguments.by, **counted, **paid).run(), budget
     return UnitCounter.from_private_examples(private, field=arguments.by, **counted, **paid).run(), budget
 
 
