@@ -97,7 +97,7 @@ class RunJournal:
         """Writes and syncs what is not written yet."""
         if not self._pending:
             return
-        with _opened(self._path) as file:
+        with _opened(self._path, may_create=not self._size) as file:
             if not self._is_ours(file):
                 advice = "Two runs cannot share one: build this one again to continue from the file, or take another."
                 raise fail("checkpoint", "the file as this run left it", "one that another run wrote to", advice)
@@ -171,6 +171,7 @@ def _digest(above: str, entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(f"{above}\n{text}".encode("ascii")).hexdigest()
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Opens a file for reading and writing, and creates it if it does not exist."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666), "r+b")
+def _opened(path: Path, *, may_create: bool) -> BinaryIO:
+    """Opens a file for reading and writing."""
+    flags = os.O_RDWR | (os.O_CREAT if may_create else 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "r+b")
