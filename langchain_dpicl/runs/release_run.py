@@ -171,7 +171,11 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             return await run_in_thread(self._value, is_slow=self._is_slow)
 
     def stream(self, *, progress: bool | None = None, config: RunnableConfig | None = None) -> Iterator[Item]:
-        """Yields each part as soon as it is released; arguments and errors as in `run`."""
+        """Yields each part as soon as it is released; arguments and errors as in `run`.
+
+        Raises:
+          ConfigurationError: `config` is no config, or another call works on the same item now.
+        """
         check_config(config)
         try:
             with (
@@ -191,7 +195,11 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
     async def astream(
         self, *, progress: bool | None = None, config: RunnableConfig | None = None
     ) -> AsyncIterator[Item]:
-        """Async version of `stream`."""
+        """Async version of `stream`.
+
+        Raises:
+          ConfigurationError: as in `stream`.
+        """
         check_config(config)
         try:
             with carrying(run=self):
