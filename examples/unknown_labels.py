@@ -25,6 +25,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_dpicl import (
     EmbeddedLLM,
     LabelClassifier,
+    Noise,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
     ReleasedCounts,
@@ -63,8 +64,12 @@ def released(budget: PrivacyBudgetCallbackHandler) -> tuple[PrivateExamples, int
         public_size=10_000,  # a wide guess: nothing rests on it yet
         dataset_id="questions",
     )
-    number = UnitCounter.from_private_examples(private, budget=budget, epsilon=0.5, delta=1e-9).run().public_size()
-    found = ValueDiscovery.from_private_examples(private, "topic", budget=budget, epsilon=1.0).run()
+    number = (
+        UnitCounter.from_private_examples(private, budget=budget, epsilon=0.5, noise=Noise(delta=1e-9))
+        .run()
+        .public_size()
+    )
+    found = ValueDiscovery.from_private_examples(private, field="topic", budget=budget, epsilon=1.0).run()
     return found.redeclare(private), int(str(number)), found
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
     from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
     from langchain_dpicl.evolution.evolution import PrivateEvolution
-    from langchain_dpicl.exceptions import DPICLError, PrivacyBudgetExceededError
+    from langchain_dpicl.exceptions import DPICLError, PrivacyBudgetExceededError, RunInterruptedError
     from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
     from langchain_dpicl.generation.grammars import Grammar
     from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -79,6 +79,7 @@ _HOME = {
     "ReleasedDemonstrations": "langchain_dpicl.released.demonstrations",
     "Retrieval": "langchain_dpicl.options.answers",
     "Rows": "langchain_dpicl.options.rows",
+    "RunInterruptedError": "langchain_dpicl.exceptions",
     "Serving": "langchain_dpicl.options.answers",
     "SoftPrompt": "langchain_dpicl.released.soft_prompt",
     "SoftPromptClassifier": "langchain_dpicl.soft_prompts.serving",
@@ -137,6 +138,7 @@ __all__ = [
     "ReleasedDemonstrations",
     "Retrieval",
     "Rows",
+    "RunInterruptedError",
     "Serving",
     "SoftPrompt",
     "SoftPromptClassifier",

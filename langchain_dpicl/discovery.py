@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from langchain_dpicl._construction import tells_how_to_build
-from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl.backends.embedded.model import load_tables
 from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS, Keywords
-from langchain_dpicl.backends.sync_async import run_in_thread
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents, tells_refusals
-from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.options.rows import Noise, noise_of
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, PureEvent
@@ -31,12 +29,13 @@ from langchain_dpicl.privacy.extensions.count_histograms import (
     noise_margin,
 )
 from langchain_dpicl.privacy.extensions.unit_values import MOST_KEYWORDS, UnitValues
-from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.release.count_release import release_counts
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.counts import ReleasedCounts
-from langchain_dpicl.runs.streamed_run import report_of
+from langchain_dpicl.runs.door import door
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 
 # Fraction of the share's delta for the threshold; the noise needs hardly any of it.
 _FOR_THRESHOLD = 0.99
@@ -175,87 +174,84 @@ def _event(noise_multiplier: float, failure: float) -> Event:
     return ComposedEvent((noisy, FailureEvent(failure))) if failure else noisy
 
 
+@dataclass(slots=True)
+class _Counted:
+    """The one item of a count: its released counts, and the ticket that pays."""
+
+    counts: tuple[Count, ...] = ()
+    ticket: Reservation | None = None
+    done: bool = False
+    busy: bool = False
+
+
 @tells_how_to_build()
-class _Counting(Uncopyable):
+class _Counting(ReleaseRun[Count, ReleasedCounts]):
     """One release of counts for one ticket; a repeated call returns the same counts for free."""
 
     _PREFIX: ClassVar[str]
+    _title = "private counts"
+    plan: DiscoveryPlan
 
     def __init__(self, private: PrivateExamples, *, plan: DiscoveryPlan, share: Share, budget: Budget) -> None:
-        self._private = private
-        self.plan = plan
-        self.share = share
-        self.budget = budget
-        self._lock = threading.Lock()
-        self._counts: tuple[Count, ...] | None = None
+        self._counted = _Counted()
+        super().__init__(private, [self._counted], plan=plan, budget=budget, share=share)
 
     @classmethod
-    def _made(
+    def _planned(
         cls,
         private: PrivateExamples,
-        budget: Budget,
-        counted: Mapping[str, Any],
+        budget: BudgetLike | None,
+        rule: UnitValues,
         *,
         epsilon: float | None,
-        delta: float | None,
-        name: str | None,
+        noise: Noise | None,
+        component: str | None,
     ) -> Self:
         """Plans the noise and declares the share; nothing is spent yet."""
+        payer, chosen = resolve_budget(budget), noise_of(noise, Noise)
+        if chosen.mechanism is not None:
+            advice = "Counts have exact discrete Laplace noise."
+            raise fail("noise", "Noise(multiplier=..., delta=...)", f"mechanism {chosen.mechanism!r}", advice)
         plan = plan_discovery(
-            **counted,
+            rule.name,
+            values=rule.declared,
+            max_values=rule.max_values,
+            fold_case=rule.fold_case,
             epsilon=epsilon,
-            delta=share_of_delta(budget, epsilon=epsilon, delta=delta),
-            adjacency=budget.adjacency,
+            delta=share_of_delta(payer, epsilon=epsilon, delta=chosen.delta),
+            adjacency=payer.adjacency,
+            noise_multiplier=chosen.multiplier,
             partition=private.dataset_id,
         )
-        name = budget.fresh_name(cls._PREFIX) if name is None else name
-        share = declare_share(private, budget, plan, component=name, epsilon=epsilon, public=plan.to_dict())
-        return cls(private, plan=plan, share=share, budget=budget)
+        name = payer.fresh_name(cls._PREFIX) if component is None else component
+        share = declare_share(private, payer, plan, component=name, epsilon=epsilon, public=plan.to_dict())
+        return cls(private, plan=plan, share=share, budget=payer)
 
-    def run(self) -> ReleasedCounts:
-        """Counts and releases once; later calls return the released counts for free.
+    def _make(self, item: _Counted, call: RunCall) -> EffectGenerator[None]:
+        yield Blocking(lambda: self._count(item, call))
 
-        Formal guarantees:
-          - The ticket is reserved durably and burnt before a record is read; it stays spent after any later error.
+    def _count(self, item: _Counted, call: RunCall) -> None:
+        item.ticket = self.share.reserve(COUNT_TEMPLATE)
+        call.events.tickets += 1
+        item.counts = release_counts(self._private, item.ticket, plan=self.plan.release)
+        item.done = True
+        item.ticket.commit()
+        call.tick()
 
-        Raises:
-          PrivacyBudgetError: the share does not fit, or another process has used its ticket.
-          LedgerError: the ledger cannot be read or written; nothing is granted. Released counts are kept.
-          ModelCallError: the counts could not be computed; the ticket stays burnt.
-        """
-        with self._events() as events:
-            self._count(events)
-        return self._shown()
+    def _give_back(self, item: _Counted, events: RunEvents) -> None:
+        if item.ticket is not None:
+            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
 
-    async def arun(self) -> ReleasedCounts:
-        """Async version of `run`: the ledger and the records are read in a thread."""
-        async with self._events() as events:
-            await run_in_thread(lambda: self._count(events))
-        return await run_in_thread(self._shown, is_slow=self.budget.durable)
+    def _examples(self, item: _Counted) -> tuple[Count, ...]:
+        return item.counts
 
-    def _events(self) -> RunEvents:
-        return RunEvents(type(self).__name__, budget=self.budget, share=self.share)
-
-    def _count(self, events: RunEvents) -> None:
-        """Releases the counts once; concurrent callers wait."""
-        with self._lock:
-            if self._counts is not None:
-                return
-            ticket = self.share.reserve(COUNT_TEMPLATE)
-            events.tickets += 1
-            try:
-                self._counts = release_counts(self._private, ticket, plan=self.plan.release)
-                ticket.commit()
-            finally:
-                events.tickets -= ticket.give_back()  # unburnt tickets only
-
-    def _shown(self) -> ReleasedCounts:
-        names = {"dataset_id": self.plan.partition, "ledger_id": self.budget.ledger_id}
-        report = report_of(self.budget, self.share, **names)
-        return ReleasedCounts(dict(self._counts or ()), report, self.plan.to_dict())
+    def _value(self) -> ReleasedCounts:
+        if not self.is_finished:
+            raise fail("result", "a run that has released its counts", "one that has not", "Call run() first.")
+        return ReleasedCounts(dict(self._counted.counts), self.report, self.plan.to_dict())
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(component={self.share.component!r}, field={self.plan.release.rule.name!r})"
+        return f"{type(self).__name__}(component={self.component!r}, field={self.plan.release.rule.name!r})"
 
 
 class UnitCounter(_Counting):
@@ -288,7 +284,7 @@ class UnitCounter(_Counting):
     _PREFIX = "counts"
 
     @classmethod
-    @tells_refusals("UnitCounter")
+    @door("UnitCounter")
     def from_private_examples(
         cls,
         private: PrivateExamples,
@@ -297,13 +293,11 @@ class UnitCounter(_Counting):
         values: Sequence[str] | None = None,
         max_values: int = 1,
         fold_case: bool = True,
-        budget: Any = None,
-        config: Any = None,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
-        delta: float | None = None,
-        noise_multiplier: float | None = None,
+        noise: Noise | None = None,
         component: str | None = None,
-    ) -> UnitCounter:
+    ) -> Self:
         """Plans the noise and declares the share; nothing is spent yet.
 
         All parameters are public and must not be chosen by looking at the records.
@@ -314,11 +308,9 @@ class UnitCounter(_Counting):
           values: every value that may occur; None: the declared labels. Other values are not counted.
           max_values: maximum number of values of one unit; noise grows with it.
           fold_case: whether values are compared without case; labels keep their case.
-          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
-          config: a RunnableConfig whose callbacks may hold the budget.
+          budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig with a handler; None: the context's.
           epsilon: this component's share of the budget (its noise is calibrated to it).
-          delta: the share's delta; by default in proportion to epsilon.
-          noise_multiplier: scale of the noise over the L1 sensitivity, instead of calibrating.
+          noise: a `Noise` without a mechanism: multiplier over the L1 sensitivity, and delta; see there.
           component: name in the ledger; the same name and plan reopen the same share with its ticket, if unused.
 
         Raises:
@@ -326,8 +318,7 @@ class UnitCounter(_Counting):
           PrivacyBudgetError: no budget, a different budget, or too small a budget.
         """
         counted = private.label_key if field is None else _check_field(private, field)
-        is_label = counted is not None and counted == private.label_key
-        if is_label and values is None:
+        if counted is not None and counted == private.label_key and values is None:
             # Declared labels are compared exactly, as the examples were checked against them.
             values, fold_case = private.labels, False
         if counted is not None and values is None:
@@ -335,14 +326,10 @@ class UnitCounter(_Counting):
             raise fail("values", f"every value that {counted!r} may have", values, advice)
         if counted is None and values is not None:
             raise fail("field", "the field that holds the values", field)
-        what: dict[str, Any] = {"field": counted, "values": values, "max_values": max_values, "fold_case": fold_case}
-        what["noise_multiplier"] = noise_multiplier
-        return cls._made(private, resolve_budget(budget, config), what, epsilon=epsilon, delta=delta, name=component)
+        rule = UnitValues(counted, max_values, None if values is None else tuple(values), fold_case)
+        return cls._planned(private, budget, rule, epsilon=epsilon, noise=noise, component=component)
 
-    @classmethod
-    async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> UnitCounter:
-        """Async version of `from_private_examples`: calibration and ledger calls run in a thread."""
-        return await asyncio.to_thread(cls.from_private_examples, private, **options)
+    afrom_private_examples = awaitable(from_private_examples)
 
 
 class ValueDiscovery(_Counting):
@@ -367,7 +354,7 @@ class ValueDiscovery(_Counting):
       >>> films += [{"text": "who made it?", "director": "somebody's cousin"}]
       >>> private = PrivateExamples(films, fields=("director",), public_size=10_000)
       >>> finder = ValueDiscovery.from_private_examples(
-      ...     private, "director", budget=Budget(epsilon=2.0, delta=1e-6), epsilon=1.0
+      ...     private, field="director", budget=Budget(epsilon=2.0, delta=1e-6), epsilon=1.0
       ... )
       >>> finder.plan.threshold
       16
@@ -381,21 +368,19 @@ class ValueDiscovery(_Counting):
     _PREFIX = "discovery"
 
     @classmethod
-    @tells_refusals("ValueDiscovery")
+    @door("ValueDiscovery")
     def from_private_examples(
         cls,
         private: PrivateExamples,
-        field: str,
         *,
+        field: str,
         max_values: int = 1,
         fold_case: bool = True,
-        budget: Any = None,
-        config: Any = None,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
-        delta: float | None = None,
-        noise_multiplier: float | None = None,
+        noise: Noise | None = None,
         component: str | None = None,
-    ) -> ValueDiscovery:
+    ) -> Self:
         """Plans noise and threshold and declares the share; nothing is spent yet.
 
         All parameters are public and must not be chosen by looking at the records.
@@ -405,11 +390,10 @@ class ValueDiscovery(_Counting):
           field: a declared field that is not the label.
           max_values: maximum number of values of one unit, its most frequent ones; noise and threshold grow with it.
           fold_case: whether values are compared without case.
-          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
-          config: a RunnableConfig whose callbacks may hold the budget.
+          budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig with a handler; None: the context's.
           epsilon: this component's share of the budget (its noise is calibrated to it).
-          delta: the share's delta, most of which goes to the threshold; by default in proportion to epsilon.
-          noise_multiplier: scale of the noise over the L1 sensitivity, instead of calibrating.
+          noise: a `Noise` without a mechanism: multiplier over the L1 sensitivity, and delta, most of which goes to the
+            threshold; see there.
           component: name in the ledger; the same name and plan reopen the same share with its ticket, if unused.
 
         Raises:
@@ -419,14 +403,10 @@ class ValueDiscovery(_Counting):
         if _check_field(private, field) == private.label_key:
             advice = "Its labels are declared; to find them, declare the field among `fields` and no labels."
             raise fail("field", "a field whose values are not declared", field, advice)
-        what: dict[str, Any] = {"field": field, "values": None, "max_values": max_values, "fold_case": fold_case}
-        what["noise_multiplier"] = noise_multiplier
-        return cls._made(private, resolve_budget(budget, config), what, epsilon=epsilon, delta=delta, name=component)
+        rule = UnitValues(field, max_values, None, fold_case)
+        return cls._planned(private, budget, rule, epsilon=epsilon, noise=noise, component=component)
 
-    @classmethod
-    async def afrom_private_examples(cls, private: PrivateExamples, field: str, **options: Any) -> ValueDiscovery:
-        """Async version of `from_private_examples`: calibration and ledger calls run in a thread."""
-        return await asyncio.to_thread(cls.from_private_examples, private, field, **options)
+    afrom_private_examples = awaitable(from_private_examples)
 
 
 def _check_field(private: PrivateExamples, field: Any) -> str:

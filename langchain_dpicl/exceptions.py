@@ -11,6 +11,7 @@ DPICLError
 |   +-- SensitivityError                 a sum carries no bound of the norm the mechanism needs
 |   +-- AccountantsDisagreeError         two accountants differ beyond their declared errors
 +-- ModelCallError                       a public model call failed; the charge stays, releases are kept
+|   +-- RunInterruptedError              a run stopped half-way; it holds what was released and can continue
 |   +-- SynthesisInterruptedError        generation stopped half-way; holds what was released, can resume
 |   +-- LabellingInterruptedError        labelling stopped half-way; holds what was released, can resume
 |   +-- TrainingInterruptedError         training stopped before its last step; holds the prompt, can resume if paid
@@ -74,6 +75,19 @@ class AccountantsDisagreeError(AccountingError):
 
 class ModelCallError(DPICLError):
     """A public model call failed. What was charged stays charged; what was released is kept."""
+
+
+class RunInterruptedError(ModelCallError):
+    """A run stopped before its end.
+
+    Attributes:
+      run: call its `run()` (or `arun()`) again to continue with tickets not yet burnt; its `result` is what was
+        released.
+    """
+
+    def __init__(self, message: str, *, run: Any) -> None:
+        super().__init__(message)
+        self.run = run
 
 
 class SynthesisInterruptedError(ModelCallError):
@@ -195,6 +209,7 @@ __all__ = [
     "PrivacyBudgetMismatchError",
     "PrivateAccessError",
     "RecordError",
+    "RunInterruptedError",
     "SealedShareError",
     "SensitivityError",
     "SynthesisInterruptedError",

@@ -20,6 +20,7 @@ from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.documents.plan import DocumentsPlan
 from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan, GaussianCountMechanism
@@ -39,7 +40,7 @@ MINE, OTHER = "mine", "other"
 FIELD = "value"
 NOISE = 0.5
 _RUNS = {"add_remove": 320, "replace_one": 540}
-_VISIBLE_NOISE = {"noise_multiplier": 1.0, "delta": 0.1}
+_VISIBLE_NOISE = Noise(multiplier=1.0, delta=0.1)
 """Noise and delta at which a discovery finds the value of one unit every tenth time."""
 
 
@@ -54,7 +55,7 @@ def _budget(adjacency: Any, delta: float = 0.1) -> Budget:
 
 def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
     """Builds a count of two declared values over units that each hold one, on a budget of its own."""
-    arguments = {"adjacency": "add_remove", "noise_multiplier": NOISE, **options}
+    arguments = {"adjacency": "add_remove", "noise": Noise(multiplier=NOISE), **options}
     return UnitCounter.from_private_examples(
         _private(values),
         field=FIELD,
@@ -67,9 +68,9 @@ def counter_of(values: tuple[str, ...], **options: Any) -> UnitCounter:
 
 def finder_of(values: tuple[str, ...], **options: Any) -> ValueDiscovery:
     """Builds a discovery over units that each hold one value, on a budget of its own."""
-    arguments = {"adjacency": "add_remove", **_VISIBLE_NOISE, **options}
+    arguments = {"adjacency": "add_remove", "noise": _VISIBLE_NOISE, **options}
     return ValueDiscovery.from_private_examples(
-        _private(values), FIELD, budget=_budget(arguments.pop("adjacency")), epsilon=_EPSILON / 2, **arguments
+        _private(values), field=FIELD, budget=_budget(arguments.pop("adjacency")), epsilon=_EPSILON / 2, **arguments
     )
 
 
@@ -166,7 +167,7 @@ def count_games(*, adjacency: str) -> Iterator[CountGame]:
         units=(MINE,),
         neighbour=(OTHER,) if moved == 2 else (),
         runs=_RUNS[adjacency],
-        options={"adjacency": adjacency, "noise_multiplier": NOISE},
+        options={"adjacency": adjacency, "noise": Noise(multiplier=NOISE)},
         law=laplace_law(moved),
     )
 
@@ -359,7 +360,7 @@ def document_games(*, adjacency: str) -> Iterator[TopicGame]:
         units=(f"{MINE} {OTHER}",),
         neighbour=(f"{_THIRD} {_FOURTH}",) if moved == 4 else (),
         runs=_DOCUMENTS_RUNS[adjacency],
-        options={"adjacency": adjacency, "noise_multiplier": NOISE},
+        options={"adjacency": adjacency, "noise": Noise(multiplier=NOISE)},
         law=laplace_law(moved),
     )
 

@@ -302,6 +302,21 @@ class Call:
         return await self.acall()
 
 
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Blocking:
+    """Calls a function that blocks; awaited, it runs in a thread, to its end also if the task is cancelled."""
+
+    action: Callable[[], Any]
+
+    def run(self) -> Any:
+        """Calls it here."""
+        return self.action()
+
+    async def arun(self) -> Any:
+        """Calls it in a thread."""
+        return await run_in_thread(self.action)
+
+
 @dataclass(frozen=True, slots=True)
 class TopTokenRequest:
     """Requests the likeliest tokens after a PUBLIC prompt; raises ModelCallError if the model fails."""

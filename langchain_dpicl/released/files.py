@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from langchain_dpicl._plain_files import MAX_TEXT, check_target, read_plain
+from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.reports.claims import (
     CONTENT_DIGEST,
@@ -63,7 +63,7 @@ class FileForm:
 
         Other values are not checked. The digest is removed.
         """
-        state = self._parse(text)
+        state = parse_json(self.what, text)
         if not isinstance(state, dict) or state.get("format") != self.format:
             raise ConfigurationError(f"{self.what}: expected a JSON object whose 'format' is {self.format!r}.")
         version = state.get("version")
@@ -86,14 +86,6 @@ class FileForm:
     def load(self, path: str | os.PathLike[str], *, most: int = MAX_TEXT) -> dict[str, Any]:
         """Reads a file of at most `most` bytes; see `read`."""
         return self.read(text_in(path, most))
-
-    def _parse(self, text: str) -> object:
-        """Returns the JSON value; refuses repeated keys, NaN, infinities and nesting that exhausts the stack."""
-        try:
-            value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-        except (ValueError, TypeError, RecursionError, MemoryError) as error:
-            raise ConfigurationError(f"{self.what}: expected JSON text ({type(error).__name__}).") from None
-        return value
 
 
 class CheckpointFile:
@@ -159,19 +151,33 @@ class StoredAsJson(ABC):
 
 
 def write_whole(path: str | os.PathLike[str], text: str, most: int = MAX_TEXT) -> None:
-    """Writes ASCII text to `path` atomically: a reader sees the old file or the whole new one."""
-    if len(text) > most:
-        raise ConfigurationError(f"file: expected at most {most} bytes, found {len(text)}. Store it in several parts.")
+    """Writes ASCII text to `path`; see `write_bytes`."""
+    write_bytes(path, text.encode("ascii"), most)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAYS) -> None:
+    """Writes a file atomically: a reader sees the old file or the whole new one."""
+    if len(data) > most:
+        raise ConfigurationError(f"file: expected at most {most} bytes, found {len(data)}. Store it in several parts.")
     target = Path(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
-        with part.open("x", encoding="ascii", newline="\n") as file:
-            file.write(text)
+        with part.open("xb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def parse_json(what: str, text: str) -> object:
+    """Returns the JSON value; refuses repeated keys, NaN, infinities and nesting that exhausts the stack."""
+    try:
+        value: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise ConfigurationError(f"{what}: expected JSON text ({type(error).__name__}).") from None
+    return value
 
 
 def text_in(path: str | os.PathLike[str], most: int = MAX_TEXT) -> str:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from tqdm.auto import tqdm
-
-from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
+from langchain_dpicl.backends.sync_async import run_in_thread
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.exceptions import ModelCallError
-from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.runs.release_run import attempt, carrying, new_bar, report_of, tick
+
+__all__ = ["StreamedRun", "attempt", "carrying", "new_bar", "report_of", "tick"]
 
 PartT = TypeVar("PartT")
 WholeT = TypeVar("WholeT")
-T = TypeVar("T")
 
 
 class StreamedRun(ABC, Generic[PartT, WholeT]):
@@ -51,52 +48,3 @@ class StreamedRun(ABC, Generic[PartT, WholeT]):
         async for _ in self.astream(progress=progress):
             pass
         return await run_in_thread(self._whole, is_slow=self._budget.durable)
-
-
-def attempt(walk: EffectGenerator[T]) -> EffectGenerator[tuple[T | None, str]]:
-    """Runs a walk (an effect generator); returns its result, or the message of a failed model call.
-
-    The caller raises its own error outside `except`, so that the error has no context that could hold private text.
-    """
-    try:
-        return (yield from walk), ""
-    except ModelCallError as error:
-        return None, str(error)
-
-
-def report_of(budget: Budget, share: Share, *, dataset_id: str, **shown: Any) -> dict[str, Any]:
-    """Returns the public privacy report of a share's release; `shown` stands before the budget's own report."""
-    return {
-        "private": True,
-        "epsilon": share.epsilon,
-        "delta": share.delta,
-        "adjacency": budget.adjacency,
-        "component": share.component,
-        "dataset_id": dataset_id,
-        **shown,
-        "budget": budget.report().to_dict(),
-    }
-
-
-def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Any:
-    """Returns a progress bar; `progress` None: shown on a terminal only."""
-    return tqdm(total=total, unit=unit, desc=words, disable=None if progress is None else not progress, leave=False)
-
-
-def tick(bar: Any) -> None:
-    """Moves a bar by one step; a closed terminal must not stop a paid run."""
-    with suppress(OSError, ValueError):
-        bar.update()
-
-
-@contextmanager
-def carrying(**owner: object) -> Iterator[None]:
-    """Sets attributes, such as `labeler=`, on an error that ends the block, so that no release is lost with it."""
-    try:
-        yield
-    except BaseException as error:
-        # Exceptions with slots take no attributes; the error itself matters more.
-        with suppress(AttributeError, TypeError):
-            for name, value in owner.items():
-                setattr(error, name, value)
-        raise

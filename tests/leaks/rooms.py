@@ -29,6 +29,7 @@ from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import Noise
 from langchain_dpicl.pate.example_selector import PromptPATEExampleSelector
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -460,19 +461,27 @@ def discovery(scene: Scene) -> Runnable[Any, Any]:
 
     def count(_: Any, config: RunnableConfig) -> str:
         private, given = counting(config)
-        finder = ValueDiscovery.from_private_examples(private, "topic", epsilon=20.0, delta=1e-5, **given)
+        finder = ValueDiscovery.from_private_examples(
+            private, field="topic", epsilon=20.0, budget=given["budget"], noise=Noise(delta=1e-5)
+        )
         scene.objects.append(finder)
-        split = finder.run().redeclare(private, public_size={"card": 2})
-        counter = UnitCounter.from_private_examples(split, epsilon=10.0, delta=1e-5, **given)
+        split = finder.run(config=given.get("config")).redeclare(private, public_size={"card": 2})
+        counter = UnitCounter.from_private_examples(
+            split, epsilon=10.0, budget=given["budget"], noise=Noise(delta=1e-5)
+        )
         scene.objects.append(counter)
         return told(counter.run(), voter(finder.run(), split, given).invoke("one ?", config))
 
     async def acount(_: Any, config: RunnableConfig) -> str:
         private, given = counting(config)
-        finder = await ValueDiscovery.afrom_private_examples(private, "topic", epsilon=20.0, delta=1e-5, **given)
+        finder = await ValueDiscovery.afrom_private_examples(
+            private, field="topic", epsilon=20.0, budget=given["budget"], noise=Noise(delta=1e-5)
+        )
         scene.objects.append(finder)
-        split = (await finder.arun()).redeclare(private, public_size={"card": 2})
-        counter = await UnitCounter.afrom_private_examples(split, epsilon=10.0, delta=1e-5, **given)
+        split = (await finder.arun(config=given.get("config"))).redeclare(private, public_size={"card": 2})
+        counter = await UnitCounter.afrom_private_examples(
+            split, epsilon=10.0, budget=given["budget"], noise=Noise(delta=1e-5)
+        )
         scene.objects.append(counter)
         return told(await counter.arun(), await voter(await finder.arun(), split, given).ainvoke("one ?", config))
 

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from langchain_dpicl.runs.release_run import ReleaseRun
-
 from langchain_dpicl import Decoding, DemonstrationSynthesizer, EmbeddedLLM, GenerationTask, Rows, RunInterruptedError
+from langchain_dpicl.runs.release_run import ReleaseRun
 from tests.programs.common import examples, handler
 
 

@@ -71,7 +71,7 @@ PLAIN: dict[str, Callable[[], object]] = {
     "PrivateEvolution.from_private_examples(private, ": lambda: PrivateEvolution(RECORDS),
     "DocumentSynthesizer.from_private_examples(private, ": lambda: DocumentSynthesizer(documents=RECORDS),
     "UnitCounter.from_private_examples(private, ": lambda: UnitCounter(RECORDS),
-    "ValueDiscovery.from_private_examples(private, field, ": lambda: ValueDiscovery(RECORDS, "queue"),
+    "ValueDiscovery.from_private_examples(private, field=..., ": lambda: ValueDiscovery(RECORDS, "queue"),
     "PrivateExamples(records, public_size=...)": lambda: PrivateExamples(RECORDS),
 }
 

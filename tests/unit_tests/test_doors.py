@@ -31,11 +31,43 @@ COMPONENTS: tuple[type[Any], ...] = (
 )
 MOST_PARAMETERS = 15
 MOST_WORDS = 165
-ORDER = (
-    "private llm embeddings retrieval public_inputs topics training field values max_values fold_case max_queries "
-    "budget epsilon example_prompt suffix prefix instruction task prompt fields shots_per_label documents_per_topic "
-    "max_tokens evolution rows noise decoding answers student strategy serving component checkpoint executor"
-).split()
+ORDER = [
+    "private",
+    "llm",
+    "embeddings",
+    "retrieval",
+    "public_inputs",
+    "topics",
+    "training",
+    "field",
+    "values",
+    "max_values",
+    "fold_case",
+    "max_queries",
+    "budget",
+    "epsilon",
+    "example_prompt",
+    "suffix",
+    "prefix",
+    "instruction",
+    "task",
+    "prompt",
+    "fields",
+    "shots_per_label",
+    "documents_per_topic",
+    "max_tokens",
+    "evolution",
+    "rows",
+    "noise",
+    "decoding",
+    "answers",
+    "student",
+    "strategy",
+    "serving",
+    "component",
+    "checkpoint",
+    "executor",
+]
 """Every flat word, in the order in which constructors take them: what, who pays, wording, rows, noise, answers, run."""
 
 

@@ -193,7 +193,7 @@ def released() -> dict[str, Target]:
         **writing,
     )
     counted = PrivateExamples([{"text": f"v{number % 3}"} for number in range(600)], public_size=600)
-    counts = ValueDiscovery.from_private_examples(counted, "text", budget=house(), epsilon=8.0)
+    counts = ValueDiscovery.from_private_examples(counted, field="text", budget=house(), epsilon=8.0)
     made = [one.run(progress=False) for one in (demonstrations, labels, documents)]
     return {type(one).__name__: kept(one) for one in (*made, counts.run())}
 

@@ -43,7 +43,7 @@ def test_every_error_of_the_tree_is_public() -> None:
         name for name, value in vars(exceptions).items() if isinstance(value, type) and issubclass(value, Exception)
     }
     assert errors == set(exceptions.__all__)
-    assert errors & set(langchain_dpicl.__all__) == {"DPICLError", "PrivacyBudgetExceededError"}
+    assert errors & set(langchain_dpicl.__all__) == {"DPICLError", "PrivacyBudgetExceededError", "RunInterruptedError"}
 
 
 def test_packages_load_their_names_on_first_use() -> None:

@@ -59,7 +59,7 @@ def prompt(report: State) -> SoftPrompt:
 def _counted() -> ReleasedCounts:
     private = PrivateExamples([{"text": f"v{number % 2}"} for number in range(400)], public_size=400)
     return ValueDiscovery.from_private_examples(
-        private, "text", budget=Budget(epsilon=9, delta=1e-6), epsilon=8.0
+        private, field="text", budget=Budget(epsilon=9, delta=1e-6), epsilon=8.0
     ).run()
 
 

@@ -1,0 +1,182 @@
+"""The journal of a run: whole lines only, its own file only, and arrays beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.runs.journal import RunJournal
+
+TERMS: dict[str, Any] = {"component": "mine", "ledger_id": "1" * 32, "dataset_id": "lines", "plan": {"noise": 0.1}}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+def journal(path: Path, **terms: Any) -> RunJournal:
+    return RunJournal(path, **{**TERMS, **terms})
+
+
+def filled(path: Path) -> RunJournal:
+    made = journal(path)
+    made.append({"text": "café \ud800", "votes": [0.1, 3]})
+    made.append({"text": "two"})
+    return made
+
+
+def test_entries_are_read_back_as_they_were_written(path: Path) -> None:
+    made = filled(path)
+    assert journal(path).entries == made.entries == [{"text": "café \ud800", "votes": [0.1, 3]}, {"text": "two"}]
+    journal(path).append({"text": "three"})
+    assert len(journal(path).entries) == 3
+    assert RunJournal.component_in(path) == "mine"
+
+
+def test_a_path_without_a_file_has_no_component_and_nothing_is_written_before_it_is_told(path: Path) -> None:
+    assert RunJournal.component_in(path) is None
+    assert RunJournal.component_in(None) is None
+    assert RunJournal.open(None) is None
+    made = journal(path)
+    assert not path.exists()
+    made.flush()
+    assert RunJournal.component_in(path) == "mine"
+
+
+@pytest.mark.parametrize("kept", range(1, 80, 13))
+def test_an_unfinished_last_line_is_dropped(path: Path, kept: int) -> None:
+    filled(path)
+    whole = path.read_bytes()
+    start = whole.rindex(b"\n", 0, -1) + 1
+    path.write_bytes(whole[: start + kept])
+    made = journal(path)
+    assert [entry["text"] for entry in made.entries] == ["café \ud800"]
+    made.append({"text": "again"})
+    assert [entry["text"] for entry in journal(path).entries] == ["café \ud800", "again"]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40])
+def test_an_unfinished_first_line_is_written_again(path: Path, kept: int) -> None:
+    filled(path)
+    path.write_bytes(path.read_bytes()[:kept])
+    made = journal(path)
+    made.append({"text": "again"})
+    assert journal(path).entries == made.entries == [{"text": "again"}]
+
+
+@pytest.mark.parametrize("changed", ["plan", "component", "ledger_id", "dataset_id"])
+def test_the_file_of_another_run_is_refused_and_says_what_differs(path: Path, changed: str) -> None:
+    filled(path)
+    other = {"plan": {"noise": 0.2}}.get(changed, "another")
+    with pytest.raises(ConfigurationError, match=rf"another run's: differences in \['{changed}'\]"):
+        journal(path, **{changed: other})
+
+
+def test_every_changed_byte_is_refused(path: Path) -> None:
+    filled(path)
+    whole = path.read_bytes()
+    for place in range(len(whole) - 1):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ConfigurationError, match="checkpoint"):
+            journal(path)
+
+
+@pytest.mark.parametrize("content", [b"notes of mine", b"notes\n", b"[]\n", b'{"entry":1,"digest":""}\n', b"\x00" * 90])
+def test_a_file_of_something_else_is_refused_and_kept(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="checkpoint"):
+        filled(path)
+    assert path.read_bytes() == content
+
+
+def test_lines_out_of_order_or_left_out_are_refused(path: Path) -> None:
+    filled(path)
+    head, first, second = path.read_bytes().splitlines(keepends=True)
+    for lines in ((head, second, first), (head, second), (first, second)):
+        path.write_bytes(b"".join(lines))
+        with pytest.raises(ConfigurationError, match="checkpoint"):
+            journal(path)
+
+
+def test_a_file_that_another_run_continued_or_removed_is_left_alone(path: Path) -> None:
+    first, second = filled(path), journal(path)
+    second.append({"text": "of the second"})
+    with pytest.raises(ConfigurationError, match="another run wrote to"):
+        first.append({"text": "of the first"})
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        second.append({"text": "more"})
+    assert not path.exists()
+
+
+def test_a_failed_write_is_made_good_by_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = filled(path)
+
+    def full(number: int) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="disk full"):
+            made.append({"text": "three"})
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 9)  # the disk kept a part of the line
+    made.append({"text": "four"})
+    assert journal(path).entries == made.entries
+    assert [entry["text"] for entry in made.entries][2:] == ["three", "four"]
+
+
+def test_only_json_values_are_taken(path: Path) -> None:
+    for value in (float("nan"), object(), {1, 2}):
+        with pytest.raises(ConfigurationError, match="release"):
+            journal(path).append({"value": value})
+
+
+def test_the_arrays_of_the_last_release_are_read_back(path: Path) -> None:
+    made = journal(path)
+    for number in range(5):
+        made.append({"step": number}, arrays=bytes([number]) * 9)
+        assert journal(path).arrays() == made.arrays() == bytes([number]) * 9
+    assert sorted(each.name for each in path.parent.iterdir()) == [
+        "run.jsonl",
+        "run.jsonl.arrays0",
+        "run.jsonl.arrays1",
+    ]
+
+
+def test_arrays_whose_line_was_not_written_do_not_replace_those_of_the_last_release(path: Path) -> None:
+    made = journal(path)
+    made.append({"step": 0}, arrays=b"zero")
+    made.append({"step": 1}, arrays=b"one")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 20])  # killed behind the arrays
+    assert journal(path).arrays() == b"zero"
+
+
+def test_changed_arrays_are_refused(path: Path) -> None:
+    made = journal(path)
+    made.append({"step": 0}, arrays=b"zero")
+    path.with_name("run.jsonl.arrays0").write_bytes(b"other")
+    with pytest.raises(ConfigurationError, match="arrays of its last release"):
+        journal(path).arrays()
+
+
+def test_another_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("langchain_dpicl.runs.journal.VERSION", 2)
+    filled(path)
+    monkeypatch.undo()
+    with pytest.raises(ConfigurationError, match="version 1"):
+        journal(path)
+
+
+def test_the_digest_of_the_plan_stands_there_and_not_the_plan(path: Path) -> None:
+    filled(path)
+    head = json.loads(path.read_bytes().splitlines()[0])["entry"]
+    assert len(head["plan"]) == 64
+    assert set(head) == {"format", "version", "component", "ledger_id", "dataset_id", "plan"}
