@@ -288,8 +288,7 @@ def _token_signal_text(signal: dict[str, Any]) -> list[str]:
         + "{expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**signal)
         + f"{empty:.1f} % empty slots",
         f"signal   {whose}signal-to-noise {signal['signal_to_noise']:.2f}, right token {right:.1f} %",
-        f"guess    {share:.1f} % of rows want the same token (guess.agreement: {one:.1f} % of one-shot rows); not "
-        "measured",
+        f"guess    {share:.1f} % of rows want the same token (guess.agreement: {one:.1f} % of one-shot); not measured",
     ]
     if "public_agreement" in signal:
         lines[1] += f" ({100 * signal['ceiling_prob']:.1f} % at unlimited epsilon: it is drawn from a softmax)"

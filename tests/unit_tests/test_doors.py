@@ -95,7 +95,7 @@ class TestEveryConstructor:
         assert inspect.signature(build) == inspect.signature(component.from_private_examples)
 
     def test_explains_a_wrong_keyword_and_shows_no_value(self, component: type[Any]) -> None:
-        with pytest.raises(ConfigurationError, match="found 'epsilom'. Did you mean 'epsilon'") as caught:
+        with pytest.raises(ConfigurationError, match=r"found 'epsilom'\. Did you mean 'epsilon'") as caught:
             component.from_private_examples([{"text": "secret canary"}], epsilom=1.0)
         assert "canary" not in str(caught.value)
 

@@ -211,7 +211,7 @@ class TestSignalOfAPlan:
         assert self.plan("--set", "guess.agreement=0.7") == 0
         text = capsys.readouterr().out
         assert "for transfer, the smallest declared label: signal-to-noise" in text
-        assert "70.0 % of rows want the same token (guess.agreement: 70.0 % of one-shot rows); not measured" in text
+        assert "70.0 % of rows want the same token (guess.agreement: 70.0 % of one-shot); not measured" in text
 
     def test_rows_that_see_more_records_are_guessed_to_agree_more(self) -> None:
         plan = plan_generation(
