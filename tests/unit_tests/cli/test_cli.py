@@ -173,7 +173,6 @@ class TestPlanRefusesWhatGenerationWould:
             ("rows.shots", "Rows.shots"),
             ("rows.redraw_every", "Rows.redraw_every"),
             ("shots_per_label", "shots_per_label"),
-            ("max_tokens", "max_tokens"),
         ],
     )
     def test_counts_below_one_by_name(self, key: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
