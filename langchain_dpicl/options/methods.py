@@ -130,6 +130,8 @@ class Training(Option):
         if (self.epochs is None) == (self.steps is None):
             found = "neither" if self.steps is None else "both"
             raise fail("Training", "epochs or steps", found, "An epoch samples each unit once in expectation.")
+        if self.validate_every is not None and self.validation is None:
+            raise fail("Training", "validation= with validate_every=", "validate_every alone")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
