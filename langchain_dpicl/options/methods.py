@@ -139,7 +139,7 @@ class TrainableModel(Option):
     """A local model whose prompt is trained, and how it is loaded. It receives the private texts, on this machine.
 
     Args:
-      model: a local folder, or a model object.
+      model: a local folder, a model object or a `HuggingFaceBackend`.
       tokenizer: with a model object.
       micro_batch: examples that are computed at once; has no effect on results.
       device: such as "cuda"; None: where the model is.
