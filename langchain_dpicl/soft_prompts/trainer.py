@@ -70,7 +70,8 @@ class TrainingStep:
 class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
     r"""Trains the numbers of a prompt on private records by DP-SGD; the model's weights are not changed.
 
-    A run that can be interrupted and continued; nothing is spent before its first step.
+    Build it with `from_private_examples`: a run that can be interrupted and continued, and that has spent nothing
+    before its first step.
 
     Formal guarantees:
       - A step is the noisy sum of the gradients of a fresh secret Poisson sample, each unit's examples combined first

@@ -24,7 +24,7 @@ from langchain_dpicl.released.files import write_whole
 from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
 from langchain_dpicl.reports.ledger_audit import read_export, read_receipts
 from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint, check_checkpoint_path
-from langchain_dpicl.soft_prompts.trainer import _architectures
+from langchain_dpicl.soft_prompts.engines import _architectures
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.gradient_doubles import LogisticEngine
