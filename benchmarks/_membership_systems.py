@@ -251,27 +251,28 @@ def soft_prompts(
 
     from langchain_dpicl import PromptDPSGD, SoftPrompt, SoftPromptClassifier
     from langchain_dpicl.baselines import soft_prompt_without_privacy
+    from langchain_dpicl.options import SoftPromptConfig, TrainableModel, Training
+    from langchain_dpicl.soft_prompts.engines import engine_of
 
     torch.set_num_threads(1)
     task = soft_task(path, limit=1, length=40).task
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    trainer = PromptDPSGD(model, tokenizer, task=task, num_virtual_tokens=8, micro_batch=128)
-    how: dict[str, Any] = {"steps": steps, "learning_rate": 0.03}
+    engine = engine_of(
+        TrainableModel(model, tokenizer, micro_batch=128), task=task, prompt=SoftPromptConfig(num_virtual_tokens=8)
+    )
+    training = Training(expected_batch_size=records // 2, steps=steps, learning_rate=0.03)
 
     def unprotected(shown: list[dict[str, str]]) -> SoftPrompt:
-        return soft_prompt_without_privacy(trainer, shown, batch_size=records, **how)
+        return soft_prompt_without_privacy(shown, llm=engine, training=training.replace(expected_batch_size=records))
 
     def protected(shown: list[dict[str, str]]) -> SoftPrompt:
         holder = PrivateExamples(shown, label_key="label", labels=task.labels, public_size=records, dataset_id="audit")
-        return trainer.train(
-            holder,
-            budget=Budget(epsilon=claim.epsilon, delta=claim.delta),
-            epsilon=claim.epsilon,
-            expected_batch_size=records // 2,
-            progress=False,
-            **how,
+        budget = Budget(epsilon=claim.epsilon, delta=claim.delta)
+        run = PromptDPSGD.from_private_examples(
+            holder, llm=engine, training=training, budget=budget, epsilon=claim.epsilon
         )
+        return run.run(progress=False)
 
     def target(name: str, train: Callable[[list[dict[str, str]]], SoftPrompt], said: Claim | None) -> Target:
         def make(shown: Sequence[Record]) -> Any:

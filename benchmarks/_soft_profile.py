@@ -30,7 +30,7 @@ _PLACES: tuple[tuple[str, Any, str], ...] = (
     ("reading", MicroBatches, "read"),
     ("clip and sum", RunningSum, "add"),
     ("noise", GaussianMechanism, "release"),
-    ("update", Optimizer, "updated"),
+    ("update", Optimizer, "update"),
 )
 
 

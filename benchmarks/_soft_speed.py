@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from langchain_dpicl import Budget, PrivateExamples, PromptDPSGD
+from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training
 from langchain_dpicl.soft_prompts import PromptTask
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b")
@@ -160,30 +161,27 @@ class Track:
 
     def _ours(self, method: str, *, steps: int, micro_batch: int) -> Job:
         """A step of `PromptDPSGD` from end to end: ticket, sample, reading, gradients, clip, sum, noise, update."""
-        trainer = PromptDPSGD(
-            self.model,
-            self.tokenizer,
-            method=method,  # type: ignore[arg-type]
-            num_virtual_tokens=self.size.virtual_tokens,
-            task=self.size.task,
-            micro_batch=micro_batch,
-        )
         private = PrivateExamples(
             self.size.records, label_key="label", labels=LABELS, public_size=self.size.rows, dataset_id="made-up"
         )
-        run = trainer.prepare(
+        run = PromptDPSGD.from_private_examples(
             private,
+            llm=TrainableModel(self.model, self.tokenizer, micro_batch=micro_batch),
+            training=Training(
+                expected_batch_size=self.size.rows,  # every coin falls on the same side: all rows are in every sample
+                steps=steps,
+                l2_clip_norm=CLIP,
+                learning_rate=RATE,
+            ),
             budget=Budget(epsilon=_EPSILON, delta=1e-6),
             epsilon=_EPSILON,
-            expected_batch_size=self.size.rows,  # every coin falls on the same side: all rows are in every sample
-            steps=steps,
-            l2_clip_norm=CLIP,
-            noise_multiplier=NOISE,
-            learning_rate=RATE,
+            task=self.size.task,
+            prompt=SoftPromptConfig(method, self.size.virtual_tokens),  # type: ignore[arg-type]
+            noise=Noise(multiplier=NOISE),
         )
         told = run.stream(progress=False)
-        engine, added = trainer.engine, [0]
-        trainer.engine.check()
+        engine, added = run.engine, [0]
+        engine.check()
         gradients = engine.gradients
 
         def counted(parameters: Any, groups: Any, *, add: Callable[[Any], None]) -> None:

@@ -18,6 +18,8 @@ from langchain_dpicl import Budget, PromptDPSGD, SoftPrompt, SoftPromptClassifie
 from langchain_dpicl.backends.tuning.prompted_model import PromptedModel, stack_inputs
 from langchain_dpicl.backends.tuning.tasks import TaskReader
 from langchain_dpicl.baselines import soft_prompt_without_privacy
+from langchain_dpicl.options import SoftPromptConfig, TrainableModel, Training
+from langchain_dpicl.soft_prompts.engines import engine_of
 
 METHODS = ("soft_prompt", "prefix")
 ZERO_SHOT, COMMONEST = "zero-shot", "commonest label"
@@ -37,44 +39,44 @@ class SoftBench:
         self.model, self.tokenizer = model, tokenizer
         self.task = task
         self.asked = asked
-        self._trainers: dict[str, PromptDPSGD] = {}
+        self._engines: dict[str, Any] = {}
 
     @property
     def batch(self) -> int:
         """Expected records of a step."""
         return min(self.asked.batch, len(self.task.records))
 
-    def trainer(self, method: str) -> PromptDPSGD:
+    def engine(self, method: str) -> Any:
         """Returns what trains prompts of a method."""
-        if method not in self._trainers:
-            self._trainers[method] = PromptDPSGD(
-                self.model,
-                self.tokenizer,
-                method=method,  # type: ignore[arg-type]
-                num_virtual_tokens=self.asked.virtual_tokens,
+        if method not in self._engines:
+            self._engines[method] = engine_of(
+                TrainableModel(self.model, self.tokenizer, micro_batch=_BATCH),
                 task=self.task.task,
-                micro_batch=_BATCH,
+                prompt=SoftPromptConfig(method, self.asked.virtual_tokens),  # type: ignore[arg-type]
             )
-        return self._trainers[method]
+        return self._engines[method]
 
     def trained(self, method: str, epsilon: float) -> SoftPrompt:
         """Returns a prompt at an epsilon, with a budget of its own; infinity: WITHOUT PRIVACY."""
         asked = self.asked
-        how = {"learning_rate": asked.rate, "optimizer": asked.optimizer, "schedule": asked.schedule}
+        training = Training(
+            expected_batch_size=self.batch,
+            steps=asked.steps,
+            l2_clip_norm=asked.clip,
+            learning_rate=asked.rate,
+            optimizer=asked.optimizer,
+            schedule=asked.schedule,
+        )
         if math.isinf(epsilon):
-            return soft_prompt_without_privacy(
-                self.trainer(method), self.task.records, batch_size=self.batch, steps=asked.steps, **how
-            )
-        return self.trainer(method).train(
+            return soft_prompt_without_privacy(self.task.records, llm=self.engine(method), training=training)
+        run = PromptDPSGD.from_private_examples(
             self.task.private(),
+            llm=self.engine(method),
+            training=training,
             budget=Budget(epsilon=epsilon, delta=self.task.delta),
             epsilon=epsilon,
-            steps=asked.steps,
-            expected_batch_size=self.batch,
-            l2_clip_norm=asked.clip,
-            progress=False,
-            **how,
         )
+        return run.run(progress=False)
 
     def accuracy(self, prompt: SoftPrompt) -> float:
         """Returns the share of right answers behind a prompt."""

@@ -28,7 +28,8 @@ from langchain_dpicl import (
     SoftPromptClassifier,
     verify_report,
 )
-from langchain_dpicl.soft_prompts import SoftPromptBackend
+from langchain_dpicl.options import SoftPromptConfig, TrainableModel, Training
+from langchain_dpicl.soft_prompts import PromptTask, SoftPromptBackend
 
 SIZE = 500
 DELTA = 1e-5
@@ -107,18 +108,9 @@ def private_questions() -> PrivateExamples:
     )
 
 
-def make_trainer(model: str, *, num_virtual_tokens: int = 5) -> PromptDPSGD:
-    """Says how a text is put to the model, and which word stands for which topic: public choices, like all options."""
-    return PromptDPSGD(
-        model,
-        method="soft_prompt",
-        num_virtual_tokens=num_virtual_tokens,
-        template="{text}\n=",
-        verbalizers=WORDS,
-        max_input_tokens=56,
-        init_text="what is it about ?",
-        micro_batch=64,
-    )
+# How a text is put to the model, and which word stands for which topic: public choices, like all options.
+TASK = PromptTask("causal_lm", "{text}\n=", tuple(WORDS), tuple(WORDS.values()), max_input_tokens=56)
+PROMPT = SoftPromptConfig(num_virtual_tokens=5, init_text="what is it about ?")
 
 
 def share_correct(classifier: SoftPromptClassifier, records: list[dict[str, str]]) -> float:
@@ -142,23 +134,23 @@ def main(argv: list[str] | None = None) -> None:
         model = options.model or f"{folder}/model"
         if options.model is None:
             make_model(model)
-        trainer = make_trainer(model)
         budget = PrivacyBudgetCallbackHandler(epsilon=options.epsilon, delta=DELTA)
-        run = trainer.prepare(
+        run = PromptDPSGD.from_private_examples(
             private_questions(),
+            llm=TrainableModel(model, micro_batch=64),
+            training=Training(expected_batch_size=128, steps=options.steps, learning_rate=options.learning_rate),
             budget=budget,
             epsilon=options.epsilon,
-            steps=options.steps,
-            expected_batch_size=128,
-            learning_rate=options.learning_rate,
+            task=TASK,
+            prompt=PROMPT,
         )
         print("plan     {steps} steps, noise {noise_scale:.3g} per number of a gradient".format(**run.plan.to_dict()))
         print(f"         epsilon {run.plan.epsilon:.4f} at delta {run.plan.delta:g}")
         tests = new_questions(num_per_label=40)
-        before = share_correct(SoftPromptClassifier(model, run.soft_prompt), tests)
+        before = share_correct(SoftPromptClassifier(model, run.result), tests)
         print(f"before   {before:.0%} of new questions right")
         run.run()  # this is what costs
-        run.soft_prompt.save(f"{folder}/prompt")
+        run.result.save(f"{folder}/prompt")
 
         prompt = SoftPrompt.load(f"{folder}/prompt")  # free from here on, and for ever
         checked = verify_report(prompt)

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import GradientBackend, NextTokenBackend, RealRows, Token, TrainingExample
+from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
 from langchain_dpicl.backends.rows.rows import run_guarded
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, run_sync
+from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.generation.decoding_loop import (
     BlockTickets,
@@ -31,11 +33,12 @@ from langchain_dpicl.generation.decoding_loop import (
 )
 from langchain_dpicl.generation.plan import Segment
 from langchain_dpicl.generation.token_mechanisms import release_plan
-from langchain_dpicl.options.base import LLM, option_of
+from langchain_dpicl.options import SoftPromptConfig, TrainableModel, Training
+from langchain_dpicl.options.base import LLM, Where, option_of
 from langchain_dpicl.options.rows import Noise, Rows
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import check_int, check_positive, fail
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
@@ -46,26 +49,21 @@ from langchain_dpicl.release.sample import Record, Rendered, block_on, draw_samp
 from langchain_dpicl.release.token_block import NOT_COMPUTED, ReleaseBlock, argmax_index, sum_rows
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.released.soft_prompt import SoftPrompt
-from langchain_dpicl.soft_prompts.options import ExampleFields, Floats, Optimizer, OptimizerName, Schedule
-from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
+from langchain_dpicl.soft_prompts.engines import engine_of
+from langchain_dpicl.soft_prompts.options import ExampleFields, FieldNames, Floats, Optimizer, given_fields
 from langchain_dpicl.tasks.labels import Votes, VotingTask, design_of, reader_of
 
 BASELINE = "soft prompt without privacy"
 
 
 def soft_prompt_without_privacy(
-    trainer: PromptDPSGD,
     records: Iterable[Mapping[str, str]],
     *,
-    batch_size: int = 32,
-    epochs: float | None = None,
-    steps: int | None = None,
-    learning_rate: float = 0.01,
-    optimizer: OptimizerName = "adam",
-    schedule: Schedule = "constant",
-    text_key: str = "text",
-    target_key: str = "label",
-    pair_key: str | None = None,
+    llm: TrainableModel | HuggingFaceBackend | GradientBackend | Where,
+    training: Training,
+    task: PromptTask | None = None,
+    prompt: SoftPromptConfig | None = None,
+    fields: FieldNames | None = None,
     told: Callable[[int, Floats], object] | None = None,
 ) -> SoftPrompt:
     """Trains the prompt WITHOUT clipping and WITHOUT noise: nothing is protected and epsilon is infinite.
@@ -73,17 +71,14 @@ def soft_prompt_without_privacy(
     Every epoch deals the records anew into batches; a step follows the mean gradient of its batch.
 
     Args:
-      trainer: the same as for private training.
-      records: records that no ledger protects, with the fields below; `PrivateExamples` are refused.
-      batch_size: records of one step; an epoch's last batch may be smaller.
-      epochs: how often each record is used; or give `steps`.
-      steps: training steps.
-      learning_rate: size of a step.
-      optimizer: "adam" or "sgd".
-      schedule: "constant", or "linear" down towards 0.
-      text_key: field of the input.
-      target_key: field of the answer.
-      pair_key: field of the second input, if there is one.
+      records: records that no ledger protects; `PrivateExamples` are refused.
+      llm: as of `PromptDPSGD.from_private_examples`.
+      training: as there; `expected_batch_size` is the size of every batch but an epoch's last one, nothing is clipped,
+        and `validation` is not taken.
+      task: template and answers; None: the usual template of the model's kind, for writing texts.
+      prompt: as of `PromptDPSGD.from_private_examples`.
+      fields: the records' fields that hold the text, the target and the second text (pair); by default "text" and
+        "label".
       told: called with the number of each step and the weights after it.
 
     Raises:
@@ -92,18 +87,19 @@ def soft_prompt_without_privacy(
 
     Source: Duan et al. (2023), Flocks of Stochastic Parrots, without its clips and noise.
     """
-    fields = ExampleFields(text_key, target_key, pair_key)
-    examples = fields.examples_in("records", records, labels=trainer.task.labels)
-    check_int("batch_size", batch_size, low=1)
-    per_epoch = -(-len(examples) // batch_size)
-    if (steps is None) == (epochs is None):
-        raise fail("steps, epochs", "one of them", (steps, epochs))
-    passes = check_positive("epochs", epochs) if steps is None else 0.0
-    count = check_int("steps", math.ceil(passes * per_epoch) if steps is None else steps, low=1)
-    rule = Optimizer(optimizer, learning_rate, schedule, count)
-    state = rule.start(trainer.engine.initial(trainer.init_text))
-    for batch in _batches(examples, batch_size, count):
-        state = rule.update(state, mean_gradient(trainer.engine, state.weights, batch))
+    if not isinstance(training, Training):
+        raise fail("training", "Training(...)", type(training).__name__)
+    if training.validation is not None:
+        raise fail("training", "no validation", "public records", "Give told=... to look at the weights of each step.")
+    named = ExampleFields(**{"text": "text", "target": "label", **given_fields(fields)})
+    engine = engine_of(llm, task=task, prompt=prompt)
+    examples = named.examples_in("records", records, labels=engine.task.labels)
+    size = training.expected_batch_size
+    steps = training.steps or math.ceil((training.epochs or 0.0) * -(-len(examples) // size))
+    rule = Optimizer(training.optimizer, training.learning_rate, training.schedule, steps)
+    state = rule.start(engine.initial(None if prompt is None else prompt.init_text))
+    for batch in _batches(examples, size, steps):
+        state = rule.update(state, mean_gradient(engine, state.weights, batch))
         if told is not None:
             told(state.step, state.weights)
     report = {
@@ -111,9 +107,9 @@ def soft_prompt_without_privacy(
         "epsilon": "infinity",
         "delta": 0.0,
         "baseline": BASELINE,
-        "plan": {"steps": count, "batch_size": batch_size, "optimizer": rule.to_dict(), **fields.to_dict()},
+        "plan": {"steps": steps, "batch_size": size, "optimizer": rule.to_dict(), **named.to_dict()},
     }
-    return SoftPrompt.of(trainer.engine, state.weights, report=report)
+    return SoftPrompt.of(engine, state.weights, report=report)
 
 
 def mean_gradient(engine: GradientBackend, weights: Floats, examples: Sequence[TrainingExample]) -> Floats:

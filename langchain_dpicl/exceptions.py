@@ -120,17 +120,12 @@ class TrainingInterruptedError(ModelCallError):
 
     Attributes:
       training_run: the object to call `run()` (or `arun()`) on again; it goes on with tickets not yet burnt, if any is
-        left (`training_run.steps_left`), and holds the weights released so far.
+        left (`training_run.steps_left`), and `training_run.result` is the prompt as it stands.
     """
 
     def __init__(self, message: str, *, training_run: Any) -> None:
         super().__init__(message)
         self.training_run = training_run
-
-    @property
-    def soft_prompt(self) -> Any:
-        """The prompt as it stands after the steps that were made (`report["step"]` of them); free."""
-        return self.training_run.soft_prompt
 
 
 class MemoError(DPICLError):

@@ -14,17 +14,18 @@ from langchain_dpicl import PrivateExamples
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import TrainingInterruptedError
+from langchain_dpicl.options import Noise, SoftPromptConfig, Training
 from langchain_dpicl.released.soft_prompt import SoftPrompt
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
-from langchain_dpicl.soft_prompts.training_run import TrainingRun
 from tests.contracts.front_room import CANARY
 from tests.doubles import PanicError
 from tests.labelling_doubles import house
 
 LABELS = ("good", "bad")
 TASK = PromptTask("causal_lm", "Review: {text}\nIt was", LABELS, (" great", " terrible"))
+TRAINING = Training(expected_batch_size=10, steps=4)
 # Noise is priced, not calibrated, where its size is of no interest.
-RUN: dict[str, Any] = {"epsilon": 1e5, "noise_multiplier": 1.0, "expected_batch_size": 10, "steps": 4}
+RUN: dict[str, Any] = {"epsilon": 1e5, "noise": Noise(multiplier=1.0), "training": TRAINING}
 
 
 def features(text: str, width: int) -> np.ndarray:
@@ -118,28 +119,56 @@ def examples(given: Sequence[tuple[str, str]] | None = None, **options: Any) -> 
     return PrivateExamples(records, **{"label_key": "label", "labels": LABELS, "public_size": 40, **options})
 
 
+def training(**changes: Any) -> Training:
+    """The training of `prepared` with other options."""
+    return TRAINING.replace(**changes)
+
+
 def prepared(
-    private: PrivateExamples | None = None, *, engine: Any = None, budget: Any = None, **options: Any
-) -> TrainingRun:
+    private: PrivateExamples | None = None,
+    *,
+    engine: Any = None,
+    budget: Any = None,
+    epsilon: float | None = 1e5,
+    training: Any = TRAINING,
+    noise: Noise | None = RUN["noise"],
+    prompt: SoftPromptConfig | None = None,
+    fields: Mapping[Any, str] | None = None,
+    component: str | None = None,
+    checkpoint: Any = None,
+    block: int | None = 1000,
+) -> PromptDPSGD:
     """A run that has not spent anything yet, of four steps, each on ten of forty units.
 
-    All tickets are in one block: what is reserved, burnt and given back then tells what became of every step.
+    All tickets are in one block: what is reserved, burnt and given back then tells what became of every step. None: in
+    blocks of a twentieth of the steps.
     """
-    given: Mapping[str, Any] = {**RUN, "reserve_steps": 1000, **options}
-    trainer = PromptDPSGD(LogisticEngine() if engine is None else engine)
-    return trainer.prepare(private or examples(), budget=house() if budget is None else budget, **given)
+    made = PromptDPSGD.from_private_examples(
+        private or examples(),
+        llm=LogisticEngine() if engine is None else engine,
+        training=training,
+        budget=house() if budget is None else budget,
+        epsilon=epsilon,
+        prompt=prompt,
+        noise=noise,
+        fields=fields,
+        component=component,
+        checkpoint=checkpoint,
+    )
+    made._block = made._block if block is None else block
+    return made
 
 
-def short_of_steps(made: TrainingRun, *, awaited: bool = False) -> SoftPrompt:
+def short_of_steps(made: PromptDPSGD, *, awaited: bool = False) -> SoftPrompt:
     """Runs what is left of a run that lost tickets; returns the prompt that the error holds."""
     with pytest.raises(
         TrainingInterruptedError, match="expected a ticket for each step of the plan, found none"
     ) as caught:
         asyncio.run(made.arun()) if awaited else made.run()
     assert caught.value.training_run is made
-    assert (made.steps_left, caught.value.soft_prompt) == (0, made.soft_prompt)
-    assert caught.value.soft_prompt.report["step"] < made.plan.steps
-    return caught.value.soft_prompt
+    assert (made.steps_left, made.is_finished) == (0, False)
+    assert made.result.report["step"] < made.plan.steps
+    return made.result
 
 
 PUBLIC = [{"text": "good and good again", "label": "good"}, {"text": "bad", "label": "bad"}]

@@ -17,17 +17,18 @@ from langchain_dpicl.audit.adversarial_backends import TOKENS, Opposite, ReadGra
 from langchain_dpicl.audit.bounds import gaussian_epsilon, mu_squared
 from langchain_dpicl.audit.closed_forms import vector_law
 from langchain_dpicl.audit.game import AuditResult, Game
-from langchain_dpicl.audit.targets import share_of, synthesizer_of, training_of
+from langchain_dpicl.audit.targets import plain_steps, share_of, synthesizer_of, training_of
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.soft_prompts.plan import TrainingPlan, plan_training
-from langchain_dpicl.soft_prompts.training_run import TrainingRun
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 
 CANARY_LENGTH = 25.0
 """Length of a canary's gradient, in clips."""
@@ -73,7 +74,13 @@ class TrainingSide:
     def __init__(self, game: StepGame, units: tuple[str, ...]) -> None:
         self.game = game
         self.counts: Counter[str] = Counter()
-        self.run = training_of(units, game.runs, engine=ReadGradients(game.width), l2_clip_norm=CLIP, **game.options)
+        self.run = training_of(
+            units,
+            engine=ReadGradients(game.width),
+            training=plain_steps(game.runs, l2_clip_norm=CLIP),
+            noise=Noise(multiplier=game.options["noise_multiplier"]),
+            adjacency=game.options["adjacency"],
+        )
         self._stream = self.run.stream(progress=False)
         self._weights = self.run.weights
 
@@ -111,7 +118,7 @@ def canaries(
     refuted, but for a chance of 1e-6: a sampled run may draw few canaries, and no noise is needed to hide the others.
 
     Args:
-      run_options: options of `PromptDPSGD.prepare`, the rate as `sampling_rate`, `steps`, and `adjacency`.
+      run_options: `noise_multiplier`, `sampling_rate`, `steps`, `adjacency`, `epsilon` and `delta` of the run.
       count: canaries, and trained parameters.
       name: of the check.
     """
@@ -202,17 +209,23 @@ def _batch(rate: float, count: int) -> int:
     return max(1, round(rate * count))
 
 
-def _train(present: Any, options: dict[str, Any]) -> TrainingRun:
+def _train(present: Any, options: dict[str, Any]) -> PromptDPSGD:
     count = len(present)
-    is_replaced = options.get("adjacency") == "replace_one"
+    adjacency = options.get("adjacency", "add_remove")
+    is_replaced = adjacency == "replace_one"
     units = [
         f"{place}:{CANARY_LENGTH * CLIP * (1 - 2 * here)}" for place, here in enumerate(present) if here or is_replaced
     ]
-    batch = _batch(options.pop("sampling_rate", 1.0), count)
-    steps = options.pop("steps", 8)
-    engine = ReadGradients(count)
-    made = {"public_size": count, "expected_batch_size": batch, "l2_clip_norm": CLIP, **options}
-    run = training_of(units, steps, engine=engine, **made)
+    batch = _batch(options.get("sampling_rate", 1.0), count)
+    run = training_of(
+        units,
+        engine=ReadGradients(count),
+        training=plain_steps(options.get("steps", 8), expected_batch_size=batch, l2_clip_norm=CLIP),
+        noise=Noise(multiplier=options["noise_multiplier"], delta=options.get("delta")),
+        public_size=count,
+        adjacency=adjacency,
+        **({"epsilon": options["epsilon"]} if "epsilon" in options else {}),
+    )
     run.run(progress=False)
     if share_of(run).remaining(STEP_TEMPLATE):
         raise RuntimeError("a run ended before its tickets did")

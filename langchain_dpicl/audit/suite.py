@@ -27,6 +27,7 @@ from langchain_dpicl.audit.targets import (
     Subject,
     helper_of,
     labeler_of,
+    plain_steps,
     share_of,
     synthesizer_of,
     training_of,
@@ -35,6 +36,7 @@ from langchain_dpicl.audit.targets import (
 from langchain_dpicl.audit.worst_cases import LOUD_A, YES
 from langchain_dpicl.documents.plan import DocumentsPlan
 from langchain_dpicl.generation.plan import GenerationPlan
+from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
@@ -92,10 +94,15 @@ def generation_presences(runs: int, **options: Any) -> Presences:
 def dpsgd_presences(runs: int, **options: Any) -> Presences:
     """Yields presences of training steps."""
     engine = ReadGradients(1)
-    size = options.pop("public_size")
-    arguments = {key: value for key, value in options.items() if key in {"adjacency", "noise_multiplier"}}
-    steps = training_of(("0:1",), runs, engine=engine, public_size=size, expected_batch_size=1, **arguments)
-    made = steps.stream(progress=False)
+    run = training_of(
+        ("0:1",),
+        engine=engine,
+        training=plain_steps(runs),
+        noise=Noise(multiplier=options["noise_multiplier"]) if "noise_multiplier" in options else None,
+        public_size=options["public_size"],
+        adjacency=options.get("adjacency", "add_remove"),
+    )
+    made = run.stream(progress=False)
     return _count_presences(engine, lambda: next(made), runs)
 
 

@@ -28,12 +28,13 @@ from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TokenRule
+from langchain_dpicl.options import Noise, Training
 from langchain_dpicl.options.rows import LogitNoise, Noise, Rows, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import check_delta, check_epsilon, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
@@ -47,7 +48,6 @@ from langchain_dpicl.retrieval.voting import DPRetrievalVotingRunnable
 from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
 from langchain_dpicl.soft_prompts.plan import TrainingPlan, plan_training
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
-from langchain_dpicl.soft_prompts.training_run import TrainingRun
 from langchain_dpicl.voting import DPVotingRunnable
 
 QUERY = "which one?"
@@ -171,17 +171,38 @@ def synthesizer_of(
     )
 
 
-def training_of(units: Sequence[str], steps: int, *, engine: ReadGradients, **options: Any) -> TrainingRun:
-    """Prepares a training on the gradients that units ask for, with plain steps of size 1: weights show averages."""
-    arguments, size, adjacency = _split_options(
-        options, {"noise_multiplier": 0.5, "l2_clip_norm": 0.1, "optimizer": "sgd"}
-    )
-    del arguments["num_slots"]
-    arguments = {"learning_rate": 1.0, "expected_batch_size": size, "epsilon": _EPSILON / 2, **arguments}
+def training_of(
+    units: Sequence[str],
+    *,
+    engine: ReadGradients,
+    training: Training,
+    noise: Noise | None = None,
+    epsilon: float = _EPSILON / 2,
+    public_size: int = 1,
+    adjacency: Adjacency = "add_remove",
+) -> PromptDPSGD:
+    """Builds a training on the gradients that units ask for; see `plain_steps`."""
     labels = engine.task.labels
     records = [{"text": unit, "label": labels[0]} for unit in units]
-    private = PrivateExamples(records, label_key="label", labels=labels, public_size=size)
-    return PromptDPSGD(engine).prepare(private, budget=_budget(adjacency), steps=steps, **arguments)
+    return PromptDPSGD.from_private_examples(
+        PrivateExamples(records, label_key="label", labels=labels, public_size=public_size),
+        llm=engine,
+        training=training,
+        budget=_budget(adjacency),
+        epsilon=epsilon,
+        noise=Noise(multiplier=0.5) if noise is None else noise,
+    )
+
+
+def plain_steps(steps: int, *, expected_batch_size: int = 1, l2_clip_norm: float = 0.1) -> Training:
+    """Returns a training with plain steps of size 1: weights show averages."""
+    return Training(
+        expected_batch_size=expected_batch_size,
+        steps=steps,
+        l2_clip_norm=l2_clip_norm,
+        learning_rate=1.0,
+        optimizer="sgd",
+    )
 
 
 # The package's own planner rebuilds it at the stated noise, so that epsilon is computed again. Of a component only plan
@@ -209,7 +230,7 @@ _CLASSES: tuple[tuple[type, Method], ...] = (
     (PromptPATELabeler, "pate"),
     (DemonstrationSynthesizer, "generation"),
     (PrivateEvolution, "evolution"),
-    (TrainingRun, "dpsgd"),
+    (PromptDPSGD, "dpsgd"),
     (UnitCounter, "counts"),
     (ValueDiscovery, "counts"),
     (DocumentSynthesizer, "documents"),

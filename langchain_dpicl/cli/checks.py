@@ -19,8 +19,8 @@ _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(\))?")
 
 _NOTES = """\
 WHAT is a file that `dpicl plan --json` wrote, or module:name of a component in your own code (a DPVotingRunnable, a
-DPFreeFormRunnable, a PromptPATELabeler, a DemonstrationSynthesizer, or what PromptDPSGD.prepare returns); module:name()
-calls a function without arguments that makes one.
+DPFreeFormRunnable, a PromptPATELabeler, a DemonstrationSynthesizer or a PromptDPSGD); module:name() calls a
+function without arguments that makes one.
 
 Records are made up and the model is a fake: the audit reads no record, calls no model and spends nothing of a budget.
 Importing and calling your code runs it as ever: what it opens, reads, calls and binds in a ledger does happen.

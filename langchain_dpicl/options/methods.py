@@ -130,6 +130,8 @@ class Training(Option):
         if (self.epochs is None) == (self.steps is None):
             found = "neither" if self.steps is None else "both"
             raise fail("Training", "epochs or steps", found, "An epoch samples each unit once in expectation.")
+        if self.validate_every is not None and self.validation is None:
+            raise fail("Training", "validation= with validate_every=", "validate_every alone")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -137,7 +139,7 @@ class TrainableModel(Option):
     """A local model whose prompt is trained, and how it is loaded. It receives the private texts, on this machine.
 
     Args:
-      model: a local folder, or a model object.
+      model: a local folder, a model object or a `HuggingFaceBackend`.
       tokenizer: with a model object.
       micro_batch: examples that are computed at once; has no effect on results.
       device: such as "cuda"; None: where the model is.

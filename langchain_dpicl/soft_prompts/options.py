@@ -15,12 +15,25 @@ from langchain_dpicl.backends.base import GradientBackend, TrainingExample
 from langchain_dpicl.backends.sync_async import public_failure
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.options import Training
 from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.release.sample import Record
 
+FieldNames: TypeAlias = Mapping[Literal["text", "target", "pair"], str]
+"""The record fields of the input, the answer and the second input."""
+
 _DEFAULT_ROUNDS = 20
 """Validations of a run, by default."""
+
+
+def given_fields(fields: FieldNames | None) -> dict[str, str]:
+    """Returns the field names that a caller gave; refuses other keys."""
+    given: Mapping[Any, str] = {} if fields is None else fields
+    if not isinstance(given, Mapping) or not set(given) <= {"text", "target", "pair"}:
+        found = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+        raise fail("fields", "field names under 'text', 'target' and 'pair'", found)
+    return dict(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,43 +51,35 @@ class ExampleFields:
     pair: str | None = None
 
     @classmethod
-    def of(
-        cls, private: PrivateExamples, task: PromptTask, *, text_key: Any, target_key: Any, pair_key: Any
-    ) -> ExampleFields:
+    def of(cls, private: PrivateExamples, fields: FieldNames | None) -> ExampleFields:
         """Checks the field names against the declared fields; by default text and label."""
-        text = private.text_key if text_key is None else text_key
-        target = private.label_key if target_key is None else target_key
-        if target is None:
-            advice = "Declare PrivateExamples(label_key=..., labels=...), or fields=(...) and give target_key=."
-            raise fail("target_key", "the field that holds the answer", target, advice)
-        if task.writes_text and private.labels and target_key is None:
-            advice = (
-                "Give labels=[...] or verbalizers={...} to choose among labels, or target_key= to write the label as "
-                "text."
-            )
-            raise fail(
-                "labels", "a task with labels, because the examples have labels", "one that writes texts", advice
-            )
-        keys = {"text_key": text, "target_key": target} | ({} if pair_key is None else {"pair_key": pair_key})
+        keys: dict[str, Any] = {"text": private.text_key, "target": private.label_key, **given_fields(fields)}
+        if keys["target"] is None:
+            advice = 'Declare PrivateExamples(label_key=..., labels=...), or fields=(...) and give {"target": "..."}.'
+            raise fail("fields", 'under "target" the field that holds the answer', None, advice)
         for name, key in keys.items():
             if key not in private.fields:
                 advice = "Declare further fields with PrivateExamples(fields=...)."
-                raise fail(name, f"a declared field among {list(private.fields)}", key, advice)
+                raise fail("fields", f'under "{name}" a declared field among {list(private.fields)}', key, advice)
         if len(set(keys.values())) != len(keys):
-            raise fail(", ".join(keys), "different fields", list(keys.values()))
-        cls._check_labels(private, task, target)
-        if task.kind != "sequence_classification" and task.takes_pair != (pair_key is not None):
-            expected = "the field that fills {pair}" if task.takes_pair else "None: the template has no {pair}"
-            raise fail("pair_key", expected, pair_key)
-        return cls(text, target, pair_key)
+            raise fail("fields", "different fields", list(keys.values()))
+        return cls(**keys)
 
-    @staticmethod
-    def _check_labels(private: PrivateExamples, task: PromptTask, target: str) -> None:
-        # Only the declared label has a closed list of values.
-        declared = private.labels if target == private.label_key else None
-        if task.labels and declared and (unknown := sorted(set(declared) - set(task.labels))):
+    def labels_of(self, private: PrivateExamples) -> tuple[str, ...]:
+        """Returns the declared answers; () for another field than the label, which has no closed list of values."""
+        return tuple(private.labels or ()) if self.target == private.label_key else ()
+
+    def check_task(self, task: PromptTask, private: PrivateExamples, *, is_target_given: bool) -> None:
+        """Refuses a task that does not fit the fields and the declared labels."""
+        if task.writes_text and private.labels and not is_target_given:
+            advice = 'Give the task labels, or fields={"target": "..."} to write the label as text.'
+            raise fail("task", "one with labels, because the examples have labels", "one that writes texts", advice)
+        if task.labels and (unknown := sorted(set(self.labels_of(private)) - set(task.labels))):
             advice = "Give the task the declared labels of the examples."
-            raise fail("labels", f"labels of the task: {list(task.labels)}", unknown, advice)
+            raise fail("task", f"the examples' labels among its own, {list(task.labels)}", unknown, advice)
+        if task.kind != "sequence_classification" and task.takes_pair != (self.pair is not None):
+            expected = "the field that fills {pair}" if task.takes_pair else "nothing: the template has no {pair}"
+            raise fail("fields", f'under "pair" {expected}', self.pair)
 
     def examples_of(self, records: Sequence[Record]) -> tuple[TrainingExample, ...]:
         """Returns the examples of one unit. Runs on private records: keeps nothing."""
@@ -93,7 +98,7 @@ class ExampleFields:
         With `labels` every answer must be one of them, because the loss would silently ignore others.
         """
         if isinstance(records, PrivateExamples):
-            advice = "Train on private examples with PromptDPSGD.train and a budget."
+            advice = "Give them to PromptDPSGD.from_private_examples, with a budget."
             raise fail(name, "records that no ledger protects", type(records).__name__, advice)
         if isinstance(records, str | bytes | Mapping) or not isinstance(records, Iterable):
             raise fail(name, "a list of mappings", type(records).__name__)
@@ -131,15 +136,13 @@ class Validation:
 
     @classmethod
     def of(
-        cls, fields: ExampleFields, records: Any, *, labels: Sequence[str] = (), every: Any, steps: int
+        cls, fields: ExampleFields, training: Training, *, labels: Sequence[str] = (), steps: int
     ) -> Validation | None:
         """Reads public records; None without records."""
-        if records is None:
-            if every is not None:
-                raise fail("validate_every", "None without validation=", every)
+        if training.validation is None:
             return None
-        apart = max(1, math.ceil(steps / _DEFAULT_ROUNDS)) if every is None else every
-        return cls(fields.examples_in("validation", records, labels=labels), check_int("validate_every", apart, low=1))
+        apart = training.validate_every or max(1, math.ceil(steps / _DEFAULT_ROUNDS))
+        return cls(fields.examples_in("validation", training.validation, labels=labels), apart)
 
     def is_due(self, step: int, *, steps_left: int) -> bool:
         """Whether the current step is validated."""

@@ -27,6 +27,7 @@ from langchain_dpicl.backends.tuning.tasks import TaskKind
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released.soft_prompt import ARRAY, SoftPrompt
+from langchain_dpicl.soft_prompts.engines import model_parts
 from langchain_dpicl.tasks.templates import public_text
 
 if TYPE_CHECKING:
@@ -434,7 +435,7 @@ class SoftPromptClassifier(Runnable[Any, str]):
             raise fail("prompts", "tasks with labels", writes, "Serve tasks that write text with SoftPromptBackend.")
         [kind] = kinds
         self._scorer = _scorer(
-            *_parts(model, tokenizer),
+            *model_parts(model, tokenizer),
             kind=kind,
             batch_size=check_int("batch_size", batch_size, low=1),
             device=device,
@@ -562,15 +563,3 @@ def _scorer(
     from langchain_dpicl.backends.tuning.scoring import SoftPromptScorer  # imports torch, which `load` has checked for
 
     return SoftPromptScorer(model, tokenizer, kind=kind, batch_size=batch_size, is_own=is_own)
-
-
-def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """Returns model and tokenizer; for an engine, the engine's."""
-    if not isinstance(model, HuggingFaceBackend):
-        return model, tokenizer
-    from langchain_dpicl.backends.tuning.serving import parts_of
-
-    if tokenizer is not None:
-        raise fail("tokenizer", "None with an engine, which has its own", type(tokenizer).__name__)
-    engine, tokenizer = parts_of(model)
-    return engine.body.model, tokenizer

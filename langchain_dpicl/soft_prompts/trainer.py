@@ -1,439 +1,495 @@
-"""PromptDPSGD: builds the engine, plans and declares private training of soft prompts (Duan et al. 2023)."""
+"""PromptDPSGD: plans, declares and runs private training of soft prompts (Duan et al. 2023)."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import json
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from langchain_dpicl._construction import tells_how_to_build
-from langchain_dpicl._plain_files import read_plain
-from langchain_dpicl.backends.base import GradientBackend
-from langchain_dpicl.backends.rows.gradient_rows import CheckRequest
-from langchain_dpicl.backends.tuning.tasks import PromptTask, TaskKind
+from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl.backends.base import GradientBackend, TrainingExample
+from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
+from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRequest
+from langchain_dpicl.backends.sync_async import EffectGenerator, ThreadedContext, run_async, run_sync
+from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents, tells_refusals
-from langchain_dpicl.budget.handler import resolve_budget
-from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import BudgetLike, describe_tickets_left, resolve_budget
+from langchain_dpicl.exceptions import ConfigurationError, TrainingInterruptedError
+from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training
+from langchain_dpicl.options.base import Where
+from langchain_dpicl.options.rows import noise_of
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.gradient_sums import running_sum
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.mechanisms.noise import Release
+from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
-from langchain_dpicl.released.soft_prompt import Method, SoftPrompt, base_of
-from langchain_dpicl.soft_prompts.options import ExampleFields, Optimizer, OptimizerName, Schedule, Validation
+from langchain_dpicl.released.soft_prompt import SoftPrompt, base_of
+from langchain_dpicl.runs.door import door
+from langchain_dpicl.runs.streamed_run import StreamedRun, attempt, carrying, new_bar, report_of
+from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint, check_checkpoint_path
+from langchain_dpicl.soft_prompts.engines import engine_of
+from langchain_dpicl.soft_prompts.options import (
+    ExampleFields,
+    FieldNames,
+    Floats,
+    LossRequest,
+    Optimizer,
+    OptimizerState,
+    Validation,
+    given_fields,
+)
 from langchain_dpicl.soft_prompts.plan import TrainingPlan, plan_training
-from langchain_dpicl.soft_prompts.training_run import TrainingCheckpoint, TrainingRun, check_checkpoint_path
-
-_KINDS: dict[str, TaskKind] = {
-    "ForSequenceClassification": "sequence_classification",
-    "ForMaskedLM": "masked_lm",
-    "ForCausalLM": "causal_lm",
-    "LMHeadModel": "causal_lm",
-}
-_MOST_CONFIG = 1 << 24
-_TEMPLATES: dict[TaskKind, str] = {
-    "causal_lm": "{text}\nLabel:",
-    "masked_lm": "{text} {mask}",
-    "sequence_classification": "",
-}
-
-
-def engine_of(
-    model: Any,
-    tokenizer: Any = None,
-    *,
-    method: str = "soft_prompt",
-    num_virtual_tokens: int = 10,
-    task: PromptTask | None = None,
-    template: str | None = None,
-    labels: Sequence[str] | None = None,
-    verbalizers: Mapping[str, str] | None = None,
-    max_input_tokens: int = 128,
-    max_target_tokens: int = 64,
-    reparameterize: int | None = None,
-    micro_batch: int = 16,
-    device: str | None = None,
-    dtype: str | None = None,
-) -> Any:
-    """Returns the engine that trains a prompt of `model`; a `GradientBackend` is returned unchanged."""
-    # First statement, so that `locals()` holds exactly the arguments.
-    options = {name: value for name, value in locals().items() if name not in {"model", "tokenizer"}}
-    if isinstance(model, GradientBackend):
-        changed = sorted(_changed_options(options)) + (["tokenizer"] if tokenizer is not None else [])
-        if changed:
-            raise fail(", ".join(changed), "their defaults together with an engine, which has its own", "others")
-        return model
-    worded = {name: options.pop(name) for name in ("template", "labels", "verbalizers")}
-    counts = {name: options.pop(name) for name in ("max_input_tokens", "max_target_tokens")}
-    if options["task"] is None:
-        options["task"] = task_of(kind_of(model), **worded, **counts)
-    elif changed := sorted(_changed_options({**worded, **counts})):
-        raise fail(", ".join(changed), "their defaults together with task=, which has its own", "others")
-    return _engine_class()(model, tokenizer, **options)
-
-
-def _changed_options(options: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the options that differ from their defaults."""
-    defaults = inspect.signature(engine_of).parameters
-    return [name for name, value in options.items() if value != defaults[name].default]
-
-
-def kind_of(model: Any) -> TaskKind:
-    """Returns the task kind of a model, by its class name or by the configuration in its folder."""
-    names = [type(model).__name__]
-    if isinstance(model, str | os.PathLike):
-        names = _architectures(Path(model) / "config.json")
-    for name in names:
-        for ending, kind in _KINDS.items():
-            if name.endswith(ending):
-                return kind
-    expected = f"a model whose class ends in one of {list(_KINDS)}, or the folder of one"
-    raise fail("model", expected, names, "Give task=PromptTask(...) for another.")
-
-
-def _architectures(path: Path) -> list[str]:
-    try:
-        names = json.loads(read_plain(path, _MOST_CONFIG)).get("architectures")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        advice = "Hub names are not downloaded: download the model first and pass its folder."
-        raise fail("model", "a model object, or the folder of a local model", str(path.parent), advice) from error
-    return [str(name) for name in names] if isinstance(names, list) else []
-
-
-def task_of(
-    kind: TaskKind,
-    *,
-    template: str | None = None,
-    labels: Sequence[str] | None = None,
-    verbalizers: Mapping[str, str] | None = None,
-    **counts: int,
-) -> PromptTask:
-    """Builds the task from the single options."""
-    if isinstance(labels, str | bytes) or not isinstance(labels, Sequence | None):
-        raise fail("labels", "a list of texts", type(labels).__name__, 'Give labels=["...", "..."].')
-    if not isinstance(verbalizers, Mapping | None):
-        advice = 'Give verbalizers={"label": " word", ...}.'
-        raise fail("verbalizers", "a dict from label to word", type(verbalizers).__name__, advice)
-    known = tuple(labels if labels is not None else verbalizers or ())
-    words = {label: f" {label}" for label in known} if verbalizers is None else dict(verbalizers)
-    if set(words) != set(known):
-        raise fail("verbalizers", f"one word for each of the labels {list(known)}", sorted(words))
-    if kind == "sequence_classification":
-        if verbalizers is not None:
-            raise fail("verbalizers", "None with a classification head", sorted(verbalizers))
-        words = {}
-    wording = _TEMPLATES[kind] if template is None else template
-    return PromptTask(kind, wording, known, tuple(words[label] for label in known if words), **counts)
-
-
-def _engine_class() -> Any:
-    """Imports the engine class, which needs torch."""
-    missing = None
-    try:
-        from langchain_dpicl.backends.tuning.engine import PromptEngine
-    except ImportError as error:
-        missing = error.name or "torch"
-    else:
-        return PromptEngine
-    raise ConfigurationError(f"expected the packages of local models, found no {missing}; install langchain-dpicl[hf]")
-
 
 _BLOCKS = 20
-"""Number of reservations of a run, by default."""
+"""Number of reservations of a run."""
 
 
-@tells_how_to_build("PromptDPSGD(model, ...).train(private, budget=..., epsilon=..., expected_batch_size=..., ...)")
-class PromptDPSGD:
-    r"""Trains the numbers of a prompt on private examples; the model's weights are not changed.
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """The public state after one step; computed from released values and public records only.
+
+    Attributes:
+      step: number of updates of the weights.
+      steps: number of steps of the plan.
+      validation_loss: mean loss of the PUBLIC validation records; None if this step was not validated.
+    """
+
+    step: int
+    steps: int
+    validation_loss: float | None
+
+
+@tells_how_to_build()
+class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
+    r"""Trains the numbers of a prompt on private records by DP-SGD; the model's weights are not changed.
+
+    Build it with `from_private_examples`: a run that can be interrupted and continued, and that has spent nothing
+    before its first step.
 
     Formal guarantees:
       - A step is the noisy sum of the gradients of a fresh secret Poisson sample, each unit's examples combined first
-        and clipped once to `l2_clip_norm`; all steps together are (epsilon, delta)-DP for one unit.
+        and clipped once to `l2_clip_norm`. All weights that it ever shows are together (epsilon, delta)-DP for one
+        unit, at the share's epsilon and delta.
       - The noise comes from `privacy.randomness`; seeds of torch or numpy have no effect on it.
       - Sums are divided by public numbers only, and the weights lie on a public grid.
+      - The first reservation seals the share at the price of all steps. Tickets are reserved in blocks of a twentieth
+        of the steps, at least one, each before a private record is read for it. A step's ticket burns when its first
+        private call starts and is committed after its noised state is stored; unburnt tickets are returned at the end.
+      - A killed process loses the tickets of its current block; they stay charged.
+      - A run with fewer steps than its plan and no remaining ticket raises `TrainingInterruptedError`.
+      - Before the first ticket of a call burns, and after the private rows of every step, the engine is tested with
+        synthetic text; if it fails or returns non-finite numbers, the run stops instead of releasing noise only. This
+        does not depend on records, unless one made the engine fail for later calls: such a crash is not covered.
+      - Nothing but the ticket's own release depends on the records: an empty sample is a step of pure noise, and
+        counts, errors, files and progress do not depend on the number of records.
 
     The paper (RoBERTa-base, batch 1,024): learning rates 5e-3 to 5e-2, clips of .01 to 4 (mostly .05 to .2), 10 to 100
     epochs, 1 to 50 virtual tokens, epsilon 3 and 8.
 
-    Args:
-      model: a local model, the path of one, or a ready `PromptEngine` (then nothing else is given). It SEES the
-        private texts, on this machine.
-      tokenizer: its tokenizer, or the path of one; by default that of the model's path.
-      method: "soft_prompt" (embeddings in front of the text) or "prefix" (keys and values at every layer).
-      num_virtual_tokens: length of the prompt.
-      task: template and answers; or pass the next five arguments.
-      template: see `PromptTask`; by default `{text}\nLabel:` of a causal model, `{text} {mask}` of a masked one.
-      labels: the answers; for a classification head, in the order of its outputs. Without labels a causal model
-        learns to write texts.
-      verbalizers: label to the one token that stands for it; by default the label behind a space.
-      max_input_tokens: length that every input is padded or cut to.
-      max_target_tokens: maximum number of tokens of a text that the prompt learns to write.
-      reparameterize: width of the network that computes the prompt in training (P-tuning v2); None: no network.
-      init_text: public text that the prompt starts from; None: at random.
-      micro_batch: examples per backward pass; has no effect on results.
-      device: device of the model; None: unchanged.
-      dtype: type of the weights of a model that is loaded from a path.
-
-    Raises:
-      ConfigurationError: a public argument is invalid, or the extra `hf` is not installed.
-
-    Source: Duan et al. (2023), Flocks of Stochastic Parrots, Algorithm 1; docs/soft-prompts.md.
+    Source: Duan et al. (2023), Flocks of Stochastic Parrots, Algorithm 1; docs/soft-prompts.md lists the differences.
     """
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any = None,
+        private: PrivateExamples,
+        share: Share,
         *,
-        method: Method = "soft_prompt",
-        num_virtual_tokens: int = 10,
-        task: PromptTask | None = None,
-        template: str | None = None,
-        labels: Sequence[str] | None = None,
-        verbalizers: Mapping[str, str] | None = None,
-        max_input_tokens: int = 128,
-        max_target_tokens: int = 64,
-        reparameterize: int | None = None,
-        init_text: str | None = None,
-        micro_batch: int = 16,
-        device: str | None = None,
-        dtype: str | None = None,
+        plan: TrainingPlan,
+        engine: Any,
+        optimizer: Optimizer,
+        state: OptimizerState,
+        fields: ExampleFields,
+        validation: Validation | None,
+        budget: Budget,
+        public: Mapping[str, Any],
+        checkpoint: Path | None,
+        is_resumed: bool = False,
     ) -> None:
-        if not isinstance(init_text, str | None):
-            raise fail("init_text", "public text, or None for a random start", type(init_text).__name__)
-        self.init_text = init_text
-        self.engine: Any = engine_of(
-            model,
-            tokenizer,
-            method=method,
-            num_virtual_tokens=num_virtual_tokens,
-            task=task,
-            template=template,
-            labels=labels,
-            verbalizers=verbalizers,
-            max_input_tokens=max_input_tokens,
-            max_target_tokens=max_target_tokens,
-            reparameterize=reparameterize,
-            micro_batch=micro_batch,
-            device=device,
-            dtype=dtype,
-        )
+        self.plan = plan
+        self.engine = engine
+        self.optimizer = optimizer
+        self._block = max(1, plan.steps // _BLOCKS)
+        self._private = private
+        self._share = share
+        self._state = state
+        self._fields = fields
+        self._validation = validation
+        self._budget = budget
+        self._public = dict(public)
+        self._checkpoint = checkpoint
+        self._is_behind = True
+        self._on_file = state if is_resumed else None  # the content of the checkpoint, as far as this run knows
+        self._held: Reservation | None = None
+        self._is_tried = False
+        self._unsettled: list[Reservation] = []
+        self._streams = 0
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
-    @property
-    def task(self) -> PromptTask:
-        """Template and answers of the task."""
-        task: PromptTask = self.engine.task
-        return task
-
-    def plan(
-        self,
-        private: PrivateExamples | int,
-        *,
-        epsilon: float | None = None,
-        delta: float,
-        expected_batch_size: int,
-        steps: int | None = None,
-        epochs: float | None = None,
-        l2_clip_norm: float = 0.1,
-        noise_multiplier: float | None = None,
-        adjacency: Adjacency = "add_remove",
-    ) -> TrainingPlan:
-        """Returns the charge and the noise of a run; spends and binds nothing.
-
-        Args:
-          private: the examples, or their declared number of units.
-          epsilon: this and the following as for `prepare`.
-          delta: the share's delta.
-          expected_batch_size: expected units of one step.
-          steps: training steps, or give `epochs`.
-          epochs: expected number of samples that contain a unit.
-          l2_clip_norm: bound on the L2 norm of a unit's gradient.
-          noise_multiplier: noise over the sensitivity, instead of calibrating.
-          adjacency: the budget's.
-
-        Raises:
-          ConfigurationError: a public parameter is out of range.
-        """
-        size, partition = (
-            (private.public_size_of(None), private.dataset_id)
-            if isinstance(private, PrivateExamples)
-            else (private, "private-examples")
-        )
-        return plan_training(
-            size,
-            epsilon=epsilon,
-            delta=delta,
-            expected_batch_size=expected_batch_size,
-            l2_clip_norm=l2_clip_norm,
-            width=self.engine.width,
-            steps=steps,
-            epochs=epochs,
-            adjacency=adjacency,
-            noise_multiplier=noise_multiplier,
-            partition=partition,
-        )
-
-    @tells_refusals("PromptDPSGD")
-    def prepare(
-        self,
+    @classmethod
+    @door("PromptDPSGD")
+    def from_private_examples(
+        cls,
         private: PrivateExamples,
         *,
-        budget: Any = None,
-        config: Any = None,
+        llm: TrainableModel | HuggingFaceBackend | GradientBackend | Where,
+        training: Training,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
-        delta: float | None = None,
-        expected_batch_size: int,
-        steps: int | None = None,
-        epochs: float | None = None,
-        l2_clip_norm: float = 0.1,
-        noise_multiplier: float | None = None,
-        learning_rate: float = 0.01,
-        optimizer: OptimizerName = "adam",
-        schedule: Schedule = "constant",
-        text_key: str | None = None,
-        target_key: str | None = None,
-        pair_key: str | None = None,
-        validation: Iterable[Mapping[str, str]] | None = None,
-        validate_every: int | None = None,
+        task: PromptTask | None = None,
+        prompt: SoftPromptConfig | None = None,
+        noise: Noise | None = None,
+        fields: FieldNames | None = None,
         component: str | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        reserve_steps: int | None = None,
-    ) -> TrainingRun:
-        """Plans the noise, declares the share and returns a run; nothing is spent yet.
+        checkpoint: Where | None = None,
+    ) -> Self:
+        """Plans the noise, declares the share and returns a run that has not spent anything yet.
 
         All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here.
-          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
-          config: a RunnableConfig whose callbacks may hold the budget.
-          epsilon: this run's share of the budget (its noise is calibrated to it). With a given noise the whole
-            share is charged too; without `epsilon`, the cost of the plan at `delta`.
-          delta: the share's delta; by default in proportion to epsilon.
-          expected_batch_size: expected units of one step (the paper: 1,024); each is drawn independently, so the
-            number drawn is secret.
-          steps: training steps, or give `epochs`.
-          epochs: expected number of samples that contain a unit (the paper: 10 to 100).
-          l2_clip_norm: bound on the L2 norm of a unit's gradient (the paper: .01 to 4, mostly .05 to .2).
-          noise_multiplier: noise over the sensitivity, instead of calibrating (its cost must fit `epsilon`).
-          learning_rate: size of a step (the paper: 5e-3 to 5e-2).
-          optimizer: "adam" or "sgd".
-          schedule: "constant", or "linear" down towards 0.
-          text_key: field of the input; by default the examples' text.
-          target_key: field of the answer; by default the examples' label.
-          pair_key: field of the second input, if there is one.
-          validation: PUBLIC records with the same fields. Their loss is the only one that is shown.
-          validate_every: steps between two validations; by default about twenty validations per run.
+          llm: a local model, which SEES the private texts on this machine: a `TrainableModel`, a folder or a
+            `HuggingFaceBackend`; or an engine with gradients, which has its own task and prompt.
+          training: a `Training`: batches, steps, clipping and the optimizer; see there.
+          budget: the handler or budget that pays; None: the one of the context.
+          epsilon: this run's share of the budget, to which the noise is calibrated. With a given noise the whole share
+            is charged too; None: what the plan costs at the share's delta.
+          task: a `PromptTask`: template and answers; None: the usual template of the model's kind and the examples'
+            labels.
+          prompt: a `SoftPromptConfig`: the numbers that are trained; see there.
+          noise: a `Noise`; its mechanism is Gaussian.
+          fields: the records' fields that hold the text, the target and the second text (pair); by default the
+            examples' text and label.
           component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
           checkpoint: file that stores the released weights of each step before its ticket is committed. If it exists,
             the run continues from it, with the same ledger, plan and model only, and the remaining tickets.
-          reserve_steps: maximum number of tickets reserved at a time, and so of steps lost if the process is killed;
-            each reservation is a durable write of the ledger. None: a twentieth of the steps, at
-            least 1.
 
         Raises:
-          ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
+          ConfigurationError: a public argument is invalid, or the extra `hf` is not installed; nothing was charged and
+            no private call was made.
+          CapabilityError: the model cannot be trained this way.
           ModelCallError: the model fails on synthetic text, returns non-finite numbers, or needs more memory; nothing
             was charged.
           PrivacyBudgetError: no budget, a different budget, or too small a budget.
 
         Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/soft-prompts.md lists the differences.
         """
-        spender = resolve_budget(budget, config)
+        spender = resolve_budget(budget)
         if not isinstance(private, PrivateExamples):
             advice = "To train without privacy, use soft_prompt_without_privacy."
             raise fail("private", "PrivateExamples", type(private).__name__, advice)
-        fields = ExampleFields.of(private, self.task, text_key=text_key, target_key=target_key, pair_key=pair_key)
-        plan = self.plan(
-            private,
-            epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
-            expected_batch_size=expected_batch_size,
-            steps=steps,
-            epochs=epochs,
-            l2_clip_norm=l2_clip_norm,
-            noise_multiplier=noise_multiplier,
-            adjacency=spender.adjacency,
-        )
-        block = (
-            max(1, plan.steps // _BLOCKS) if reserve_steps is None else check_int("reserve_steps", reserve_steps, low=1)
-        )
-        rule = Optimizer(optimizer, learning_rate, schedule, plan.steps)
-        public = {**plan.to_dict(), "training": {"optimizer": rule.to_dict(), **fields.to_dict(), **self._public()}}
+        if not isinstance(training, Training):
+            raise fail("training", "Training(...)", type(training).__name__)
+        wanted = noise_of(noise, Noise)
+        if wanted.mechanism not in {None, "gaussian"}:
+            raise fail("noise", 'the mechanism "gaussian", because gradients are summed', wanted.mechanism)
         path = check_checkpoint_path(checkpoint)
+        named = ExampleFields.of(private, fields)
+        engine = engine_of(llm, task=task, prompt=prompt, labels=named.labels_of(private))
+        named.check_task(engine.task, private, is_target_given="target" in given_fields(fields))
+        plan = plan_training(
+            private.public_size_of(None),
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=wanted.delta),
+            expected_batch_size=training.expected_batch_size,
+            l2_clip_norm=training.l2_clip_norm,
+            width=engine.width,
+            steps=training.steps,
+            epochs=training.epochs,
+            adjacency=spender.adjacency,
+            noise_multiplier=wanted.multiplier,
+            partition=private.dataset_id,
+        )
+        rule = Optimizer(training.optimizer, training.learning_rate, training.schedule, plan.steps)
+        text = None if prompt is None else prompt.init_text
+        shown = {"optimizer": rule.to_dict(), **named.to_dict(), **_describe(engine, text)}
+        public = {**plan.to_dict(), "training": shown}
         stored = None if path is None or not path.exists() else TrainingCheckpoint.load(path)
         terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "adjacency": spender.adjacency}
         name = _name(spender, component, stored)
         if stored is not None:
             stored.check_is_of(component=name, public=public, **terms)
-            stored.check_sizes(width=self.engine.width, num_moments=rule.num_moments)
-        looks = Validation.of(fields, validation, labels=self.task.labels, every=validate_every, steps=plan.steps)
-        state = rule.start(self.engine.initial(self.init_text)) if stored is None else stored.state
-        if failure := CheckRequest(self.engine, state.weights).run():
+            stored.check_sizes(width=engine.width, num_moments=rule.num_moments)
+        looks = Validation.of(named, training, labels=engine.task.labels, steps=plan.steps)
+        state = rule.start(engine.initial(text)) if stored is None else stored.state
+        if failure := CheckRequest(engine, state.weights).run():
             raise failure  # a failure that does not depend on records is found before anything is bound or charged
-        share = declare_share(
-            private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[self.engine]
-        )
+        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[engine])
         # A checkpoint from elsewhere must not bring weights that this share has not paid for.
         _check_paid(state.step, used=plan.steps - share.remaining(STEP_TEMPLATE))
-        return TrainingRun(
+        return cls(
             private,
             share,
             plan=plan,
-            engine=self.engine,
+            engine=engine,
             optimizer=rule,
             state=state,
-            fields=fields,
+            fields=named,
             validation=looks,
             budget=spender,
             public=public,
             checkpoint=path,
-            reserve_steps=block,
             is_resumed=stored is not None,
         )
 
-    async def aprepare(self, private: PrivateExamples, **options: Any) -> TrainingRun:
-        """Async version of `prepare`: runs in a thread, and reports refusals on the caller's loop."""
-        prepare: Callable[..., TrainingRun] = inspect.unwrap(PromptDPSGD.prepare)
-        async with RunEvents("PromptDPSGD", budget=options.get("budget"), config=options.get("config")):
-            return await asyncio.to_thread(prepare, self, private, **options)
+    afrom_private_examples = awaitable(from_private_examples)
 
-    def train(self, private: PrivateExamples, *, progress: bool | None = None, **options: Any) -> SoftPrompt:
-        """Prepares a run and runs it; options as for `prepare`, errors as there and as for `TrainingRun.run`.
+    @property
+    def component(self) -> str:
+        """Name of the share in the ledger."""
+        return self._share.component
+
+    @property
+    def step(self) -> int:
+        """Number of updates of the weights so far."""
+        return self._state.step
+
+    @property
+    def steps_left(self) -> int:
+        """Number of remaining paid steps."""
+        reservation = self._held
+        return self._share.remaining(STEP_TEMPLATE) + (0 if reservation is None else reservation.unburnt)
+
+    @property
+    def weights(self) -> Floats:
+        """The released weights, float64[width] on the grid of 2^-24, read-only."""
+        return self._state.weights
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The privacy report of all steps of the run (public)."""
+        shown = {"ledger_id": self._budget.ledger_id, "step": self.step, "steps": self.plan.steps}
+        return report_of(self._budget, self._share, dataset_id=self.plan.partition, **shown)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps of the plan are made."""
+        return self.step >= self.plan.steps
+
+    @property
+    def result(self) -> SoftPrompt:
+        """The prompt with the current weights; free."""
+        return SoftPrompt.of(self.engine, self.weights, report=self.report)
+
+    def _whole(self) -> SoftPrompt:
+        return self.result
+
+    def stream(self, *, progress: bool | None = None) -> Iterator[TrainingStep]:
+        """Yields each step as soon as its weights are released, until all steps of the plan are made.
 
         Args:
-          private: the examples; bound to the budget's ledger here.
           progress: True shows a bar, False hides it, None shows it on a terminal only.
-          options: as for `prepare`.
+
+        Raises:
+          TrainingInterruptedError: a public model call failed; released weights are kept, and another `run` or
+            `stream` continues with the unburnt tickets. Also if tickets were lost to errors or killed processes and
+            none remains before the last step: `error.training_run.result` is the current prompt. Other errors and
+            Ctrl-C carry `training_run` too.
+          PrivacyBudgetError: the share no longer fits the budget.
         """
-        return self.prepare(private, **options).run(progress=progress)
+        with (
+            self._events() as events,
+            carrying(training_run=self),
+            self._tickets(events) as remaining,
+            self._bar(progress, remaining) as bar,
+        ):
+            while not self.is_finished:
+                yield self._told(*run_sync(attempt(self._step(events))), bar)
 
-    async def atrain(self, private: PrivateExamples, *, progress: bool | None = None, **options: Any) -> SoftPrompt:
-        """Async version of `train`."""
-        return await (await self.aprepare(private, **options)).arun(progress=progress)
+    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[TrainingStep]:
+        """Async version of `stream`."""
+        is_slow = self._budget.durable
+        async with self._events() as events:
+            tickets = ThreadedContext(self._tickets(events), is_slow=is_slow)
+            with carrying(training_run=self):
+                async with tickets as remaining:
+                    with self._bar(progress, remaining) as bar:
+                        while not self.is_finished:
+                            made = await run_async(attempt(self._step(events)), is_slow=is_slow)
+                            step = self._told(*made, bar)
+                            tickets.is_at_yield = True
+                            yield step
+                            tickets.is_at_yield = False
 
-    def _public(self) -> dict[str, Any]:
-        """Returns model, method and task as JSON values."""
-        engine = self.engine
-        base = base_of(engine)
-        return {
-            "model": base["name"],
-            "weights": engine.weights_digest(),
-            **({"base_weights": base["weights"]} if "weights" in base else {}),
-            "tokenizer": base["tokenizer"],
-            "method": engine.method,
-            "num_virtual_tokens": engine.num_virtual_tokens,
-            "init_text": self.init_text,
-            "task": engine.task.to_dict(),
-        }
+    def _step(self, events: RunEvents) -> EffectGenerator[TrainingStep | None]:
+        """Makes one step (an effect generator) and validates it if due; None: no ticket remains."""
+        with self._alone():
+            ticket = self._ticket(events)
+            if ticket is None:
+                return None
+            # Tested once per call of `stream`, with synthetic text.
+            if not self._is_tried and (failure := (yield CheckRequest(self.engine, self.weights))):
+                raise failure  # before the ticket burns
+            self._is_tried = True
+            yield from release_once(
+                self._private,
+                ticket,
+                plan=self.plan.release,
+                rows=self._ask,
+                render=self._fields.examples_of,
+                width=self.engine.width,
+                keep=lambda released: self._keep(released, ticket),
+            )
+            self._unsettled.remove(ticket)
+            loss = None
+            if self._validation is not None and self._validation.is_due(self.step, steps_left=self.steps_left):
+                loss = yield LossRequest(self.engine, self.weights, self._validation.examples)
+            return TrainingStep(self.step, self.plan.steps, loss)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuses concurrent steps of this run."""
+        if not self._turn.acquire(blocking=False):
+            msg = "run: expected one step at a time, found another call that trains. Wait for it, or build another run."
+            raise ConfigurationError(msg)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _ask(self, groups: Sequence[Sequence[TrainingExample] | None]) -> GradientRequest:
+        total = running_sum(self.plan.release, self.engine.width)
+        return GradientRequest(self.engine, self.weights, groups, total)
+
+    def _keep(self, released: Release, ticket: Reservation) -> None:
+        """Updates the weights from a release, and writes the checkpoint."""
+        if released.values is None:
+            raise ConfigurationError("mechanism: expected one that releases a vector, found another.")
+        # Divided by public numbers only, so that the number of drawn units stays secret.
+        gradient = released.values * self.plan.average_factor
+        state = self.optimizer.update(self._state, gradient)
+        self._unsettled.append(ticket)
+        self._state, self._is_behind = state, True
+        self._save()
+
+    def _save(self) -> None:
+        """Writes the checkpoint if it is out of date."""
+        with self._lock:
+            if self._checkpoint is None or not self._is_behind:
+                return
+            self._is_behind = False
+            try:
+                self._kept.save(self._checkpoint)
+                self._on_file = self._state
+            except BaseException:
+                self._is_behind = True
+                raise
+
+    def _check_file(self) -> None:
+        """Refuses to overwrite a checkpoint that another run has changed."""
+        if self._checkpoint is None or not self._checkpoint.exists():
+            return
+        sizes = {"width": len(self.weights), "num_moments": len(self._state.moments)}
+        on_disk = TrainingCheckpoint.load(self._checkpoint, **sizes)
+        # Ctrl-C may come between the write and the update of `_on_file`.
+        ours = [known for known in (self._on_file, self._state) if known is not None and known.is_same(on_disk.state)]
+        # The component is compared too: two fresh runs have equal states.
+        if not ours or on_disk.component != self.component:
+            advice = "Build the run again to continue from the file, or pass another file."
+            raise fail("checkpoint", "the state that this run stored", "one that another run stored", advice)
+
+    @property
+    def _kept(self) -> TrainingCheckpoint:
+        return TrainingCheckpoint(
+            component=self.component,
+            ledger_id=self._budget.ledger_id,
+            dataset_id=self.plan.partition,
+            adjacency=self._budget.adjacency,
+            public=self._public,
+            state=self._state,
+        )
+
+    def _settle(self) -> None:
+        """Stores and commits earlier releases whose checkpoint could not be written."""
+        with self._alone():
+            self._check_file()
+            self._save()  # stores the component's name before anything is charged
+            while self._unsettled:
+                if self._unsettled[-1].uncommitted:  # Ctrl-C may come between the commit and the `pop`
+                    self._unsettled[-1].commit()
+                self._unsettled.pop()
+
+    @contextmanager
+    def _tickets(self, events: RunEvents) -> Iterator[int]:
+        """Yields the number of remaining steps; the last stream to end returns the unburnt tickets."""
+        self._settle()
+        with self._lock:
+            self._streams += 1
+            self._is_tried = False
+        try:
+            yield self.steps_left
+        finally:
+            with self._lock:
+                self._streams -= 1
+                reservation = self._held
+                if reservation is not None and not self._streams:
+                    self._held = None
+                    events.tickets -= reservation.give_back()
+
+    def _ticket(self, events: RunEvents) -> Reservation | None:
+        """Returns a reservation with an unburnt ticket, a new one if necessary; None: no ticket remains."""
+        with self._lock:
+            if self._held is not None and self._held.unburnt:
+                return self._held
+            if self._held is not None:
+                self._check_file()
+            if not (remaining := self._share.remaining(STEP_TEMPLATE)):
+                return None
+            self._held = self._share.reserve(STEP_TEMPLATE, count=min(remaining, self._block))
+            events.tickets += self._held.count
+            return self._held
+
+    def _told(self, step: TrainingStep | None, failure: str, bar: Any) -> TrainingStep:
+        """Shows a finished step on the bar; raises for an interruption, outside `except` so that it has no cause."""
+        if step is None:
+            advice = "tickets that burnt stay charged. Call run() on error.training_run to continue."
+            if not failure:
+                failure = "expected a ticket for each step of the plan, found none left"
+                advice = (
+                    "the tickets of the others were lost to errors, to killed processes or to another run, and stay "
+                    "charged. Use error.training_run.result, or train again as another component."
+                )
+            msg = f"Training stopped: {failure.rstrip('.')}. {self.step} of {self.plan.steps} steps are made and kept; "
+            raise TrainingInterruptedError(msg + advice, training_run=self)
+        with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
+            if step.validation_loss is not None:
+                bar.set_postfix_str(f"public validation loss {step.validation_loss:.4g}", refresh=False)
+            bar.update()
+        return step
+
+    def _events(self) -> RunEvents:
+        return RunEvents("PromptDPSGD", budget=self._budget, share=self._share)
+
+    def _bar(self, progress: bool | None, total: int) -> Any:
+        return new_bar(total, "step", "private training", progress=progress)
 
     def __repr__(self) -> str:
-        engine = self.engine
-        return f"PromptDPSGD({engine.name!r}, method={engine.method!r}, num_virtual_tokens={engine.num_virtual_tokens})"
+        remaining = describe_tickets_left(lambda: self.steps_left)
+        return f"PromptDPSGD(component={self.component!r}, step={self.step}, steps_left={remaining})"
+
+
+def _describe(engine: Any, init_text: str | None) -> dict[str, Any]:
+    """Returns model, method and task as JSON values."""
+    base = base_of(engine)
+    return {
+        "model": base["name"],
+        "weights": engine.weights_digest(),
+        **({"base_weights": base["weights"]} if "weights" in base else {}),
+        "tokenizer": base["tokenizer"],
+        "method": engine.method,
+        "num_virtual_tokens": engine.num_virtual_tokens,
+        "init_text": init_text,
+        "task": engine.task.to_dict(),
+    }
 
 
 def _name(budget: Budget, component: str | None, stored: TrainingCheckpoint | None) -> str:

@@ -18,11 +18,12 @@ import pytest
 from langchain_dpicl import PrivateExamples
 from langchain_dpicl.audit import bounds
 from langchain_dpicl.audit.generation_games import right_guesses
+from langchain_dpicl.options import Training
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.soft_prompts.training_run import TrainingRun
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from tests.audit_games import ALARM
 from tests.contracts.doubles import FixedDraws
 from tests.gradient_doubles import LABELS, LogisticEngine, prepared
@@ -47,22 +48,14 @@ class Canaries(LogisticEngine):
         add(rows)
 
 
-def trained(present: np.ndarray, rate: float) -> TrainingRun:
+def trained(present: np.ndarray, rate: float) -> PromptDPSGD:
     records = [{"text": str(place), "label": LABELS[0]} for place in present.nonzero()[0]]
     private = PrivateExamples(records, label_key="label", labels=LABELS, public_size=CANARIES)
     budget = house(epsilon=CLAIMED, delta=DELTA)
-    options: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0, "l2_clip_norm": 0.1}
-    batch = int(rate * CANARIES)
-    made = prepared(
-        private,
-        engine=Canaries(),
-        budget=budget,
-        epsilon=CLAIMED,
-        noise_multiplier=None,
-        expected_batch_size=batch,
-        steps=STEPS,
-        **options,
+    learning = Training(
+        expected_batch_size=int(rate * CANARIES), steps=STEPS, optimizer="sgd", learning_rate=1.0, l2_clip_norm=0.1
     )
+    made = prepared(private, engine=Canaries(), budget=budget, epsilon=CLAIMED, noise=None, training=learning)
     made.run()
     return made
 

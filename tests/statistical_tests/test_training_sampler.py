@@ -18,7 +18,7 @@ from scipy import stats
 from langchain_dpicl import PrivateExamples
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from tests.audit_games import ALARM
-from tests.gradient_doubles import LABELS, LogisticEngine, prepared
+from tests.gradient_doubles import LABELS, LogisticEngine, prepared, training
 
 pytestmark = pytest.mark.usefixtures("free_prices")
 
@@ -38,7 +38,9 @@ def samples_of_a_run(steps: int) -> list[list[int]]:
     records = [{"text": str(unit), "label": LABELS[unit % 2]} for unit in range(UNITS)]
     private = PrivateExamples(records, label_key="label", labels=LABELS, public_size=UNITS)
     engine = Asked(1, 2)
-    prepared(private, engine=engine, expected_batch_size=int(UNITS * RATE), steps=steps, epsilon=1.0).run()
+    prepared(
+        private, engine=engine, training=training(expected_batch_size=int(UNITS * RATE), steps=steps), epsilon=1.0
+    ).run()
     return [[int(text) for group in call for text in group or ()] for call in engine.calls]
 
 

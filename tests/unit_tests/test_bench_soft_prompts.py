@@ -213,14 +213,14 @@ def test_a_cell_is_trained_at_its_own_epsilon_and_infinity_is_not_private(
     loaded: tuple[Any, Any], task: SoftTask
 ) -> None:
     bench = _soft_utility.SoftBench(*loaded, task, SETTINGS)
-    before = bench.trainer("soft_prompt").engine.weights_digest()
+    before = bench.engine("soft_prompt").weights_digest()
     private = bench.trained("soft_prompt", 3.0)
     assert private.report["private"] is True
     assert 0.0 < private.report["epsilon"] <= 3.0
     assert private.report["delta"] == pytest.approx(task.delta)
     assert (private.report["step"], private.report["steps"]) == (2, 2)
     assert bench.trained("soft_prompt", math.inf).report["private"] is False
-    assert bench.trainer("soft_prompt").engine.weights_digest() == before
+    assert bench.engine("soft_prompt").weights_digest() == before
     assert 0.0 <= bench.accuracy(private) <= 1.0
 
 

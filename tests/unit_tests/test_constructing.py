@@ -64,7 +64,7 @@ PLAIN: dict[str, Callable[[], object]] = {
         lambda: DemonstrationSynthesizer(llm=CANARY)
     ),
     "SoftPromptClassifier(model, prompts, ...)": lambda: SoftPromptClassifier(model=CANARY),
-    "PromptDPSGD(model, ...).train(private, budget=..., epsilon=..., expected_batch_size=..., ...)": lambda: (
+    "PromptDPSGD.from_private_examples(private, llm=..., training=..., budget=..., epsilon=..., ...)": lambda: (
         PromptDPSGD(examples=RECORDS)
     ),
     "PromptPATELabeler.from_private_examples(private, ": lambda: PromptPATELabeler(examples=RECORDS),

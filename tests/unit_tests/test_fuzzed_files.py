@@ -41,7 +41,7 @@ from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released import files as _released_files
 from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, read_export, read_receipts
-from langchain_dpicl.soft_prompts.training_run import TrainingCheckpoint
+from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import MemoKey
@@ -201,7 +201,7 @@ def released() -> dict[str, Target]:
 def trained(folder: Path) -> dict[str, Target]:
     """A prompt, and the checkpoint of its training."""
     path = folder / "state"
-    prompt = gradient_doubles.prepared(checkpoint=path, steps=2).run(progress=False)
+    prompt = gradient_doubles.prepared(checkpoint=path, training=gradient_doubles.training(steps=2)).run(progress=False)
     prompt.save(folder / "prompt")
     files = {one.name: one.read_bytes() for one in (folder / "prompt").iterdir()}
 

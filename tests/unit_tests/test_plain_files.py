@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_dpicl.cli.synthesize import _public_lines
 
 from langchain_dpicl import LabelledPool, ReleasedCounts, ReleasedDemonstrations, SoftPrompt, SyntheticDocuments
 from langchain_dpicl import _plain_files as plain_files
 from langchain_dpicl._plain_files import check_target, read_plain
 from langchain_dpicl.cli.inputs import read_json
-from langchain_dpicl.cli.synthesize import _public_lines
 from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
 from langchain_dpicl.evolution.evolution import EvolutionCheckpoint
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.released.files import write_whole
 from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
 from langchain_dpicl.reports.ledger_audit import read_export, read_receipts
-from langchain_dpicl.soft_prompts.trainer import _architectures
-from langchain_dpicl.soft_prompts.training_run import TrainingCheckpoint, check_checkpoint_path
+from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint, check_checkpoint_path
+from langchain_dpicl.soft_prompts.engines import _architectures
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.gradient_doubles import LogisticEngine

@@ -19,8 +19,7 @@ Pieces: TypeAlias = tuple[tuple[str, str | None], ...]
 
 _KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 _MAX_FIELDS = {"text": 1, "pair": 1, "mask": 1}
-_WORDS = "words (verbalizers=)"
-"""The name here, and the trainer's option."""
+_TEMPLATES: dict[TaskKind, str] = {"causal_lm": "{text}\nLabel:", "masked_lm": "{text} {mask}"}
 _NON_SPACE = re.compile(r"\S")
 
 
@@ -34,10 +33,12 @@ class PromptTask:
       kind: "causal_lm": the answer follows the input; "masked_lm": the answer stands at the mask;
         "sequence_classification": the model has a head with one output per label.
       template: the input. `{text}` once; `{pair}` where there is a second text; `{mask}` once for a masked model. Of a
-        causal model the answer follows right behind. "" for a head: the text, or the two as the tokenizer joins them.
+        causal model the answer follows right behind. "": `{text}\nLabel:` of a causal model, `{text} {mask}` of a
+        masked one, and for a head the text, or the two as the tokenizer joins them.
       labels: what is told apart; () for a causal model that writes free text.
       words: one per label, as it stands in the text behind the template, with its space where there is one; each is
-        one token. () for free text and for a head, whose outputs are the labels in their order.
+        one token. (): each label behind a space; none for free text and for a head, whose outputs are the labels in
+        their order.
       max_input_tokens: length that every input is padded or cut to; what is cut is text, never the template's words.
       max_target_tokens: most tokens of a free text that is learnt to be written, its end included.
 
@@ -64,6 +65,9 @@ class PromptTask:
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
         for name in ("max_input_tokens", "max_target_tokens"):
             check_count(name, getattr(self, name))
+        if self.kind != "sequence_classification":
+            object.__setattr__(self, "template", self.template or _TEMPLATES[self.kind])
+            object.__setattr__(self, "words", self.words or tuple(f" {label}" for label in self.labels))
         self._check_template()
         self._check_labels()
 
@@ -128,11 +132,11 @@ class PromptTask:
         if self.kind == "sequence_classification" or not self.labels:
             if self.words:
                 what = "the outputs of a head" if self.labels else "free text"
-                raise _fault(_WORDS, f"none: {what} need no words", list(self.words))
+                raise _fault("words", f"none: {what} need no words", list(self.words))
         elif len(self.words) != len(self.labels) or len(set(self.words)) != len(self.words):
-            raise _fault(_WORDS, f"one for each of the {len(self.labels)} labels, all different", list(self.words))
+            raise _fault("words", f"one for each of the {len(self.labels)} labels, all different", list(self.words))
         elif silent := [word for word in self.words if not _NON_SPACE.search(word)]:
-            raise _fault(_WORDS, "words with something in them", silent)
+            raise _fault("words", "words with something in them", silent)
 
 
 def _pieces(template: str) -> Pieces:
@@ -348,7 +352,7 @@ class TaskReader:
         ids = self.tokens.continued(space + word)
         if len(ids) != 1:
             raise ConfigurationError(
-                f"words (verbalizers=): expected one token per label, found {len(ids)} for label {label!r} "
+                f"words: expected one token per label, found {len(ids)} for label {label!r} "
                 f"({word!r}); take a shorter word that the tokenizer knows, with its space where one stands before it"
             )
         return ids[0]
@@ -356,9 +360,7 @@ class TaskReader:
     def _check_words(self) -> None:
         if len(set(self.word_ids)) != len(self.word_ids):
             same = [word for word, id_ in zip(self.task.words, self.word_ids, strict=True) if self._is_double(id_)]
-            raise ConfigurationError(
-                f"words (verbalizers=): expected different tokens, found one for {same!r}; take other words"
-            )
+            raise ConfigurationError(f"words: expected different tokens, found one for {same!r}; take other words")
 
     def _is_double(self, id_: int) -> bool:
         return self.word_ids.count(id_) > 1

@@ -30,12 +30,21 @@ from langchain_dpicl.audit.adversarial_backends import ReadGradients
 from langchain_dpicl.audit.game import HALF, power_of
 from langchain_dpicl.audit.generation_games import evolution_of
 from langchain_dpicl.audit.query_games import VotingGame
-from langchain_dpicl.audit.targets import helper_of, labeler_of, share_of, synthesizer_of, training_of, voter_of
+from langchain_dpicl.audit.targets import (
+    helper_of,
+    labeler_of,
+    plain_steps,
+    share_of,
+    synthesizer_of,
+    training_of,
+    voter_of,
+)
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.evolution.plan import plan_evolution
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import plan_generation
 from langchain_dpicl.generation.token_mechanisms import TokenRule
+from langchain_dpicl.options import Noise
 from langchain_dpicl.pate.plan import plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
@@ -90,7 +99,7 @@ COMPONENTS = {
     "PromptPATELabeler": lambda: labeler_of((), 3),
     "DemonstrationSynthesizer": lambda: synthesizer_of((), 3),
     "PrivateEvolution": lambda: evolution_of((), 3),
-    "TrainingRun": lambda: training_of((), 3, engine=ReadGradients(2)),
+    "PromptDPSGD": lambda: training_of((), engine=ReadGradients(2), training=plain_steps(3)),
 }
 
 
@@ -113,7 +122,9 @@ COMPONENTS_OTHER = {
     "PromptPATELabeler": lambda: labeler_of((), 3, noise_multiplier=0.4),
     "DemonstrationSynthesizer": lambda: synthesizer_of((), 4),
     "PrivateEvolution": lambda: evolution_of((), 4),
-    "TrainingRun": lambda: training_of((), 3, engine=ReadGradients(2), noise_multiplier=0.4),
+    "PromptDPSGD": lambda: training_of(
+        (), engine=ReadGradients(2), training=plain_steps(3), noise=Noise(multiplier=0.4)
+    ),
 }
 
 

@@ -15,10 +15,11 @@ import pytest
 from langchain_dpicl import Budget, SoftPrompt
 from langchain_dpicl.exceptions import ConfigurationError, TrainingInterruptedError
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.soft_prompts.training_run import TrainingCheckpoint, TrainingRun
+from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from langchain_dpicl.stores import SQLiteStore
 from tests.faults.children import Child, Teller
-from tests.gradient_doubles import LogisticEngine, examples, prepared, short_of_steps
+from tests.gradient_doubles import LogisticEngine, examples, prepared, short_of_steps, training
 from tests.labelling_doubles import counts, house, lines
 
 pytestmark = pytest.mark.usefixtures("free_prices")
@@ -40,15 +41,15 @@ class Place:
         self.ledger, self.checkpoint = folder / "ledger.db", folder / "state.json"
         Budget(epsilon=1e6, delta=1e-4, store=SQLiteStore.new(self.ledger)).close()
 
-    def prepared(self, engine: LogisticEngine, *, block: int) -> TrainingRun:
+    def prepared(self, engine: LogisticEngine, *, block: int) -> PromptDPSGD:
         budget = Budget.open(SQLiteStore(self.ledger))
         return prepared(
             examples(dataset_id="letters"),
             engine=engine,
             budget=budget,
             component="letters",
-            steps=STEPS,
-            reserve_steps=block,
+            training=training(steps=STEPS),
+            block=block,
             checkpoint=self.checkpoint,
         )
 
@@ -74,7 +75,7 @@ def _kill_at(moment: str, number: int) -> None:
     setattr(owner, name, dies)
 
 
-def _ended(place: Place, *, block: int, awaited: bool = False) -> tuple[SoftPrompt, TrainingRun]:
+def _ended(place: Place, *, block: int, awaited: bool = False) -> tuple[SoftPrompt, PromptDPSGD]:
     """Goes on in this process to the end; returns the prompt and the run."""
     made = place.prepared(LogisticEngine(), block=block)
     if made.step + made.steps_left < STEPS:
@@ -145,7 +146,7 @@ def test_tickets_are_reserved_block_by_block_before_each_private_call_at_one_pri
     engine, budget = LogisticEngine(), house()
     seen: list[int] = []
     engine.at_gradients = lambda: seen.append(counts(budget)["reserve step"])
-    made = prepared(engine=engine, budget=budget, steps=STEPS, reserve_steps=3)
+    made = prepared(engine=engine, budget=budget, training=training(steps=STEPS), block=3)
     before = budget.remaining_epsilon
     asyncio.run(made.arun()) if awaited else made.run()
     assert seen == [3, 3, 3, 6, 6, 6, 7]
@@ -157,23 +158,15 @@ def test_tickets_are_reserved_block_by_block_before_each_private_call_at_one_pri
 
 @pytest.mark.parametrize(("steps", "block"), [(1, 1), (7, 1), (39, 1), (40, 2), (1000, 50)])
 def test_a_twentieth_of_the_steps_is_reserved_at_a_time_by_default(steps: int, block: int) -> None:
-    assert prepared(steps=steps, reserve_steps=None).reserve_steps == block
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])
-def test_other_blocks_are_refused_before_anything_is_bound(wrong: Any) -> None:
-    private = examples()
-    with pytest.raises(ConfigurationError, match="reserve_steps"):
-        prepared(private, reserve_steps=wrong)
-    assert private._ledger_id is None
+    assert prepared(training=training(steps=steps), block=None)._block == block
 
 
 @BOTH
 def test_a_run_without_tickets_raises_again_and_again_and_spends_nothing(awaited: bool) -> None:
     private, budget = examples(), house()
-    first = prepared(private, budget=budget, component="c", steps=2)
+    first = prepared(private, budget=budget, component="c", training=training(steps=2))
     first.run()
-    late = prepared(private, budget=budget, component="c", steps=2)
+    late = prepared(private, budget=budget, component="c", training=training(steps=2))
     before = lines(budget)
     for _ in range(2):
         assert short_of_steps(late, awaited=awaited).report["step"] == 0
@@ -184,7 +177,7 @@ def test_a_run_without_tickets_raises_again_and_again_and_spends_nothing(awaited
 
 def test_a_run_whose_file_another_run_wrote_stops_before_its_next_block(tmp_path: Path) -> None:
     private, budget, path = examples(), house(), tmp_path / "state.json"
-    given: dict[str, Any] = {"budget": budget, "component": "c", "checkpoint": path, "reserve_steps": 1}
+    given: dict[str, Any] = {"budget": budget, "component": "c", "checkpoint": path, "block": 1}
     first = prepared(private, **given)
     stream = first.stream()
     next(stream)

@@ -16,6 +16,7 @@ from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.rows import gradient_rows
 from langchain_dpicl.exceptions import ModelCallError, TrainingInterruptedError
+from langchain_dpicl.options import Noise, Training
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
@@ -23,7 +24,6 @@ from langchain_dpicl.release.token_block import NOT_COMPUTED
 from langchain_dpicl.runs import streamed_run
 from langchain_dpicl.soft_prompts.options import ExampleFields
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
-from langchain_dpicl.soft_prompts.training_run import TrainingRun
 from tests.contracts.neighbours import (
     HOSTILE,
     OTHER_SIZES,
@@ -34,14 +34,14 @@ from tests.contracts.neighbours import (
     unguarded,
     unstamped,
 )
-from tests.gradient_doubles import LABELS, PUBLIC, LogisticEngine, features
+from tests.gradient_doubles import LABELS, PUBLIC, LogisticEngine, features, prepared
 
 pytestmark = pytest.mark.usefixtures("free_prices")
 
 DESIGNS: dict[str, dict[str, Any]] = {
     "adam": {},
     "sgd, few": {"optimizer": "sgd", "schedule": "linear", "expected_batch_size": 1},
-    "replaced": {"adjacency": "replace_one", "expected_batch_size": 6},
+    "replaced": {"expected_batch_size": 6},
 }
 
 STOPPED = (
@@ -60,26 +60,26 @@ class Scene:
     """One data set, its ledger and its file; starts as often as it is told to."""
 
     def __init__(self, texts: tuple[str, ...], *, design: str, path: Path, users: str | None = None) -> None:
-        self.options = {"expected_batch_size": 3, **DESIGNS[design]}
-        adjacency = self.options.pop("adjacency", "add_remove")
+        self.training = Training(
+            **{"expected_batch_size": 3, "steps": 4, "validation": PUBLIC, "validate_every": 2, **DESIGNS[design]}
+        )
+        adjacency = "replace_one" if design == "replaced" else "add_remove"
         self.store, self.path = InMemoryStore(), path
         self.budget = Budget(epsilon=50, delta=1e-4, adjacency=adjacency, store=self.store)
         self.private = private_of(texts, users, records_per_unit=2)
         self.engine = LogisticEngine()
         self.engine.losses = lambda weights, examples: np.arange(len(examples))  # type: ignore[method-assign]
 
-    def start(self) -> TrainingRun:
-        made = PromptDPSGD(self.engine).prepare(
+    def start(self) -> PromptDPSGD:
+        made = prepared(
             self.private,
+            engine=self.engine,
             budget=self.budget,
             epsilon=40,
-            noise_multiplier=2.0,
-            steps=4,
-            validation=PUBLIC,
-            validate_every=2,
+            training=self.training,
+            noise=Noise(multiplier=2.0),
             checkpoint=self.path,
-            reserve_steps=2,
-            **self.options,
+            block=2,
         )
         is_out = [True]
 
@@ -112,34 +112,34 @@ def _counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_update_without_rows(patch: pytest.MonkeyPatch) -> None:
-    ask, keep, groups = TrainingRun._ask, TrainingRun._keep, []
-    patch.setattr(TrainingRun, "_ask", lambda self, given: groups.append(given) or ask(self, given))
+    ask, keep, groups = PromptDPSGD._ask, PromptDPSGD._keep, []
+    patch.setattr(PromptDPSGD, "_ask", lambda self, given: groups.append(given) or ask(self, given))
     patch.setattr(
-        TrainingRun,
+        PromptDPSGD,
         "_keep",
         lambda self, *given: keep(self, *given) if groups[-1] else self._unsettled.append(given[1]),
     )
 
 
 def _skips_steps_without_rows(patch: pytest.MonkeyPatch) -> None:
-    real = TrainingRun._ask
+    real = PromptDPSGD._ask
 
     def ask(self: Any, groups: Any) -> Any:
         if not groups:
             raise ValueError("an empty batch")
         return real(self, groups)
 
-    patch.setattr(TrainingRun, "_ask", ask)
+    patch.setattr(PromptDPSGD, "_ask", ask)
 
 
 def _private_loss_in_the_bar(patch: pytest.MonkeyPatch) -> None:
-    real = TrainingRun._ask
+    real = PromptDPSGD._ask
 
     def ask(self: Any, groups: Any) -> Any:
         streamed_run.tqdm.shown.append(f"loss of {len([group for group in groups if group])}")
         return real(self, groups)
 
-    patch.setattr(TrainingRun, "_ask", ask)
+    patch.setattr(PromptDPSGD, "_ask", ask)
 
 
 class TestTraining(NeighbourContract):
@@ -246,8 +246,8 @@ def rows_and_sum(
         inner.setattr(PoissonUnits, "draw", lambda self, n, *, rng: tuple((unit,) for unit in range(n)))
         private = private_of(texts, users, records_per_unit=4)
         budget = Budget(epsilon=50, delta=1e-4)
-        options: dict[str, Any] = {"epsilon": 40, "noise_multiplier": 2.0, "steps": 1, "expected_batch_size": 3}
-        PromptDPSGD(Wild()).train(private, budget=budget, **options)
+        shape = Training(steps=1, expected_batch_size=3)
+        prepared(private, engine=Wild(), budget=budget, epsilon=40, training=shape, noise=Noise(multiplier=2.0)).run()
     return np.array(rows), sums[-1]
 
 

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget
+from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRequest
+from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ModelCallError, TrainingInterruptedError
+from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel
+from langchain_dpicl.soft_prompts.engines import engine_of
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
-from langchain_dpicl.soft_prompts.training_run import TrainingRun
 from tests.contracts.front_room import CANARY
-from tests.gradient_doubles import RUN, LogisticEngine, examples, prepared, short_of_steps, texts
+from tests.gradient_doubles import LogisticEngine, examples, prepared, short_of_steps, texts, training
 from tests.labelling_doubles import counts, house, lines
 from tests.unit_tests.test_private_frames import shows_private, stop
 
@@ -26,7 +28,7 @@ COUNT = 40
 BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 
 
-def run(made: TrainingRun, *, awaited: bool) -> Any:
+def run(made: PromptDPSGD, *, awaited: bool) -> Any:
     return asyncio.run(made.arun()) if awaited else made.run()
 
 
@@ -98,7 +100,7 @@ def test_weights_without_numbers_burn_one_ticket_and_no_more() -> None:
             raise ModelCallError("no finite loss; lower the learning rate")
 
     engine.at_check = at_check
-    made = prepared(engine=engine, budget=budget, optimizer="sgd", learning_rate=1e3)
+    made = prepared(engine=engine, budget=budget, training=training(learning_rate=1e3, optimizer="sgd"))
     for _ in range(3):
         with pytest.raises(TrainingInterruptedError, match=r"no finite loss; lower the learning rate\. 1 of 4 steps"):
             made.run()
@@ -147,7 +149,7 @@ def test_ctrl_c_while_it_is_tried_out_keeps_the_charge_and_carries_the_run(await
 def test_a_killed_process_takes_its_tickets_along_and_a_durable_ledger_keeps_the_rest(tmp_path: Path) -> None:
     """Another process sees what the store holds: the tickets of steps that were never made are not given back."""
     budget, private = house(), examples(dataset_id="letters")
-    given: dict[str, Any] = {"checkpoint": tmp_path / "state.json", "epsilon": 30.0, "reserve_steps": 3}
+    given: dict[str, Any] = {"checkpoint": tmp_path / "state.json", "epsilon": 30.0, "block": 3}
     stream = prepared(private, budget=budget, **given).stream()
     next(stream)
     next(stream)  # and here it is killed
@@ -180,7 +182,7 @@ def test_no_records_change_when_it_is_tried_out_or_stop_a_run(given: str, awaite
     engine, order = LogisticEngine(), []
     engine.at_check = lambda: order.append("check")
     engine.at_gradients = lambda: order.append("rows")
-    made = prepared(examples(GIVEN[given]()), engine=engine, expected_batch_size=COUNT)
+    made = prepared(examples(GIVEN[given]()), engine=engine, training=training(expected_batch_size=COUNT))
     run(made, awaited=awaited)
     assert made.step == 4
     # An engine that raises is asked for the rows of a step again, one by one.
@@ -191,7 +193,7 @@ def test_no_records_change_when_it_is_tried_out_or_stop_a_run(given: str, awaite
 @BOTH
 def test_it_is_tried_out_at_released_weights_alone(awaited: bool) -> None:
     engine = LogisticEngine()
-    made = prepared(engine=engine, noise_multiplier=3.0)
+    made = prepared(engine=engine, noise=Noise(multiplier=3.0))
     known = {made.weights.tobytes()}
 
     async def walk() -> None:
@@ -240,18 +242,19 @@ SAID = [{"text": f"the sea is {i}", "label": ("warm", "cold")[i % 2]} for i in r
 HOSTILE = ("", "\ud800 lone", "</s><s><pad>", "x " * 3000, "\x00\uffff", "{text}{pair}{mask}")
 
 
-def local() -> PromptDPSGD:
+def local() -> Any:
     from tests import tiny_tuning
 
-    given: dict[str, Any] = {"num_virtual_tokens": 3, "verbalizers": {"warm": " red", "cold": " blue"}}
-    return PromptDPSGD(tiny_tuning.gpt2(), tiny_tuning.causal_tokenizer(), max_input_tokens=16, micro_batch=4, **given)
+    return engine_of(
+        TrainableModel(tiny_tuning.gpt2(), tiny_tuning.causal_tokenizer(), micro_batch=4),
+        task=PromptTask("causal_lm", labels=("warm", "cold"), words=(" red", " blue"), max_input_tokens=16),
+        prompt=SoftPromptConfig(num_virtual_tokens=3),
+    )
 
 
-def started(trainer: PromptDPSGD, budget: Any, records: Any = SAID) -> TrainingRun:
-    from langchain_dpicl import PrivateExamples
-
+def started(engine: Any, budget: Any, records: Any = SAID) -> PromptDPSGD:
     private = PrivateExamples(records, label_key="label", labels=("warm", "cold"), public_size=16)
-    return trainer.prepare(private, budget=budget, **{**RUN, "expected_batch_size": 8, "steps": 3, "reserve_steps": 3})
+    return prepared(private, engine=engine, budget=budget, training=training(expected_batch_size=8, steps=3), block=3)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -261,37 +264,37 @@ def test_memory_that_is_missing_burns_no_ticket(monkeypatch: pytest.MonkeyPatch)
     def full(*args: Any, **options: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    trainer, budget = local(), house()
+    engine, budget = local(), house()
     before = lines(budget)
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.engine.prompted, "forward", full)
+        patch.setattr(engine.prompted, "forward", full)
         with pytest.raises(ModelCallError, match="out of memory with a single row; lower max_input_tokens"):
-            started(trainer, budget)
+            started(engine, budget)
     assert lines(budget) == before
-    assert started(trainer, budget).run().report["step"] == 3
+    assert started(engine, budget).run().report["step"] == 3
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("numbers", [False, True], ids=["raises", "no numbers"])
 def test_a_model_that_dies_under_a_run_stops_it(numbers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, budget = local(), house()
-    made = started(trainer, budget)
+    engine, budget = local(), house()
+    made = started(engine, budget)
     stream = made.stream()
     next(stream)
-    real = trainer.engine.prompted.forward
+    real = engine.prompted.forward
 
     def dies(*args: Any, **options: Any) -> Any:
         if not numbers:
             raise RuntimeError("CUDA error: device-side assert triggered")
         return real(*args, **options) * float("nan")
 
-    monkeypatch.setattr(trainer.engine.prompted, "forward", dies)
+    monkeypatch.setattr(engine.prompted, "forward", dies)
     said = "no finite loss and gradient for made-up public texts" if numbers else "failed on public rows: RuntimeError"
     with pytest.raises(TrainingInterruptedError, match=said):
         next(stream)
     assert (made.step, made.steps_left) == (1, 1)
     assert counts(budget) == {"reserve step": 3, "commit step": 1, "give_back step": 1}
-    monkeypatch.setattr(trainer.engine.prompted, "forward", real)
+    monkeypatch.setattr(engine.prompted, "forward", real)
     short_of_steps(made)
     assert made.step == 2
 
@@ -304,7 +307,7 @@ def test_no_text_stops_a_local_model() -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_prompt_without_numbers_is_told_from_one_that_has_some() -> None:
-    engine = local().engine
+    engine = local()
     good = engine.initial("the sea")
     assert engine.check(good) == engine.check() == 4
     with pytest.raises(ModelCallError, match="lower the learning rate, or take dtype float32"):

@@ -90,7 +90,7 @@ GUESTS: dict[str, Callable[[InMemoryStore], Guest]] = {
     "labels of tested teachers": lambda store: a_labeler(store, "fixed", mechanism="confident_gnmax"),
     "one label": a_single_label,
     "training": a_training,
-    "training in blocks": lambda store: a_training(store, reserve_steps=2),
+    "training in blocks": lambda store: a_training(store, block=2),
 }
 every_guest = pytest.mark.parametrize("make", GUESTS.values(), ids=GUESTS)
 
@@ -242,7 +242,7 @@ async def _again(guest: Guest) -> Any:
     except PrivacyBudgetExceededError:  # what was charged may have been the last
         return "spent"
     except TrainingInterruptedError as error:  # steps whose tickets were charged are never made
-        return error.soft_prompt
+        return error.training_run.result
 
 
 async def test_many_cancelled_runs_at_once_leave_a_ledger_whose_every_charge_is_known() -> None:

@@ -14,13 +14,14 @@ import pytest
 
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released.soft_prompt import FORMAT, VERSION, SoftPrompt
 from langchain_dpicl.reports import verify_methods
 from langchain_dpicl.reports.report import VerifiedReport, verify_report
 from langchain_dpicl.soft_prompts.options import Optimizer
-from tests.gradient_doubles import LogisticEngine, prepared
+from tests.gradient_doubles import LogisticEngine, prepared, training
 from tests.labelling_doubles import house
 from tests.sealed_files import assert_found, sealed, with_digest
 
@@ -33,7 +34,9 @@ TASK = [one.name for one in fields(PromptTask)]
 @pytest.fixture(scope="module")
 def prompt() -> SoftPrompt:
     """A prompt that was trained for three steps."""
-    return prepared(budget=house(), epsilon=None, delta=1e-5, noise_multiplier=2.0, steps=3).run(progress=False)
+    return prepared(
+        budget=house(), epsilon=None, noise=Noise(multiplier=2.0, delta=1e-5), training=training(steps=3)
+    ).run(progress=False)
 
 
 @pytest.fixture
@@ -86,10 +89,10 @@ def test_a_trained_prompt_verifies_in_every_form(prompt: SoftPrompt, saved: Stat
 
 
 def test_a_prompt_that_was_trained_for_a_part_of_its_steps_verifies() -> None:
-    made = prepared(steps=3)
+    made = prepared(training=training(steps=3))
     for step in range(4):
-        assert (made.soft_prompt.report["step"], made.soft_prompt.report["steps"]) == (step, 3)
-        assert verify_report(made.soft_prompt).problems == ()
+        assert (made.result.report["step"], made.result.report["steps"]) == (step, 3)
+        assert verify_report(made.result).problems == ()
         if step < 3:
             next(made.stream(progress=False))
 
@@ -149,11 +152,11 @@ def test_a_component_leaves_nothing_of_its_training_out(path: str, saved: State)
 def test_the_weights_that_a_prompt_was_trained_on_are_those_that_its_component_shows() -> None:
     """Where they are known: prompts of packed weights, and older ones, name none in either place."""
     engine = type("Known", (LogisticEngine,), {"weights_fingerprint": lambda self: "bfloat16:12"})()
-    made = prepared(engine=engine, steps=1)
+    made = prepared(engine=engine, training=training(steps=1))
     made.run()
-    state = json.loads(made.soft_prompt.to_json())
+    state = json.loads(made.result.to_json())
     there = f"{TRAINING}.base_weights"
-    assert (state["base"]["weights"], verify_report(made.soft_prompt).ok) == ("bfloat16:12", True)
+    assert (state["base"]["weights"], verify_report(made.result).ok) == ("bfloat16:12", True)
     assert_found(judged(state, edit("base.weights", "bfloat16:34")), "base.weights: expected")
     assert_found(judged(state, edit(there, "bfloat16:34")), "base.weights: expected")
     assert_found(judged(state, without("base.weights")), "base.weights: expected")

@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl import Budget, PrivateExamples, verify_report
+from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.baselines import soft_prompt_without_privacy
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
@@ -24,9 +24,11 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     TrainingInterruptedError,
 )
+from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training
+from langchain_dpicl.soft_prompts.engines import engine_of, kind_of
 from langchain_dpicl.soft_prompts.options import ExampleFields
-from langchain_dpicl.soft_prompts.trainer import PromptDPSGD, engine_of, kind_of, task_of
-from langchain_dpicl.soft_prompts.training_run import TrainingRun
+from langchain_dpicl.soft_prompts.plan import plan_training
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from tests.contracts.front_room import (
     CHARGED,
     REFUSED,
@@ -36,7 +38,17 @@ from tests.contracts.front_room import (
     Observer,
     Room,
 )
-from tests.gradient_doubles import LABELS, PUBLIC, RUN, TASK, LogisticEngine, examples, prepared, short_of_steps
+from tests.gradient_doubles import (
+    LABELS,
+    PUBLIC,
+    RUN,
+    TASK,
+    LogisticEngine,
+    examples,
+    prepared,
+    short_of_steps,
+    training,
+)
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.unit_tests.audit.test_labelling_doors import inside
 
@@ -46,11 +58,11 @@ pytestmark = pytest.mark.usefixtures("remembered_prices")
 # -- the contract of everything that charges ---------------------------------------------------------------------------
 
 
-async def _arun(made: TrainingRun, _: list[str]) -> list[Any]:
+async def _arun(made: PromptDPSGD, _: list[str]) -> list[Any]:
     return [await made.arun()]
 
 
-async def _astream(made: TrainingRun, _: list[str]) -> list[Any]:
+async def _astream(made: PromptDPSGD, _: list[str]) -> list[Any]:
     return [step async for step in made.astream()]
 
 
@@ -70,11 +82,11 @@ class TestRun(Contract):
         "astream": Door(_astream),
     }
 
-    def make(self, room: Room, **options: Any) -> TrainingRun:
+    def make(self, room: Room, **options: Any) -> PromptDPSGD:
         given = {"budget": room.budget, "epsilon": 1.5e4, **options}
         return prepared(room.private, engine=room.engine, **given)
 
-    def make_refused(self, room: Room) -> TrainingRun:
+    def make_refused(self, room: Room) -> PromptDPSGD:
         """Its share was set aside by one process while another sealed the room it needs."""
         late = self.make(room, budget=Budget.open(room.store), epsilon=7e4, component="late")
         next(self.make(room, component="early", epsilon=4e4).stream())
@@ -84,70 +96,30 @@ class TestRun(Contract):
         return [lambda fault=fault: self.make(room, **fault) for fault in FAULTS]  # type: ignore[misc]
 
 
-@dataclass(frozen=True)
-class Order:
-    """What the doors that plan and run at once take."""
-
-    trainer: PromptDPSGD
-    private: PrivateExamples
-    options: Mapping[str, Any]
-
-
-async def _atrain(order: Order, _: list[str]) -> list[Any]:
-    return [await order.trainer.atrain(order.private, **order.options)]
-
-
-class TestTrain(Contract):
-    doors: ClassVar[Mapping[str, Door]] = {
-        "train": Door(lambda order, _: [order.trainer.train(order.private, **order.options)]),
-        "atrain": Door(_atrain),
-    }
-
-    def make(self, room: Room, **options: Any) -> Order:
-        given = {**RUN, "budget": room.budget, "epsilon": 1.5e4, **options}
-        return Order(PromptDPSGD(room.engine), room.private, given)
-
-    def make_refused(self, room: Room) -> Order:
-        return self.make(room, epsilon=2e5)
-
-    def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
-        def trained(fault: Mapping[str, Any]) -> Any:
-            order = self.make(room, **fault)
-            return order.trainer.train(order.private, **order.options)
-
-        return [lambda fault=fault: trained(fault) for fault in FAULTS]  # type: ignore[misc]
-
-
 FAULTS: list[dict[str, Any]] = [
-    {"steps": None},
-    {"epochs": 2.0},
-    {"steps": 0},
-    {"steps": 2.5},
-    {"steps": None, "epochs": 0.0},
-    {"expected_batch_size": 0},
-    {"expected_batch_size": 41},
-    {"l2_clip_norm": 0.0},
-    {"l2_clip_norm": math.inf},
-    {"noise_multiplier": -1.0},
-    {"epsilon": None},
+    {"training": None},
+    {"training": {"expected_batch_size": 10, "steps": 4}},
+    {"training": training(expected_batch_size=41)},
+    {"training": training(l2_clip_norm=1e300)},
+    {"training": training(learning_rate=1e4)},
+    {"training": training(validation=[])},
+    {"training": training(validation="one text")},
+    {"training": training(validation=PUBLIC[0])},
+    {"training": training(validation=[{"text": "no label"}])},
+    {"training": training(validation=[{"text": "x", "label": 5}])},
+    {"training": training(validation=[5])},
+    {"noise": Noise("gumbel")},
+    {"noise": 1.0},
+    {"epsilon": None, "noise": None},
     {"epsilon": -1.0},
-    {"delta": 1.5},
-    {"learning_rate": 0.0},
-    {"learning_rate": math.nan},
-    {"optimizer": "lamb"},
-    {"schedule": "cosine"},
-    {"text_key": "words"},
-    {"target_key": "words"},
-    {"target_key": "text"},
-    {"pair_key": "label"},  # the template has no {pair}
-    {"validation": []},
-    {"validation": "one text"},
-    {"validation": PUBLIC[0]},
-    {"validation": [{"text": "no label"}]},
-    {"validation": [{"text": "x", "label": 5}]},
-    {"validation": [5]},
-    {"validation": PUBLIC, "validate_every": 0},
-    {"validate_every": 3},
+    {"prompt": SoftPromptConfig(num_virtual_tokens=3)},
+    {"prompt": "prefix"},
+    {"fields": {"text": "words"}},
+    {"fields": {"target": "words"}},
+    {"fields": {"target": "text"}},
+    {"fields": {"pair": "label"}},  # the template has no {pair}
+    {"fields": {"label": "label"}},
+    {"fields": "text"},
     {"component": ""},
     {"checkpoint": 5},
     {"checkpoint": "missing-folder/state.json"},
@@ -156,23 +128,22 @@ FAULTS: list[dict[str, Any]] = [
 # -- plans and budgets -------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_spends_and_binds_nothing_and_is_what_a_run_is_charged() -> None:
-    budget, private, trainer = house(), examples(), PromptDPSGD(LogisticEngine())
-    terms: dict[str, Any] = {**RUN, "delta": 1e-5}
-    plan = trainer.plan(private, **terms)
-    assert lines(budget) == []
-    assert private._ledger_id is None
-    made = trainer.prepare(private, budget=budget, **terms)
-    assert made.plan == plan
-    assert plan.partition == private.dataset_id
-    assert (plan.steps, plan.width, plan.sampling_rate, plan.l2_clip_norm) == (4, 8, 0.25, 0.1)
-    by_size = trainer.plan(40, **terms)
-    assert by_size.to_dict() == plan.to_dict()
+def test_the_plan_of_a_run_is_what_it_is_charged_and_building_it_spends_nothing() -> None:
+    budget, private = house(), examples()
+    made = prepared(private, budget=budget, noise=Noise(multiplier=1.0, delta=1e-5))
+    assert counts(budget) == {}
+    terms: dict[str, Any] = {"epsilon": 1e5, "delta": 1e-5, "noise_multiplier": 1.0, "partition": private.dataset_id}
+    assert made.plan == plan_training(40, expected_batch_size=10, steps=4, l2_clip_norm=0.1, width=8, **terms)
+    assert (made.plan.steps, made.plan.width, made.plan.sampling_rate, made.plan.l2_clip_norm) == (4, 8, 0.25, 0.1)
+    assert (made.component, made.is_finished) == ("soft-prompt", False)
+    made.run()
+    assert made.is_finished
+    assert budget.remaining_epsilon == 1e6 - 1e5
 
 
 def test_noise_is_calibrated_to_the_share_and_epochs_make_steps() -> None:
     budget = house(epsilon=4.0, delta=1e-4)
-    made = prepared(budget=budget, epsilon=1.0, noise_multiplier=None, steps=None, epochs=1.5)
+    made = prepared(budget=budget, epsilon=1.0, noise=None, training=training(steps=None, epochs=1.5))
     assert made.plan.steps == 6
     assert 0.9 < made.plan.epsilon <= 1.0
     assert made.plan.delta == pytest.approx(2.5e-5)
@@ -184,18 +155,40 @@ def test_noise_is_calibrated_to_the_share_and_epochs_make_steps() -> None:
 
 def test_a_budget_is_found_where_every_component_finds_it() -> None:
     handler = PrivacyBudgetCallbackHandler(epsilon=1e6, delta=1e-4)
-    trainer = PromptDPSGD(LogisticEngine())
+
+    def built(**options: Any) -> PromptDPSGD:
+        return PromptDPSGD.from_private_examples(examples(), llm=LogisticEngine(), **RUN, **options)
+
     with pytest.raises(NoPrivacyBudgetError):
-        trainer.prepare(examples(), **RUN)
-    assert trainer.prepare(examples(), config={"callbacks": [handler]}, **RUN)._budget is handler.budget
+        built()
+    assert built(budget={"callbacks": [handler]})._budget is handler.budget
     with get_privacy_budget_callback(epsilon=1e6, delta=1e-4) as active:
-        assert trainer.prepare(examples(), **RUN)._budget is active.budget
+        assert built()._budget is active.budget
+
+
+async def test_building_it_can_be_awaited() -> None:
+    made = await PromptDPSGD.afrom_private_examples(examples(), llm=LogisticEngine(), budget=house(), **RUN)
+    assert (await made.arun()).epsilon == 1e5
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"steps": 3}, r"Give training=Training\(steps=\.\.\.\)"),
+        ({"device": "cpu"}, r"Give llm=TrainableModel\(device=\.\.\.\)"),
+        ({"num_virtual_tokens": 3}, r"Give prompt=SoftPromptConfig\(num_virtual_tokens=\.\.\.\)"),
+        ({"delta": 1e-5}, r"Give noise=Noise\(delta=\.\.\.\)"),
+    ],
+)
+def test_a_keyword_that_an_option_value_holds_is_refused_with_its_place(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        PromptDPSGD.from_private_examples(examples(), llm=LogisticEngine(), budget=house(), **RUN, **given)
 
 
 def test_observers_hear_of_the_charge_once_and_of_what_an_outage_left() -> None:
     engine, observer, later = LogisticEngine(), Observer(), AsyncObserver()
     engine.at_gradients = fails(None, ModelCallError("out."))  # type: ignore[arg-type]
-    made = prepared(engine=engine, steps=6)
+    made = prepared(engine=engine, training=training(steps=6))
 
     def both() -> None:
         with pytest.raises(TrainingInterruptedError):
@@ -214,7 +207,7 @@ def test_a_share_that_costs_more_than_asked_is_refused_and_told() -> None:
 
     def ask() -> None:
         with pytest.raises(PrivacyBudgetExceededError):
-            prepared(budget=house(epsilon=2.0), epsilon=1.0, noise_multiplier=0.5)
+            prepared(budget=house(epsilon=2.0), epsilon=1.0, noise=Noise(multiplier=0.5))
 
     inside(ask, observer)
     assert [data["component"] for data in observer.named(REFUSED)] == ["PromptDPSGD"]
@@ -222,12 +215,12 @@ def test_a_share_that_costs_more_than_asked_is_refused_and_told() -> None:
 
 def test_what_is_no_private_examples_is_refused_with_the_name_of_the_baseline() -> None:
     with pytest.raises(ConfigurationError, match="soft_prompt_without_privacy"):
-        PromptDPSGD(LogisticEngine()).prepare(PUBLIC, budget=house(), **RUN)  # type: ignore[arg-type]
+        PromptDPSGD.from_private_examples(PUBLIC, llm=LogisticEngine(), budget=house(), **RUN)  # type: ignore[arg-type]
 
 
 def test_a_delta_that_may_give_away_whole_records_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="public_size"):
-        prepared(examples(public_size=20_000), budget=house(delta=1e-4), delta=1e-5)
+        prepared(examples(public_size=20_000), budget=house(delta=1e-4), noise=Noise(multiplier=1.0, delta=1e-5))
 
 
 # -- fields ------------------------------------------------------------------------------------------------------------
@@ -242,58 +235,58 @@ def test_fields_fill_text_pair_and_target() -> None:
     private = PrivateExamples(
         records, text_key="first", fields=("second",), label_key="label", labels=LABELS, public_size=40
     )
-    made = prepared(private, engine=engine, pair_key="second", expected_batch_size=40, steps=1)
+    made = prepared(
+        private, engine=engine, fields={"pair": "second"}, training=training(expected_batch_size=40, steps=1)
+    )
     made.run()
     assert seen == [("one good", "two", "good")]
 
 
 def test_a_pair_that_nothing_fills_is_refused() -> None:
     task = PromptTask("causal_lm", "{text} / {pair} =", LABELS, (" great", " terrible"))
-    with pytest.raises(ConfigurationError, match="pair_key: expected the field that fills"):
+    with pytest.raises(ConfigurationError, match=r'fields: expected under "pair" the field that fills'):
         prepared(engine=LogisticEngine(task=task))
 
 
 def test_a_target_may_be_any_declared_field_and_undeclared_labels_count_zero() -> None:
     records = [{"text": "good", "mood": "good"}, {"text": "bad", "mood": "none of them"}]
     private = PrivateExamples(records, fields=("mood",), public_size=40)
-    with pytest.raises(ConfigurationError, match="target_key: expected the field that holds the answer"):
+    with pytest.raises(ConfigurationError, match=r'fields: expected under "target" the field that holds the answer'):
         prepared(private)
-    prepared(private, target_key="mood", expected_batch_size=40, steps=1).run()
+    prepared(private, fields={"target": "mood"}, training=training(expected_batch_size=40, steps=1)).run()
 
 
 def test_a_task_that_writes_texts_writes_labels_only_if_asked_to() -> None:
     """Otherwise one would learn only when it is paid for that the prompt chooses no label."""
     engine = LogisticEngine(task=PromptTask("causal_lm", "{text} ="))
-    with pytest.raises(
-        ConfigurationError, match=r"labels: expected a task with labels.*Give labels=\[\.\.\.\] or verbal"
-    ):
+    with pytest.raises(ConfigurationError, match=r"task: expected one with labels.*Give the task labels, or fields="):
         prepared(engine=engine)
-    prepared(engine=engine, target_key="label")
+    prepared(engine=engine, fields={"target": "label"})
 
 
 def test_labels_that_the_task_has_not_are_refused() -> None:
     private = PrivateExamples(
         [{"text": "x", "label": "fair"}], label_key="label", labels=(*LABELS, "fair"), public_size=40
     )
-    with pytest.raises(ConfigurationError, match=r"labels: expected labels of the task: .*'fair'"):
+    with pytest.raises(ConfigurationError, match=r"task: expected the examples' labels among its own, .*'fair'"):
         prepared(private)
 
 
 def test_private_examples_are_no_validation() -> None:
     with pytest.raises(ConfigurationError, match="validation: expected records that no ledger protects"):
-        prepared(validation=examples())
+        prepared(training=training(validation=examples()))
 
 
 def test_faults_of_validation_records_name_place_and_field_but_no_content() -> None:
     with pytest.raises(ConfigurationError, match=r"^validation\[1\]: expected a mapping with text under") as caught:
-        prepared(validation=[PUBLIC[0], {"text": "a secret", "label": None}])
+        prepared(training=training(validation=[PUBLIC[0], {"text": "a secret", "label": None}]))
     assert "secret" not in str(caught.value)
 
 
 def test_a_validation_record_with_an_unknown_label_is_refused_before_anything_is_declared() -> None:
     budget = house()
     with pytest.raises(ConfigurationError, match=r"^validation\[1\]: expected one of .* found another label") as caught:
-        prepared(budget=budget, validation=[PUBLIC[0], {"text": "x", "label": "a secret"}])
+        prepared(budget=budget, training=training(validation=[PUBLIC[0], {"text": "x", "label": "a secret"}]))
     assert "secret" not in str(caught.value)
     assert lines(budget) == []
 
@@ -317,78 +310,57 @@ def test_the_kind_of_task_is_read_off_the_class_or_the_folder(tmp_path: Path) ->
 def test_a_folder_that_does_not_say_what_it_is_is_refused(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigurationError, match=r"^model: expected"):
+    with pytest.raises(ConfigurationError, match=r"^llm: expected"):
         kind_of(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"^model: expected"):
-        PromptDPSGD(object())
+    with pytest.raises(ConfigurationError, match=r"^llm: expected"):
+        engine_of(TrainableModel(object()))
 
 
-def test_single_options_make_the_task() -> None:
-    assert task_of("causal_lm", labels=("a", "b"), max_input_tokens=9) == PromptTask(
-        "causal_lm", "{text}\nLabel:", ("a", "b"), (" a", " b"), 9
-    )
-    assert task_of("masked_lm", verbalizers={"a": " good", "b": " bad"}, template="{text} It was{mask}.") == PromptTask(
-        "masked_lm", "{text} It was{mask}.", ("a", "b"), (" good", " bad")
-    )
-    assert task_of("sequence_classification", labels=("a", "b")) == PromptTask(
-        "sequence_classification", "", ("a", "b")
-    )
-    assert task_of("causal_lm", template="{text}\n").writes_text
-    reordered = task_of("causal_lm", labels=("b", "a"), verbalizers={"a": " x", "b": " y"})
-    assert reordered.words == (" y", " x")
-    for kind, options in (
-        ("causal_lm", {"labels": ("a", "b"), "verbalizers": {"a": " x"}}),
-        ("sequence_classification", {"verbalizers": {"a": " x", "b": " y"}}),
-        ("masked_lm", {}),
-        ("causal_lm", {"labels": "ab"}),  # would be one label per letter
-        ("causal_lm", {"labels": 2}),
-        ("causal_lm", {"labels": ("a", "b"), "verbalizers": [" x", " y"]}),
-    ):
-        with pytest.raises(ConfigurationError):
-            task_of(kind, **options)  # type: ignore[arg-type]
+def test_a_bare_model_object_is_refused_with_the_option_value_that_holds_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"^llm: .* found 'object'\. Give a model object as TrainableModel"):
+        engine_of(object())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"task": TASK}, {"labels": LABELS}, {"tokenizer": "words"}, {"num_virtual_tokens": 3}, {"method": "prefix"}],
+    [
+        {"task": TASK},
+        {"prompt": SoftPromptConfig(num_virtual_tokens=3)},
+        {"prompt": SoftPromptConfig("prefix", init_text="good")},
+    ],
 )
 def test_a_ready_engine_takes_no_other_options(options: dict[str, Any]) -> None:
-    assert PromptDPSGD(LogisticEngine(), init_text="good").init_text == "good"
+    engine = LogisticEngine()
+    assert engine_of(engine, prompt=SoftPromptConfig(init_text="good")) is engine
     with pytest.raises(ConfigurationError, match="together with an engine"):
-        PromptDPSGD(LogisticEngine(), **options)
+        engine_of(engine, **options)
 
 
-def test_a_task_takes_no_single_options_beside_it() -> None:
-    model = type("GPT2LMHeadModel", (), {})()
-    with pytest.raises(
-        ConfigurationError, match="labels, max_input_tokens: expected their defaults together with task="
-    ):
-        engine_of(model, None, task=TASK, labels=LABELS, max_input_tokens=7)
+@pytest.mark.parametrize("option", ["task", "prompt"])
+def test_what_is_no_option_value_is_refused_by_name(option: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{option}: expected"):
+        engine_of("folder", **{option: "{text}"})
 
 
 def test_without_torch_the_error_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "langchain_dpicl.backends.tuning.engine", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigurationError, match=r"found no torch; install langchain-dpicl\[hf\]"):
-        PromptDPSGD(type("GPT2LMHeadModel", (), {})(), None, labels=LABELS)
+        engine_of(TrainableModel(type("GPT2LMHeadModel", (), {})()), labels=LABELS)
+
+
+def test_the_order_of_a_head_s_labels_has_to_be_said() -> None:
+    with pytest.raises(ConfigurationError, match="The order of the labels is that of the head's outputs"):
+        engine_of(TrainableModel(type("BertForSequenceClassification", (), {})()), labels=LABELS)
 
 
 def test_the_prompt_starts_from_text_where_one_is_given() -> None:
-    made = PromptDPSGD(LogisticEngine(), init_text="12345678").prepare(examples(), budget=house(), **RUN)
-    assert made.weights.tolist() == [1.0] * 8
+    assert prepared(prompt=SoftPromptConfig(init_text="12345678")).weights.tolist() == [1.0] * 8
     assert prepared().weights.tolist() == [0.0] * 8
 
 
-def test_a_text_to_start_from_that_is_none_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="init_text: expected public text, or None for a random start"):
-        PromptDPSGD(LogisticEngine(), init_text=3)  # type: ignore[arg-type]
-
-
 def test_reprs_show_public_names_and_nothing_else() -> None:
-    trainer = PromptDPSGD(LogisticEngine())
-    assert repr(trainer) == "PromptDPSGD('logistic', method='soft_prompt', num_virtual_tokens=2)"
-    made = trainer.prepare(examples(), budget=house(), **RUN)
-    assert repr(made) == "TrainingRun(component='soft-prompt', step=0, steps_left=4)"
+    assert repr(prepared()) == "PromptDPSGD(component='soft-prompt', step=0, steps_left=4)"
 
 
 # -- the baseline ------------------------------------------------------------------------------------------------------
@@ -399,7 +371,10 @@ RECORDS = [{"text": f"{label} {i}", "label": label} for i in range(10) for label
 def test_the_baseline_learns_without_privacy_and_its_report_says_so() -> None:
     engine, told = LogisticEngine(), []
     prompt = soft_prompt_without_privacy(
-        PromptDPSGD(engine), RECORDS, batch_size=6, epochs=5, learning_rate=0.3, told=lambda *step: told.append(step)
+        RECORDS,
+        llm=engine,
+        training=Training(expected_batch_size=6, epochs=5, learning_rate=0.3),
+        told=lambda *step: told.append(step),
     )
     assert prompt.epsilon == math.inf
     assert prompt.report["private"] is False
@@ -417,13 +392,15 @@ def test_the_baseline_learns_without_privacy_and_its_report_says_so() -> None:
 
 
 def _public(engine: LogisticEngine) -> Any:
-    return prepared(engine=engine, validation=PUBLIC)._validation.examples  # type: ignore[union-attr]
+    return prepared(engine=engine, training=training(validation=PUBLIC))._validation.examples  # type: ignore[union-attr]
 
 
 def test_a_step_of_the_baseline_follows_the_plain_mean() -> None:
     engine = LogisticEngine()
     prompt = soft_prompt_without_privacy(
-        PromptDPSGD(engine), RECORDS, batch_size=50, steps=1, learning_rate=1.0, optimizer="sgd"
+        RECORDS,
+        llm=engine,
+        training=Training(expected_batch_size=50, steps=1, learning_rate=1.0, optimizer="sgd"),
     )
     rows: list[Any] = []
     groups = [(one,) for one in ExampleFields("text", "label").examples_in("records", RECORDS)]
@@ -439,24 +416,24 @@ def test_a_step_of_the_baseline_follows_the_plain_mean() -> None:
         {"records": [*RECORDS, {"text": "x", "label": "unknown"}]},
         {"records": []},
         {"records": "text"},
-        {"batch_size": 0},
-        {"epochs": None},
-        {"steps": 3},
-        {"epochs": 0},
-        {"optimizer": "lamb"},
+        {"training": None},
+        {"training": Training(expected_batch_size=4, steps=1, validation=PUBLIC)},
+        {"task": TASK},
+        {"fields": {"label": "label"}},
+        {"fields": {"text": "words"}},
     ],
     ids=lambda fault: next(iter(fault)),
 )
 def test_the_baseline_refuses_private_examples_and_public_faults(fault: dict[str, Any]) -> None:
-    given = {"records": RECORDS, "epochs": 1.0, **fault}
+    given = {"records": RECORDS, "training": training(), **fault}
     with pytest.raises(ConfigurationError):
-        soft_prompt_without_privacy(PromptDPSGD(LogisticEngine()), given.pop("records"), **given)
+        soft_prompt_without_privacy(given.pop("records"), llm=LogisticEngine(), **given)
 
 
 def test_private_examples_that_the_baseline_refused_can_still_be_protected() -> None:
     private = examples()
-    with pytest.raises(ConfigurationError, match="and a budget"):
-        soft_prompt_without_privacy(PromptDPSGD(LogisticEngine()), private, steps=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="with a budget"):
+        soft_prompt_without_privacy(private, llm=LogisticEngine(), training=training())  # type: ignore[arg-type]
     assert prepared(private).run()
 
 
@@ -473,36 +450,36 @@ def coloured(count: int = 16) -> PrivateExamples:
     return PrivateExamples(SAID[:count], label_key="label", labels=tuple(COLOURS), public_size=16)
 
 
-def local(method: str, **options: Any) -> PromptDPSGD:
+WORDED = PromptTask("causal_lm", labels=tuple(COLOURS), words=tuple(COLOURS.values()), max_input_tokens=16)
+
+
+def tiny() -> TrainableModel:
     from tests import tiny_tuning
 
-    given: dict[str, Any] = {"num_virtual_tokens": 3, "verbalizers": COLOURS, "max_input_tokens": 16, **options}
-    given.setdefault("init_text", "the apple is red")
-    return PromptDPSGD(tiny_tuning.gpt2(), tiny_tuning.causal_tokenizer(), method=method, **given)
+    return TrainableModel(tiny_tuning.gpt2(), tiny_tuning.causal_tokenizer())
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("method", ["soft_prompt", "prefix"])
-def test_a_prompt_of_a_frozen_model_is_trained_saved_and_read(method: str, tmp_path: Path) -> None:
+def test_a_prompt_of_a_frozen_model_is_trained_saved_and_read(method: Any, tmp_path: Path) -> None:
     """Noise of .02 clips on the sum of 16: what is learnt is seen. The same texts, made public, tell it."""
-    trainer, budget = local(method), house()
-    before = trainer.engine.weights_digest()
-    made = trainer.prepare(
+    budget = house()
+    made = PromptDPSGD.from_private_examples(
         coloured(),
+        llm=tiny(),
+        training=Training(expected_batch_size=16, steps=8, learning_rate=0.02, validation=SAID[:8], validate_every=7),
         budget=budget,
         epsilon=9e5,
-        noise_multiplier=0.02,
-        expected_batch_size=16,
-        steps=8,
-        learning_rate=0.02,
-        validation=SAID[:8],
-        validate_every=7,
+        task=WORDED,
+        prompt=SoftPromptConfig(method, 3, init_text="the apple is red"),
+        noise=Noise(multiplier=0.02),
     )
-    before_it = np.mean(trainer.engine.losses(made.weights, made._validation.examples))
+    before = made.engine.weights_digest()
+    before_it = np.mean(made.engine.losses(made.weights, made._validation.examples))  # type: ignore[union-attr]
     losses = [told.validation_loss or 0.0 for told in made.stream()]
-    prompt = made.soft_prompt
+    prompt = made.result
     assert losses[-1] < 0.9 * before_it
-    assert trainer.engine.weights_digest() == before
+    assert made.engine.weights_digest() == before
     assert counts(budget) == {"reserve step": 8, "commit step": 8}
     assert verify_report(prompt).ok
     prompt.save(tmp_path / "prompt")
@@ -514,16 +491,32 @@ def test_a_seed_of_torch_has_no_part_in_the_noise() -> None:
     """An empty data set: what moves is noise alone. Two vectors agree with probability below 1e-30."""
     import torch
 
-    trainer = local("soft_prompt")
+    engine = engine_of(tiny(), task=WORDED)
     found = set()
     for place in range(2):
         torch.manual_seed(0)
-        options: dict[str, Any] = {"epsilon": 9e5, "noise_multiplier": 1.0, "expected_batch_size": 8, "steps": 1}
-        made = trainer.prepare(coloured(0), budget=house(), component=f"run {place}", **options)
+        made = prepared(
+            coloured(0), engine=engine, training=training(expected_batch_size=8, steps=1), component=f"run {place}"
+        )
         start = made.weights
         made.run()
         found.add((made.weights - start).tobytes())
     assert len(found) == 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_running_engine_shares_its_model_and_words_are_the_labels_by_default() -> None:
+    model = tiny()
+    backend = HuggingFaceBackend(model.model, model.tokenizer, chat=False, max_prompt_tokens=16, max_new_tokens=1)
+    private = PrivateExamples(
+        [{"text": "the sea is", "label": "red"}] * 16, label_key="label", labels=("red", "blue"), public_size=16
+    )
+    made = PromptDPSGD.from_private_examples(
+        private, llm=backend, training=training(expected_batch_size=8, steps=1), budget=house(), epsilon=9e5
+    )
+    assert made.engine.prompted.model is model.model
+    assert made.engine.task == PromptTask("causal_lm", "{text}\nLabel:", ("red", "blue"), (" red", " blue"))
+    assert verify_report(made.run()).ok
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -532,25 +525,22 @@ def test_a_masked_model_and_a_head_are_trained_on_pairs_and_a_network_that_is_fo
 
     records = [{"text": "the sea is blue", "second": "a lake is deep", "label": ("yes", "no")[i % 2]} for i in range(8)]
     declared: dict[str, Any] = {"fields": ("second",), "label_key": "label", "labels": ("yes", "no")}
-    options: dict[str, Any] = {"epsilon": 9e5, "noise_multiplier": 1.0, "expected_batch_size": 4, "steps": 2}
-    masked = PromptDPSGD(
-        tiny_tuning.roberta(),
-        tiny_tuning.roberta_tokenizer(),
-        template="{text}:{mask}, {pair}",
-        verbalizers={"yes": " good", "no": " bad"},
-        max_input_tokens=32,
+    labels = ("yes", "no")
+    masked = engine_of(
+        TrainableModel(tiny_tuning.roberta(), tiny_tuning.roberta_tokenizer()),
+        task=PromptTask("masked_lm", "{text}:{mask}, {pair}", labels, (" good", " bad"), max_input_tokens=32),
     )
-    head = PromptDPSGD(
-        tiny_tuning.bert(),
-        tiny_tuning.bert_tokenizer(),
-        labels=("yes", "no"),
-        method="soft_prompt",
-        reparameterize=6,
-        max_input_tokens=32,
+    head = engine_of(
+        TrainableModel(tiny_tuning.bert(), tiny_tuning.bert_tokenizer()),
+        task=PromptTask("sequence_classification", labels=labels, max_input_tokens=32),
+        prompt=SoftPromptConfig(encoder_hidden_size=6),
     )
-    for place, trainer in enumerate((masked, head)):
+    for place, engine in enumerate((masked, head)):
         private = PrivateExamples(records, public_size=8, dataset_id=f"d{place}", **declared)
-        prompt = trainer.train(private, budget=house(), pair_key="second", **options)
-        assert prompt.task == trainer.task
+        made = prepared(
+            private, engine=engine, training=training(expected_batch_size=4, steps=2), fields={"pair": "second"}
+        )
+        prompt = made.run()
+        assert prompt.task == engine.task
         assert np.isfinite(prompt.arrays["prompt_embeddings"]).all()
         assert verify_report(prompt).ok

@@ -1,4 +1,4 @@
-"""TrainingRun: what steps cost, what stops a run, what it keeps, how it goes on, and what never shows."""
+"""A run of PromptDPSGD: what steps cost, what stops a run, what it keeps, how it goes on, and what never shows."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     TrainingInterruptedError,
 )
+from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum, SampledBallEvent
@@ -35,13 +36,14 @@ from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.runs import streamed_run
+from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint
 from langchain_dpicl.soft_prompts.options import WEIGHT_GRID, ExampleFields
-from langchain_dpicl.soft_prompts.training_run import TrainingCheckpoint, TrainingRun, TrainingStep
+from langchain_dpicl.soft_prompts.trainer import PromptDPSGD, TrainingStep
 from tests.canary import OURS
 from tests.contracts.doubles import FixedDraws
 from tests.contracts.front_room import CANARY
 from tests.contracts.neighbours import Bar
-from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts
+from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts, training
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.ledgers import free_price
 from tests.sealed_files import resealed
@@ -58,11 +60,11 @@ def _prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 PRICED = pytest.mark.usefixtures("remembered_prices")
 
 
-def run(made: TrainingRun, *, awaited: bool = False, **options: Any) -> Any:
+def run(made: PromptDPSGD, *, awaited: bool = False, **options: Any) -> Any:
     return asyncio.run(made.arun(**options)) if awaited else made.run(**options)
 
 
-def loss_of(made: TrainingRun) -> float:
+def loss_of(made: PromptDPSGD) -> float:
     return float(np.mean(LogisticEngine().losses(made.weights, made._validation.examples)))
 
 
@@ -75,7 +77,7 @@ BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_a_run_is_priced_from_its_own_tickets(adjacency: str) -> None:
     budget = house(adjacency)
-    made = prepared(budget=budget, epsilon=None, delta=1e-5, noise_multiplier=2.0, steps=7)
+    made = prepared(budget=budget, epsilon=None, noise=Noise(multiplier=2.0, delta=1e-5), training=training(steps=7))
     run(made)
     step = {
         "add_remove": SubsampledEvent(GaussianEvent(2.0), 10 / 40),
@@ -88,8 +90,8 @@ def test_a_run_is_priced_from_its_own_tickets(adjacency: str) -> None:
     again = accounting.epsilon_upper_bound(by_hand, delta=left, adjacency=adjacency)  # type: ignore[arg-type]
     assert sealed["epsilon"] == made.plan.epsilon == pytest.approx(again, rel=1e-6)
     assert counts(budget) == {"reserve step": 7, "commit step": 7}
-    assert verify_report(made.soft_prompt).ok
-    assert made.soft_prompt.epsilon == sealed["epsilon"]
+    assert verify_report(made.result).ok
+    assert made.result.epsilon == sealed["epsilon"]
     budget.verify()
 
 
@@ -106,7 +108,10 @@ def test_all_tickets_are_reserved_before_the_first_private_call(awaited: bool) -
 @BOTH
 def test_it_learns_what_the_examples_say(awaited: bool) -> None:
     """Forty rows point the same way; the noise on a coordinate is .05 of one row."""
-    made = prepared(noise_multiplier=0.05, expected_batch_size=40, steps=10, learning_rate=0.3, validation=PUBLIC)
+    made = prepared(
+        noise=Noise(multiplier=0.05),
+        training=training(expected_batch_size=40, steps=10, learning_rate=0.3, validation=PUBLIC),
+    )
     assert loss_of(made) == pytest.approx(math.log(2))
     prompt = run(made, awaited=awaited)
     assert loss_of(made) < 0.1
@@ -119,7 +124,7 @@ def test_a_step_follows_the_noised_sum_over_public_numbers_alone(monkeypatch: py
     monkeypatch.setattr(SecureRandom, "gaussian_draws", lambda self, n: FixedDraws(np.zeros(n)))
     monkeypatch.setattr(PoissonUnits, "draw", lambda self, n, *, rng: ((0,), (1,), (2,)))
     engine = LogisticEngine()
-    made = prepared(engine=engine, steps=1, optimizer="sgd", learning_rate=0.5, l2_clip_norm=0.25)
+    made = prepared(engine=engine, training=training(steps=1, l2_clip_norm=0.25, learning_rate=0.5, optimizer="sgd"))
     made.run()
     rows: list[Any] = []
     held = examples()._open(None)
@@ -139,7 +144,9 @@ def test_a_unit_s_examples_are_combined_first_and_clipped_once(monkeypatch: pyte
         records, label_key="label", labels=("good", "bad"), public_size=40, unit_key="user", records_per_unit=2
     )
     engine = LogisticEngine()
-    made = prepared(private, engine=engine, steps=1, optimizer="sgd", learning_rate=1.0, l2_clip_norm=0.1)
+    made = prepared(
+        private, engine=engine, training=training(steps=1, l2_clip_norm=0.1, learning_rate=1.0, optimizer="sgd")
+    )
     made.run()
     assert engine.calls == [(("good 0", "good 1"),)]
     assert np.linalg.norm(made.weights) == pytest.approx(0.1 / 10, abs=1e-6)
@@ -152,13 +159,13 @@ def test_released_weights_are_on_the_public_grid_from_the_first_to_the_last() ->
     for _ in itertools.chain([None], made.stream()):
         assert (made.weights * WEIGHT_GRID % 1.0 == 0).all()
         assert not made.weights.flags.writeable
-    assert made.soft_prompt.arrays["prompt_embeddings"].dtype == np.float32
+    assert made.result.arrays["prompt_embeddings"].dtype == np.float32
 
 
 @pytest.mark.parametrize("given", [(), texts(1), [("FAILS", "good")] * 40], ids=["nobody", "one", "forty that fail"])
 def test_an_empty_sample_is_a_step_of_pure_noise_on_the_same_path(given: Any) -> None:
     budget = house()
-    made = prepared(examples(given), budget=budget, expected_batch_size=1, steps=3)
+    made = prepared(examples(given), budget=budget, training=training(expected_batch_size=1, steps=3))
     weights = [made.weights.copy() for _ in made.stream()]
     assert len({one.tobytes() for one in weights}) == 3
     assert all(one.all() for one in weights)
@@ -171,7 +178,7 @@ def test_no_seed_has_a_part_in_the_noise() -> None:
     for _ in range(2):
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
-        made = prepared(examples(()), steps=1, optimizer="sgd")
+        made = prepared(examples(()), training=training(steps=1, optimizer="sgd"))
         made.run()
         found.add(made.weights.tobytes())
     assert len(found) == 2
@@ -180,7 +187,12 @@ def test_no_seed_has_a_part_in_the_noise() -> None:
 def test_noise_reaches_the_weights_at_the_plan_s_scale() -> None:
     """800 draws: their sum of squares lies within a fifth of the claim, but for a chance below 1e-6 (chi-square)."""
     engine = LogisticEngine(num_virtual_tokens=10, token_dim=80)
-    made = prepared(examples(()), engine=engine, steps=1, optimizer="sgd", learning_rate=1.0, noise_multiplier=30.0)
+    made = prepared(
+        examples(()),
+        engine=engine,
+        training=training(steps=1, learning_rate=1.0, optimizer="sgd"),
+        noise=Noise(multiplier=30.0),
+    )
     made.run()
     claimed = 30.0 * 0.1 / 10  # multiplier times clip, over the expected batch
     assert made.plan.noise_scale == pytest.approx(claimed)
@@ -195,7 +207,7 @@ def test_noise_reaches_the_weights_at_the_plan_s_scale() -> None:
 def test_an_outage_keeps_what_was_spent_and_gives_back_what_never_burnt(awaited: bool) -> None:
     engine, budget = LogisticEngine(), house()
     engine.at_gradients = fails(None, ModelCallError("out of memory."), None)  # type: ignore[arg-type]
-    made = prepared(engine=engine, budget=budget, steps=6)
+    made = prepared(engine=engine, budget=budget, training=training(steps=6))
     with pytest.raises(TrainingInterruptedError, match=r"^Training stopped: out of memory\. 1 of 6 steps") as caught:
         run(made, awaited=awaited)
     assert caught.value.training_run is made
@@ -267,7 +279,9 @@ async def test_a_cancellation_keeps_the_charge_and_shows_nothing() -> None:
 def test_whatever_a_record_does_the_run_goes_on_and_the_others_count(word: str, awaited: bool) -> None:
     private = examples([*texts(39), (f"{word} {CANARY}", "good")])
     made = prepared(
-        private, noise_multiplier=0.05, expected_batch_size=40, steps=10, learning_rate=0.3, validation=PUBLIC
+        private,
+        noise=Noise(multiplier=0.05),
+        training=training(expected_batch_size=40, steps=10, learning_rate=0.3, validation=PUBLIC),
     )
     run(made, awaited=awaited)
     assert loss_of(made) < 0.1
@@ -286,7 +300,7 @@ def test_an_engine_that_gives_more_rows_than_units_is_stopped() -> None:
 def test_losses_that_fail_stop_the_run_after_the_step_is_kept() -> None:
     engine, budget = LogisticEngine(), house()
     engine.at_losses = fails(None, RuntimeError("cuda"))  # type: ignore[arg-type]
-    made = prepared(engine=engine, budget=budget, validation=PUBLIC)
+    made = prepared(engine=engine, budget=budget, training=training(validation=PUBLIC))
     with pytest.raises(TrainingInterruptedError, match="failed with RuntimeError"):
         made.run()
     assert (made.step, made.steps_left) == (2, 2)
@@ -308,9 +322,11 @@ def test_a_spent_run_returns_its_prompt_for_free() -> None:
 @PRICED
 def test_a_share_that_no_longer_fits_is_refused_and_carries_the_run() -> None:
     budget = house(epsilon=10.0)
-    late = prepared(budget=budget, epsilon=9.0, noise_multiplier=5.0, component="late")
+    late = prepared(budget=budget, epsilon=9.0, noise=Noise(multiplier=5.0), component="late")
     other = Budget.open(budget._store)
-    prepared(examples(dataset_id="others"), budget=other, epsilon=9.0, noise_multiplier=5.0, component="early").run()
+    prepared(
+        examples(dataset_id="others"), budget=other, epsilon=9.0, noise=Noise(multiplier=5.0), component="early"
+    ).run()
     with pytest.raises(PrivacyBudgetError) as caught:
         late.run()
     assert caught.value.training_run is late
@@ -320,7 +336,7 @@ def test_a_share_that_no_longer_fits_is_refused_and_carries_the_run() -> None:
 def test_a_removed_unit_stays_away_and_leaves_the_plan_as_it_was() -> None:
     private, engine = examples(), LogisticEngine()
     gone = texts()[0][0]
-    made = prepared(private, engine=engine, expected_batch_size=40)
+    made = prepared(private, engine=engine, training=training(expected_batch_size=40))
     private.remove(0)
     made.run()
     assert [gone in str(call) for call in engine.calls] == [False] * 4
@@ -384,7 +400,7 @@ def test_a_stream_that_is_left_gives_back_what_it_did_not_use() -> None:
     budget = house()
     made = prepared(budget=budget)
     for told in made.stream():
-        assert told == TrainingStep(1, 3, None)
+        assert told == TrainingStep(1, 4, None)
         break
     assert counts(budget) == {"reserve step": 4, "commit step": 1, "give_back step": 3}
     assert made.steps_left == 3
@@ -394,7 +410,7 @@ async def test_an_async_stream_that_is_left_gives_back_what_it_did_not_use() -> 
     budget = house()
     made = prepared(budget=budget)
     stream = made.astream()
-    assert await anext(stream) == TrainingStep(1, 3, None)
+    assert await anext(stream) == TrainingStep(1, 4, None)
     await stream.aclose()  # type: ignore[attr-defined]
     assert counts(budget) == {"reserve step": 4, "commit step": 1, "give_back step": 3}
 
@@ -425,30 +441,28 @@ def test_a_run_that_was_stopped_between_steps_ends_as_one_that_was_not(
     way: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anew = seeded(monkeypatch)
-    options: dict[str, Any] = {"steps": 6, "optimizer": optimizer, "schedule": "linear", "validation": PUBLIC}
+    learning = training(steps=6, optimizer=optimizer, schedule="linear", validation=PUBLIC)
     whole, budget = house(), house()
-    straight = prepared(budget=whole, **options)
+    straight = prepared(budget=whole, training=learning)
     straight.run()
     anew()
     private, path = examples(), tmp_path / "state.json"
-    made = prepared(private, budget=budget, checkpoint=path, **options)
+    made = prepared(private, budget=budget, checkpoint=path, training=learning)
     for told in made.stream():
         if told.step == 3:
             break
     if way == "the file":
-        made = prepared(private, budget=budget, checkpoint=path, **options)
+        made = prepared(private, budget=budget, checkpoint=path, training=learning)
     assert (made.step, made.steps_left) == (3, 3)
     made.run()
     assert made.weights.tobytes() == straight.weights.tobytes()
-    assert made.soft_prompt.arrays["prompt_embeddings"].tobytes() == (
-        straight.soft_prompt.arrays["prompt_embeddings"].tobytes()
-    )
+    assert made.result.arrays["prompt_embeddings"].tobytes() == (straight.result.arrays["prompt_embeddings"].tobytes())
     assert counts(whole) == {"reserve step": 6, "commit step": 6}
     assert counts(budget) == {"reserve step": 9, "commit step": 6, "give_back step": 3}
     for ledger in (whole, budget):
         ledger.verify()
     assert (budget.remaining_epsilon, budget.remaining_delta) == (whole.remaining_epsilon, whole.remaining_delta)
-    one, other = (verify_report(run.soft_prompt) for run in (made, straight))
+    one, other = (verify_report(run.result) for run in (made, straight))
     assert (one.ok, one.epsilon, one.delta) == (True, other.epsilon, other.delta)
     assert other.ok
 
@@ -456,9 +470,9 @@ def test_a_run_that_was_stopped_between_steps_ends_as_one_that_was_not(
 def test_a_resumed_run_has_fresh_coins(tmp_path: Path) -> None:
     """As above, without fixed coins: two noise vectors agree with probability below 1e-30."""
     private, budget, path = examples(()), house(), tmp_path / "state.json"
-    made = prepared(private, budget=budget, checkpoint=path, optimizer="sgd")
+    made = prepared(private, budget=budget, checkpoint=path, training=training(optimizer="sgd"))
     first = next(made.stream()) and made.weights.copy()
-    again = prepared(private, budget=budget, checkpoint=path, optimizer="sgd")
+    again = prepared(private, budget=budget, checkpoint=path, training=training(optimizer="sgd"))
     next(again.stream())
     assert (again.weights - first).tobytes() != first.tobytes()
 
@@ -479,7 +493,7 @@ def test_the_file_is_safe_before_the_ticket_is_committed(tmp_path: Path, monkeyp
 
 def test_the_file_holds_released_state_alone(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    made = prepared(checkpoint=path, validation=PUBLIC)
+    made = prepared(checkpoint=path, training=training(validation=PUBLIC))
     steps = [json.loads(path.read_text()) for _ in made.stream()]
     assert {frozenset(found) for found in steps} == {
         frozenset({"format", "version", "component", "ledger_id", "dataset_id", "adjacency"})
@@ -611,7 +625,8 @@ def test_components_planned_together_train_too() -> None:
     private = examples()
     with budget.plan():
         one, other = (
-            prepared(private, budget=budget, component=name, epsilon=None, delta=1e-6) for name in ("one", "other")
+            prepared(private, budget=budget, component=name, epsilon=None, noise=Noise(multiplier=1.0, delta=1e-6))
+            for name in ("one", "other")
         )
     prompts = [made.run() for made in (one, other)]
     assert [verify_report(prompt).ok for prompt in prompts] == [True, True]
@@ -620,12 +635,12 @@ def test_components_planned_together_train_too() -> None:
 
 
 OTHERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "plan": lambda _: {"steps": 5},
-    "noise": lambda _: {"noise_multiplier": 2.0},
-    "clip": lambda _: {"l2_clip_norm": 0.2},
-    "rate": lambda _: {"learning_rate": 0.02},
-    "optimizer": lambda _: {"optimizer": "sgd"},
-    "schedule": lambda _: {"schedule": "linear"},
+    "plan": lambda _: {"training": training(steps=5)},
+    "noise": lambda _: {"noise": Noise(multiplier=2.0)},
+    "clip": lambda _: {"training": training(l2_clip_norm=0.2)},
+    "rate": lambda _: {"training": training(learning_rate=0.02)},
+    "optimizer": lambda _: {"training": training(optimizer="sgd")},
+    "schedule": lambda _: {"training": training(schedule="linear")},
     "model": lambda _: {"engine": type("Other", (LogisticEngine,), {"weights_digest": lambda self: "1" * 64})()},
     "size": lambda _: {"engine": LogisticEngine(3, 4)},
     "shape": lambda _: {"engine": LogisticEngine(4, 2)},
@@ -711,7 +726,7 @@ def test_the_bar_shows_steps_and_the_loss_of_public_records_alone(
     engine, asked = LogisticEngine(), []
     real = engine.losses
     engine.losses = lambda weights, given: asked.extend(given) or real(weights, given)  # type: ignore[method-assign]
-    made = prepared(engine=engine, validation=PUBLIC, validate_every=3)
+    made = prepared(engine=engine, training=training(validation=PUBLIC, validate_every=3))
     run(made, awaited=awaited, progress=True)
     options, *told = bar.shown
     assert options["total"] == 4
@@ -723,10 +738,10 @@ def test_the_bar_shows_steps_and_the_loss_of_public_records_alone(
     assert {example.text for example in asked} == {record["text"] for record in PUBLIC}
 
 
-def test_steps_tell_their_number_what_is_left_and_the_public_loss() -> None:
-    made = prepared(validation=PUBLIC, validate_every=2, steps=5)
+def test_steps_tell_their_number_of_how_many_and_the_public_loss() -> None:
+    made = prepared(training=training(steps=5, validation=PUBLIC, validate_every=2))
     told = list(made.stream())
-    assert [(one.step, one.steps_left) for one in told] == [(1, 4), (2, 3), (3, 2), (4, 1), (5, 0)]
+    assert [(one.step, one.steps) for one in told] == [(step, 5) for step in range(1, 6)]
     assert [one.validation_loss is None for one in told] == [True, False, True, False, False]
     assert told[-1].validation_loss == pytest.approx(
         np.mean(LogisticEngine().losses(made.weights, made._validation.examples))
@@ -736,9 +751,11 @@ def test_steps_tell_their_number_what_is_left_and_the_public_loss() -> None:
 def test_losses_that_are_no_numbers_are_left_out_of_the_mean() -> None:
     engine = LogisticEngine()
     engine.losses = lambda *_: np.array([np.nan, 2.0, np.inf])  # type: ignore[method-assign]
-    assert [told.validation_loss for told in prepared(engine=engine, validation=PUBLIC, steps=1).stream()] == [2.0]
+    assert [
+        told.validation_loss for told in prepared(engine=engine, training=training(steps=1, validation=PUBLIC)).stream()
+    ] == [2.0]
     engine.losses = lambda *_: np.array([np.nan])  # type: ignore[method-assign]
-    [told] = prepared(engine=engine, validation=PUBLIC, steps=1).stream()
+    [told] = prepared(engine=engine, training=training(steps=1, validation=PUBLIC)).stream()
     assert math.isnan(told.validation_loss or 0.0)
 
 
@@ -753,7 +770,7 @@ def test_a_progress_bar_whose_terminal_went_away_stops_nothing(monkeypatch: pyte
 def test_a_run_shows_nothing_private_and_cannot_be_copied_or_sent() -> None:
     made = prepared()
     made.run()
-    for thing in (made, made.plan, made.report, made.soft_prompt, made.weights, made._budget.report().to_dict()):
+    for thing in (made, made.plan, made.report, made.result, made.weights, made._budget.report().to_dict()):
         assert CANARY not in f"{thing!r} {thing} {getattr(thing, '__dict__', '')!r}"
     assert copy.copy(made) is made
     assert copy.deepcopy(made) is made
@@ -778,7 +795,7 @@ def test_private_groups_stand_under_no_name_while_the_engine_is_asked() -> None:
 
     engine = LogisticEngine()
     engine.at_gradients = look
-    prepared(engine=engine, steps=1).run()
+    prepared(engine=engine, training=training(steps=1)).run()
     assert len(found) > 5
     assert [shown for shown in found if CANARY in shown] == []
 

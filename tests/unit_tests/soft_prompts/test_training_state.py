@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint, check_checkpoint_path
 from langchain_dpicl.soft_prompts.options import LARGEST_WEIGHT, WEIGHT_GRID, Optimizer, OptimizerState, on_grid
-from langchain_dpicl.soft_prompts.training_run import TrainingCheckpoint, check_checkpoint_path
 from tests.sealed_files import resealed
 
 RULES = [

@@ -12,6 +12,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from tests import tiny_hf, tiny_tuning
 
 LABELS = ("bad", "good")
+SPACED = (" bad", " good")
 CAUSAL = PromptTask("causal_lm", "Review: {text}\nIt was", LABELS, (" blue", " red"), 24)
 FREE = PromptTask("causal_lm", "Q: {text} A: ", max_input_tokens=24, max_target_tokens=6)
 MASKED = PromptTask("masked_lm", "{text} It was{mask}.", LABELS, (" bad", " good"), 24)
@@ -52,10 +53,9 @@ class TestATask:
             ({"words": (" bad",)}, "words"),
             (
                 {"words": (" bad", " bad")},
-                r"words \(verbalizers=\): expected one for each of the 2 labels, all different",
+                r"words: expected one for each of the 2 labels, all different",
             ),
             ({"words": (" bad", " ")}, "words"),
-            ({"words": ()}, "words"),
             ({"labels": ()}, "words"),
             ({"max_input_tokens": 0}, "max_input_tokens"),
             ({"max_input_tokens": True}, "max_input_tokens"),
@@ -74,6 +74,12 @@ class TestATask:
     def test_refuses_parts_that_do_not_go_together(self, given: dict[str, Any], named: str) -> None:
         with pytest.raises(ConfigurationError, match=f"^{named}" if ":" in named else rf"^{named}( \(.*\))?: expected"):
             PromptTask(**(CAUSAL.to_dict() | given))
+
+    def test_template_and_words_have_the_defaults_of_their_kind(self) -> None:
+        assert PromptTask("causal_lm", labels=LABELS) == PromptTask("causal_lm", "{text}\nLabel:", LABELS, SPACED)
+        assert PromptTask("masked_lm", labels=LABELS) == PromptTask("masked_lm", "{text} {mask}", LABELS, SPACED)
+        assert PromptTask("causal_lm") == PromptTask("causal_lm", "{text}\nLabel:", (), ())
+        assert PromptTask("sequence_classification", labels=LABELS).words == ()
 
     @pytest.mark.parametrize("state", [None, [], {"kind": "causal_lm"}, CAUSAL.to_dict() | {"more": 1}])
     def test_refuses_another_form(self, state: Any) -> None:
@@ -241,9 +247,7 @@ class TestAnyTask:
 
     def test_a_word_of_several_tokens_is_refused_by_its_label(self) -> None:
         task = PromptTask("causal_lm", "{text} is", LABELS, (" blue", " marvellous"), 24)
-        with pytest.raises(
-            ConfigurationError, match=r"^words \(verbalizers=\): .*found \d+ for label 'good' \(' marvellous'\)"
-        ):
+        with pytest.raises(ConfigurationError, match=r"^words: .*found \d+ for label 'good' \(' marvellous'\)"):
             TaskReader(tiny_hf.byte_tokenizer(), task)
 
     def test_a_word_that_the_tokenizer_does_not_know_is_refused(self) -> None:

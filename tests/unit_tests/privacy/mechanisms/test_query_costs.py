@@ -24,6 +24,7 @@ from langchain_dpicl import (
     PromptPATELabeler,
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
+from langchain_dpicl.options import Training
 from langchain_dpicl.privacy.data.units import Units
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from tests.doubles import WORDS
@@ -125,9 +126,15 @@ def generation(private: PrivateExamples, how: dict[str, Any]) -> Callable[[int],
 
 
 def training(private: PrivateExamples, how: dict[str, Any]) -> Callable[[int], object]:
-    trainer = PromptDPSGD(LogisticEngine())
+    shape = Training(steps=2, expected_batch_size=8)
     made = [
-        trainer.prepare(private, **how, component=f"prompt {number}", steps=2, expected_batch_size=8)
+        PromptDPSGD.from_private_examples(
+            private,
+            llm=LogisticEngine(),
+            training=shape,
+            **how,
+            component=f"prompt {number}",
+        )
         for number in range(3)
     ]
     return lambda number: made[number].run(progress=False)
