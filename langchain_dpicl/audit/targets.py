@@ -28,7 +28,7 @@ from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TokenRule
-from langchain_dpicl.options import Noise, Training
+from langchain_dpicl.options import Training
 from langchain_dpicl.options.rows import LogitNoise, Noise, Rows, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.pate.labeler import PromptPATELabeler

@@ -65,7 +65,9 @@ class Data(Option):
             raise fail("data.public_size", "the declared number of units", None, "Give --public-size N.")
         if isinstance(self.public_size, int):
             return {None: self.public_size}
-        return {**self.public_size}
+        sizes: dict[str | None, int] = {}
+        sizes.update(self.public_size)
+        return sizes
 
     def num_labels(self) -> int | None:
         """Returns the number of declared labels; None: none are declared."""
@@ -333,6 +335,7 @@ def add_settings(command: argparse.ArgumentParser) -> None:
 
 
 FLAGS: Mapping[str, tuple[str, str]] = {
+    "method": ("method", "what is planned or run"),
     "text_key": ("data.text_key", "field that holds the text (default text)"),
     "label_key": ("data.label_key", "field that holds the label"),
     "label": ("data.labels", "declared label, once per label"),

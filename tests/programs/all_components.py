@@ -1,4 +1,4 @@
-"""The 'after' column of the design, for the type checker alone."""
+"""Builds every component, for type checkers alone: several need models that are not here."""
 
 from typing import Any
 
@@ -32,10 +32,10 @@ from langchain_dpicl.options import (
 )
 from langchain_dpicl.soft_prompts import PromptTask
 
+WORDS = ("card", "transfer")
 
-def after(
-    p: PrivateExamples, b: Budget, m: EmbeddedLLM, lines: list[str], W: tuple[str, ...], L: tuple[str, ...]
-) -> Any:
+
+def build(p: PrivateExamples, b: Budget, m: EmbeddedLLM, lines: list[str]) -> Any:
     task = FewShotTask("{text}: {queue}", "{input}:", prefix="Classify.")
     DPVotingRunnable.from_private_examples(
         p,
@@ -80,7 +80,7 @@ def after(
         training=Training(expected_batch_size=1024, epochs=20),
         budget=b,
         epsilon=3,
-        task=PromptTask("sequence_classification", "{text}", labels=L),
+        task=PromptTask("sequence_classification", "{text}", labels=WORDS),
         prompt=SoftPromptConfig("prefix", 20),
         checkpoint="run",
     ).run()
@@ -97,7 +97,7 @@ def after(
     return DocumentSynthesizer.from_private_examples(
         p,
         llm=m,
-        topics=Topics(W, 8, epsilon_share=0.3, min_units=40),
+        topics=Topics(WORDS, 8, epsilon_share=0.3, min_units=40),
         rows=Rows(units=10),
         decoding=Decoding(candidates=50),
         budget=b,

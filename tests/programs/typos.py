@@ -1,4 +1,5 @@
-"""Each marked line must be an error for a type checker."""
+"""Calls with slips of the pen: each has to be an error for type checkers, or its comment is one."""
+# ruff: noqa: B018
 
 from langchain_dpicl import (
     DemonstrationSynthesizer,
