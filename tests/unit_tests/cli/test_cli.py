@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -455,6 +456,7 @@ def records(tmp_path: Path) -> Path:
 def nothing_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever would build a synthesizer, and so declare a share, fails the test."""
 
+    @functools.wraps(DemonstrationSynthesizer.from_private_examples)
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("a share was declared")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import functools
 import inspect
 import io
 import json
 import math
 import re
 import shlex
+import tomllib
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ import pytest
 
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.cli import plan as _cli_plan
-from langchain_dpicl.cli.inputs import load_grammar, load_model
+from langchain_dpicl.cli.config import Model, settings_of
+from langchain_dpicl.cli.inputs import load_model
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import (
@@ -37,6 +39,8 @@ from langchain_dpicl.generation.plan import (
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TOKEN_MECHANISMS, TokenRule
+from langchain_dpicl.options import LogitNoise, Noise
+from langchain_dpicl.options.rows import noise_of
 from langchain_dpicl.planning.expected_utility import RowDesign, occupancy, token_signal
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
@@ -203,7 +207,7 @@ class Shown:
 @pytest.fixture(scope="module")
 def shown() -> Shown:
     """What the page shows of a comparison, and what the command prints; the second print is free."""
-    found = re.search(r"```console\n\$ dpicl (plan --full-vocabulary .*?)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = re.search(r"```console\n\$ dpicl (plan --public-size 500 .*?)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     printed = []
     for more in ([], ["--json"]):
@@ -243,18 +247,17 @@ class TestComparison:
         assert right["recentered_clip", "units", 40] > 0.59
         assert right["gumbel", "units", 1] > 0.9
 
-    def test_what_is_recommended_can_be_typed(self, shown: Shown) -> None:
+    def test_what_is_recommended_is_a_settings_file(self, shown: Shown) -> None:
         assert shown.out["recommendation"] == shown.out["options"][0]
         assert shown.out["recommendation_drawn"]["mechanism"] in LOGIT_MECHANISMS
         for name in ("recommendation", "recommendation_drawn", "recommendation_local"):
             best = shown.out[name]
             assert best in shown.out["options"]
-            assert best["command"] in shown.text
-            parser = argparse.ArgumentParser()
-            _cli_plan.add_design(parser)
-            typed = parser.parse_args(["--epsilon", "1", "--delta", "1e-6", *shlex.split(best["command"])])
-            assert typed.mechanism == best["mechanism"]
-            assert (typed.redraw_every, typed.sampling or "poisson") == (best["redraw_every"], best["sampling"])
+            assert "\n".join(_cli_plan._toml(best["settings"])) in shown.text
+            read = settings_of(tomllib.loads("\n".join(_cli_plan._toml(best["settings"]))))
+            rows = read.get("rows")
+            assert noise_of(read.get("noise"), Noise, LogitNoise).mechanism == best["mechanism"]
+            assert (rows.redraw_every or 1, rows.sampling) == (best["redraw_every"], best["sampling"])
 
     def test_fewer_tokens_are_preferred_within_five_points_only(self) -> None:
         plan = priced({None: 1000}, mechanism="recentered_clip")
@@ -264,67 +267,72 @@ class TestComparison:
         assert best_drawn(options) is options[0]
         assert best_drawn([DesignOption(priced({None: 1000}), 0.9, 1.0, 400, LocalCost(1, 1, 0))]) is None
 
-    def test_a_typed_parameter_stays_in_the_command(self) -> None:
+    def test_a_parameter_that_was_asked_for_stays_in_the_recommendation(self) -> None:
         option = {"mechanism": "clip_and_blend", "rows": "units", "num_slots": 4, "shots_per_slot": 1}
         option |= {"redraw_every": 2, "sampling": "disjoint"}
-        asked = {"clip": 2.0, "temperature": 0.8, "blend_weight": 0.7}
-        command = _cli_plan._command(option, "clip_and_blend", asked)
-        assert command.endswith("--redraw-every 2 --sampling disjoint --temperature 0.8 --blend-weight 0.7")
-        assert "--temperature" not in _cli_plan._command(option, "gumbel", asked)
+        asked = {
+            "noise": {"mechanism": "clip_and_blend", "clip": 2.0, "blend_weight": 0.7},
+            "decoding": {"temperature": 0.8},
+        }
+        settings = settings_of(asked)
+        found = _cli_plan._generation_settings(settings, option, _cli_plan._rule(settings))
+        assert found["rows"] == {"units": 4, "sampling": "disjoint", "redraw_every": 2}
+        assert found["noise"] == {"mechanism": "clip_and_blend", "blend_weight": 0.7}
+        assert found["decoding"] == {"temperature": 0.8}
+        other = _cli_plan._generation_settings(settings, {**option, "mechanism": "gumbel"}, _cli_plan._rule(settings))
+        assert other["noise"] == "gumbel"
+        assert "decoding" not in other
+
+
+def sets(*items: str) -> list[str]:
+    return [part for item in items for part in ("--set", item)]
 
 
 PLAN = ("plan", "--epsilon", "1", "--delta", "1e-6", "--public-size", "1000", "--max-tokens", "5", "--no-compare")
 
 
 class TestPlanOnTheCommandLine:
-    def test_it_knows_every_mechanism(self) -> None:
-        assert (*_cli_plan._MECHANISMS, *_cli_plan._LOGIT_MECHANISMS) == TOKEN_MECHANISMS
-
     def test_numbers_and_guesses_are_stated(self, capsys: pytest.CaptureFixture[str]) -> None:
-        blend = ["--mechanism", "clip_and_blend", "--temperature", "0.8", "--blend-weight", "0.7"]
-        assert main([*PLAN, *blend, "--public-agreement", "0.3"]) == 0
+        blend = ["noise.mechanism=clip_and_blend", "noise.blend_weight=0.7", "decoding.temperature=0.8"]
+        assert main([*PLAN, *sets(*blend, "guess.public_agreement=0.3")]) == 0
         text = capsys.readouterr().out
         assert re.search(r"of the range: clip [0-9.]+, temperature 0.8, blend weight 0.7\n", text)
         assert "the paper's accounting: epsilon " in text
-        assert "its chance after the public prompt: 30.0 % (--public-agreement); not measured" in text
+        assert "its chance after the public prompt: 30.0 % (guess.public_agreement); not measured" in text
         assert "at unlimited epsilon: it is drawn from a softmax" in text
 
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            (["--clip", "2"], "clip: expected None with mechanism='gumbel'"),
-            (["--mechanism", "recentered_clip", "--blend-weight", "0.5"], "they belong to clip_and_blend"),
+            (["noise.clip=2.0"], "mechanism"),
+            (["noise.mechanism=recentered_clip", "noise.blend_weight=0.5"], "clip_and_blend"),
             (
-                ["--mechanism", "recentered_clip", "--clip", "90", "--temperature", "0.1"],
-                "--clip, --temperature: expected noise that costs at most epsilon 1.0, found",
+                ["noise.mechanism=recentered_clip", "noise.clip=90.0", "decoding.temperature=0.1"],
+                "noise.clip, decoding.temperature: expected noise that costs at most epsilon 1.0, found",
             ),
-            (["--mechanism", "recentered_clip", "--public-agreement", "2"], "public_agreement: expected"),
-            (["--sampling", "fixed"], "sampling: expected 'poisson'"),
-            (
-                ["--method", "voting", "--labels", "2", "--max-queries", "9", "--mechanism", "clip_and_blend"],
-                "--mechanism: expected one of gumbel, gaussian, permute_and_flip with --method voting",
-            ),
+            (["noise=recentered_clip", "guess.public_agreement=2"], "Guess.public_agreement: expected"),
+            (["rows.sampling=fixed"], "sampling: expected 'poisson'"),
         ],
     )
     def test_what_a_run_would_refuse_is_refused(
         self, given: list[str], said: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        terms = [*PLAN[:7], "--no-compare"] if "--method" in given else [*PLAN]
-        assert main([*terms, *given]) == 2
+        assert main([*PLAN, *sets(*given)]) == 2
         assert said in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        "given", [["--full-vocabulary"], ["--clip", "1"], ["--temperature", "1"], ["--public-agreement", "0.1"]]
+        ("given", "said"),
+        [
+            ("noise=clip_and_blend", "noise: expected 'gumbel', 'gaussian', 'permute_and_flip', Noise(...)"),
+            ("noise.clip=1.0", "Noise: expected options among"),
+            ("decoding.temperature=1.0", "found 'decoding'"),
+            ("rows.sampling=disjoint", "sampling"),
+        ],
     )
-    def test_votes_take_none_of_its_options(self, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        votes = ["--method", "voting", "--labels", "2", "--max-queries", "9"]
-        assert main([*PLAN[:7], "--no-compare", *votes, *given]) == 2
-        assert f"{given[0]}: expected none with --method voting" in capsys.readouterr().err
-
-    def test_disjoint_batches_are_no_votes(self, capsys: pytest.CaptureFixture[str]) -> None:
-        votes = ["--method", "voting", "--labels", "2", "--max-queries", "9", "--sampling", "disjoint"]
+    def test_votes_take_none_of_its_options(self, given: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+        votes = ["--method", "voting", "--max-queries", "9", *sets("guess.labels=2", given)]
         assert main([*PLAN[:7], "--no-compare", *votes]) == 2
-        assert "--sampling: expected poisson or fixed with --method voting" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
 
 
 class TestGenerateOnTheCommandLine:
@@ -336,53 +344,47 @@ class TestGenerateOnTheCommandLine:
 
     def run(self, records: Path, *more: str) -> int:
         terms = ["--out", str(records.with_name("out.json")), "--public-size", "300", "--epsilon", "3"]
-        terms += ["--delta", "1e-6", "--max-tokens", "3", "--num-slots", "8", "--quiet"]
+        terms += ["--delta", "1e-6", "--quiet", *sets("max_tokens=3", "rows.units=8")]
         return main(["generate", str(records), *terms, "--model", "tests.engines:ENGINE", *more])
 
     def test_a_logit_mechanism_runs_and_is_in_the_report(self, records: Path) -> None:
-        clipped = ["--mechanism", "clip_and_blend", "--temperature", "0.9", "--blend-weight", "0.8"]
-        assert self.run(records, *clipped, "--redraw-every", "3") == 0
+        clipped = ["noise.mechanism=clip_and_blend", "noise.blend_weight=0.8", "decoding.temperature=0.9"]
+        assert self.run(records, *sets(*clipped, "rows.redraw_every=run")) == 0
         plan = json.loads(records.with_name("out.json").read_text())["plan"]
         assert (plan["mechanism"], plan["blend_weight"], plan["redraw_every"]) == ("clip_and_blend", 0.8, 3)
         assert plan["temperature"] == pytest.approx(0.9)
 
     def test_a_fixed_noise_beyond_epsilon_is_refused(self, records: Path) -> None:
-        assert self.run(records, "--mechanism", "recentered_clip", "--clip", "90", "--temperature", "0.1") == 2
+        loud = sets("noise.mechanism=recentered_clip", "noise.clip=90.0", "decoding.temperature=0.1")
+        assert self.run(records, *loud) == 2
 
     def test_every_option_reaches_the_synthesizer(self, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         given: dict[str, Any] = {}
 
+        @functools.wraps(DemonstrationSynthesizer.from_private_examples)
         def asked(*_: Any, **options: Any) -> None:
             given.update(options)
             raise ConfigurationError("seen")
 
         monkeypatch.setattr(DemonstrationSynthesizer, "from_private_examples", asked)
-        rule = {"clip": 2.0, "temperature": 0.8, "blend_weight": 0.7, "center": "none"}
-        rule |= {"free_tokens": 0.3, "private_tokens": 4}
-        typed = [word for name, value in rule.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        grammar = ["--grammar-regex", "[a-z]+", "--sampling", "disjoint"]
-        assert self.run(records, "--mechanism", "clip_and_blend", *typed, *grammar) == 2
-        assert {name: given[name] for name in rule} == rule
-        assert (given["mechanism"], given["sampling"]) == ("clip_and_blend", "disjoint")
-        assert given["grammar"].to_dict()["kind"] == "regex"
-        assert self.run(records) == 2
-        assert (given["sampling"], given["grammar"]) == ("poisson", None)
+        noise = ["clip=2.0", "blend_weight=0.7", "center=none", "free_below=0.3", "max_private_tokens=4"]
+        told = ["noise.mechanism=clip_and_blend", *(f"noise.{item}" for item in noise), "decoding.temperature=0.8"]
+        assert self.run(records, *sets(*told, 'decoding.grammar.regex="[a-z]+"', "rows.sampling=disjoint")) == 2
+        wanted = LogitNoise(
+            "clip_and_blend", clip=2.0, blend_weight=0.7, center="none", free_below=0.3, max_private_tokens=4
+        )
+        assert given["noise"] == wanted
+        assert given["rows"].sampling == "disjoint"
+        assert given["decoding"].temperature == 0.8
+        assert given["decoding"].grammar.to_dict()["kind"] == "regex"
 
-    def test_a_grammar_is_one_file_or_one_expression(self, tmp_path: Path) -> None:
-        path = tmp_path / "schema.json"
-        path.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}}')
-        read = load_grammar(argparse.Namespace(grammar_json=path, grammar_regex=None))
-        assert read is not None
-        assert read.to_dict()["kind"] == "json_schema"
-        path.write_text("[1]")
-        with pytest.raises(ConfigurationError, match="schema"):
-            load_grammar(argparse.Namespace(grammar_json=path, grammar_regex=None))
-
-
-def model_options(model: str, **given: Any) -> argparse.Namespace:
-    return argparse.Namespace(
-        **{**dict.fromkeys(("device", "dtype", "max_prompt_tokens", "chat")), **given}, model=model
-    )
+    def test_a_grammar_is_of_one_kind(self) -> None:
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+        read = settings_of({"decoding": {"grammar": {"json_schema": schema}}})
+        assert read.get("decoding").grammar.to_dict()["kind"] == "json_schema"
+        for wrong in ({"json_schema": [1]}, {"regex": "a", "lark": "b"}, {"words": ["a"]}):
+            with pytest.raises(ConfigurationError, match=r"schema|grammar"):
+                settings_of({"decoding": {"grammar": wrong}})
 
 
 class TestTheFolderOfAModel:
@@ -391,8 +393,8 @@ class TestTheFolderOfAModel:
         monkeypatch.setattr(
             "langchain_dpicl.backends.hf.backend.HuggingFaceBackend", lambda *a, **k: seen.append((a, k))
         )
-        load_model(model_options(str(tmp_path), dtype="bfloat16", chat=False, max_prompt_tokens=64, device="cpu"))
-        load_model(model_options(str(tmp_path)))
+        load_model(Model(name=str(tmp_path), dtype="bfloat16", chat=False, max_prompt_tokens=64, device="cpu"))
+        load_model(Model(name=str(tmp_path)))
         typed = {"device": "cpu", "dtype": "bfloat16", "max_prompt_tokens": 64, "chat": False}
         assert seen == [((str(tmp_path),), typed), ((str(tmp_path),), {})]
         assert set(typed) <= set(inspect.signature(HuggingFaceBackend).parameters)
@@ -400,12 +402,12 @@ class TestTheFolderOfAModel:
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            ({"model": "embedded", "device": "cpu"}, "--device: expected none unless --model is the folder"),
-            ({"model": "tests.engines:ENGINE", "chat": False}, "--chat: expected none unless"),
-            ({"model": "./nowhere"}, "a folder that holds a model, or module:attribute, found './nowhere'"),
-            ({"model": ".", "max_prompt_tokens": 0}, "--max-prompt-tokens: expected an integer >= 1, found 0"),
+            ({"name": "embedded", "device": "cpu"}, "model.device: expected none unless --model is the folder"),
+            ({"name": "tests.engines:ENGINE", "chat": False}, "model.chat: expected none unless"),
+            ({"name": "./nowhere"}, "a folder that holds a model, or module:attribute, found './nowhere'"),
+            ({"name": ".", "max_prompt_tokens": 0}, "Model.max_prompt_tokens: expected a number greater than or equal"),
         ],
     )
     def test_and_its_options_belong_together(self, given: dict[str, Any], said: str) -> None:
         with pytest.raises(ConfigurationError, match=re.escape(said)):
-            load_model(model_options(**given))
+            load_model(Model(**given))
