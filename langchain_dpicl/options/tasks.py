@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts
+from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts, option_of
+from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
     from langchain_core.prompts import FewShotPromptTemplate
@@ -34,6 +35,32 @@ class FewShotTask(Option):
     example_separator: str = "\n\n"
     labels: Texts | None = None
     verbalizers: Mapping[str, str | Texts] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        task: FewShotTask | None,
+        example_prompt: TemplateLike | None,
+        suffix: TemplateLike | None,
+        prefix: TemplateLike = "",
+    ) -> FewShotTask:
+        """Returns the wording that a component was given as `task=` or as flat parameters.
+
+        Args:
+          task: the option value, or None.
+          example_prompt: the flat parameter.
+          suffix: the flat parameter.
+          prefix: the flat parameter.
+
+        Raises:
+          ConfigurationError: both were given, or `task` is no `FewShotTask`.
+        """
+        if task is None:
+            return cls(example_prompt, suffix, prefix=prefix)
+        flat = {"example_prompt": example_prompt, "suffix": suffix, "prefix": prefix}
+        if given := [name for name, value in flat.items() if value is not None and value != ""]:
+            raise fail("task", "task=FewShotTask(...) or flat wording", f"both, with {given}", "Put all into task=.")
+        return option_of("task", task, cls)
 
     @classmethod
     def from_template(cls, template: FewShotPromptTemplate, **changes: Any) -> Self:
