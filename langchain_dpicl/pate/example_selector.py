@@ -166,7 +166,9 @@ class PromptPATEExampleSelector(BaseExampleSelector):
         reading = option_of("answers", answers, LabelAnswers)
         wanted = option_of("student", student, Student)
         engine: Any = as_choice_backend(llm, votes="text" if reading.votes == "text" else None)
-        wanted = _ready(strategy, wanted, engine, voting_task(private, words, reading))
+        # Whether teachers are calibrated says nothing of the student.
+        asked = voting_task(private, words, reading.replace(calibrate=None) if reading.content_free else reading)
+        wanted = _ready(strategy, wanted, engine, asked)
         run = PromptPATELabeler.from_private_examples(
             private,
             llm=engine,
