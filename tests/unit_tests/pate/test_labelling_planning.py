@@ -199,7 +199,7 @@ class TestPublicFaults:
         ("given", "said"),
         [
             ({"teachers": "old"}, "teachers: expected one of"),
-            ({"teachers": "fixed", "design": DEALT}, "Use teachers='fresh'"),
+            ({"teachers": "fixed", "design": DEALT}, "Use a new sample for each input"),
             ({"teachers": "fixed", "adjacency": "replace_one", "design": TWENTY}, "sampling: expected 'partition'"),
             ({"design": DEALT, "adjacency": "replace_one"}, "sampling: expected 'poisson' or 'fixed' with teachers"),
             ({"design": dataclasses.replace(DEALT, sampling="fixed")}, "sampling: expected 'poisson'"),

@@ -163,7 +163,7 @@ class TestLabelling(NeighbourContract):
     def test_what_is_compared_holds_labels_files_and_every_kind_of_fault(self, design: str) -> None:
         seen = json.loads(self.usual(design))
         steps, files = seen[:14:2], [shown[2] for shown in seen[1:14:2]]
-        paid = DESIGNS[design].get("max_answers", 3) if "all pass" in design else 3
+        paid = DESIGNS[design]["noise"].max_answers if "all pass" in design else 3
         assert [one[0] if isinstance(one, list) else one.get("status", "pool") for one in steps] == [
             "LabellingInterruptedError",
             "ConfigurationError",

@@ -68,7 +68,7 @@ pytestmark = pytest.mark.usefixtures("remembered_prices")
 WAYS = [
     pytest.param(teachers, mechanism, adjacency, id=f"{teachers}-{mechanism}-{adjacency}")
     for teachers in TEACHERS
-    for mechanism in MECHANISMS
+    for mechanism in NOISES
     for adjacency in ("add_remove", "replace_one")
     if (teachers, adjacency) != ("fixed", "add_remove")
 ]
