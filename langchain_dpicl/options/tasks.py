@@ -39,27 +39,27 @@ class FewShotTask(Option):
     @classmethod
     def of(
         cls,
-        task: FewShotTask | None,
-        example_prompt: TemplateLike | None,
-        suffix: TemplateLike | None,
+        task: Self | None,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
         prefix: TemplateLike = "",
-    ) -> FewShotTask:
-        """Returns the wording that a component was given as `task=` or as flat parameters.
+    ) -> Self:
+        """Returns the wording that a caller gave: as `task`, or by its templates.
 
         Args:
-          task: the option value, or None.
-          example_prompt: the flat parameter.
-          suffix: the flat parameter.
-          prefix: the flat parameter.
+          task: the wording.
+          example_prompt: of a wording without `task`.
+          suffix: of a wording without `task`.
+          prefix: of a wording without `task`.
 
         Raises:
-          ConfigurationError: both were given, or `task` is no `FewShotTask`.
+          ConfigurationError: both are given, or `task` is something else.
         """
         if task is None:
             return cls(example_prompt, suffix, prefix=prefix)
-        flat = {"example_prompt": example_prompt, "suffix": suffix, "prefix": prefix}
-        if given := [name for name, value in flat.items() if value is not None and value != ""]:
-            raise fail("task", "task=FewShotTask(...) or flat wording", f"both, with {given}", "Put all into task=.")
+        if example_prompt is not None or suffix is not None or prefix != "":
+            advice = "Put the templates into the task."
+            raise fail("task", "task=, or example_prompt=, suffix= and prefix=", "both", advice)
         return option_of("task", task, cls)
 
     @classmethod

@@ -26,7 +26,7 @@ from langchain_dpicl.distributed.executor import (
 from langchain_dpicl.distributed.ray import ExecutorLike, as_executor
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.options.answers import LabelAnswers
-from langchain_dpicl.options.base import LLM, PublicInput, TemplateLike, Where, option_of
+from langchain_dpicl.options.base import LLM, PublicInput, TemplateLike, Where, option_of, refuse_unused
 from langchain_dpicl.options.rows import ConfidentGNMax, Noise, NoiseName, Rows, noise_of
 from langchain_dpicl.options.tasks import FewShotTask
 from langchain_dpicl.pate.inputs import InputTemplate, key_of
@@ -46,7 +46,7 @@ from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_plan import recommended_design
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
-from langchain_dpicl.tasks.labels import VotingTask, mechanism_of, reader_of
+from langchain_dpicl.tasks.labels import VotingTask, reader_of
 
 InputJob: TypeAlias = tuple[tuple[str, str], ...]
 """The fields of a public input, sorted by name."""
@@ -341,12 +341,12 @@ def voting_task(private: PrivateExamples, task: FewShotTask, answers: LabelAnswe
 
 def _checked_noise(noise: object, answers: LabelAnswers) -> Noise | ConfidentGNMax:
     """Returns the noise; refuses answers that labelling does not give."""
-    if unused := sorted({"min_votes", "abstain_label"} & set(answers.to_dict())):
-        advice = "A label needs a share of the votes, abstain_below=; a rejected input has no label."
-        raise fail("answers", "LabelAnswers without min_votes and abstain_label", unused, advice)
+    used = ("votes", "calibrate", "content_free", "abstain_below", "scores", "other_label")
+    refuse_unused(answers, used, "PromptPATELabeler")
     chosen = cast("Noise | ConfidentGNMax", noise_of(noise, Noise, ConfidentGNMax))
-    if answers.scores and isinstance(chosen, ConfidentGNMax):
-        raise fail("noise", "'gaussian' with LabelAnswers(scores=True)", "ConfidentGNMax")
+    kind = chosen.mechanism if isinstance(chosen, Noise) else "ConfidentGNMax"
+    if answers.scores and kind not in {None, "gaussian"}:
+        raise fail("noise", "'gaussian' with LabelAnswers(scores=True): the others release only labels", kind)
     return chosen
 
 
@@ -401,7 +401,7 @@ def _planned(
         )
         given: dict[str, Any] = {"noise_multiplier": None, "max_answers": noise.max_answers}
     else:
-        mechanism = mechanism_of(noise.mechanism, with_scores=scores)
+        mechanism = noise.mechanism or ("gaussian" if scores else "gumbel")
         is_searched = design is None and teachers == "fresh" and noise.multiplier is None
         shape = (
             recommended_design(size, labels=len(task.labels), mechanism=mechanism, **terms)
