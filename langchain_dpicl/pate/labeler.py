@@ -79,7 +79,7 @@ class LabellingJob:
     def __post_init__(self) -> None:
         if self.plan.teachers != "fresh":
             advice = "One secret sample, or one partition, stays in one process."
-            raise fail("teachers", "'fresh' with an executor", self.plan.teachers, advice)
+            raise fail("rows", "a new sample for each input with an executor", self.plan.teachers, advice)
 
     @property
     def key(self) -> str:

@@ -255,8 +255,8 @@ def _design(design: RowDesign | None, *, teachers: Teachers, adjacency: Adjacenc
     if teachers != "fixed":
         shape = check_design(requested, adjacency)
         if shape.sampling in {"partition", "disjoint"}:
-            expected = f"'poisson' or 'fixed' with teachers={teachers!r}"
-            raise fail("sampling", expected, shape.sampling, "A partition is for teachers='fixed'.")
+            expected = "'poisson' or 'fixed', or 'partition' for fixed teachers"
+            raise fail("sampling", expected, shape.sampling)
         return shape
     if adjacency != "replace_one":
         advice = "Adding a unit moves others between fixed teachers. Use a new sample for each input, which also costs "

@@ -85,7 +85,8 @@ STUDENT: dict[str, Any] = {
     "student": Student(shots=1, num_candidates=4, num_validation=2),
     "progress": False,
 }
-COUNTED = LabelAnswers(calibrate=False, abstain_below=0.4)  # where a row or two fail, no input is at the edge
+ONCE = Rows(units=ROWS, redraw_every="run")
+READ = LabelAnswers(calibrate=False, abstain_below=0.4)  # where a row or two fail, no input is at the edge
 QUERY = {"input": "is my card {lost} ?"}
 
 Make = Callable[[Provider], Any]
@@ -101,7 +102,7 @@ def labeler(llm: Any, private: PrivateExamples | None = None, **options: Any) ->
     """A labeler whose votes can be counted."""
     budget = PrivacyBudgetCallbackHandler(epsilon=2e6, delta=1e-4)
     given: dict[str, Any] = {"budget": budget, "epsilon": 1e6, "max_queries": MAX_QUERIES, "public_inputs": INPUTS}
-    given |= {"rows": Rows(units=ROWS), "noise": Noise("gaussian", multiplier=0.01), "answers": COUNTED, **options}
+    given |= {"rows": Rows(units=ROWS), "noise": Noise("gaussian", multiplier=0.01), "answers": READ, **options}
     return PromptPATELabeler.from_private_examples(private or examples(), llm=llm, **given)
 
 
@@ -189,7 +190,7 @@ class TestLabels:
     ) -> None:
         llm, calls = model(servers.served()), PrivateCalls(monkeypatch)
         seen = observe(lambda: selector(llm))
-        awaited = await aobserve(lambda: aselector(llm, teachers="one_sample"))
+        awaited = await aobserve(lambda: aselector(llm, rows=ONCE))
         other = (0,) * (reads == "text votes")
         for one in (seen, awaited):
             assert one.error is None
@@ -203,14 +204,16 @@ class TestLabels:
             assert {c.right for c in student.candidates} == {1, 2}
             assert (student.accuracy, [INPUTS[place] in PLAIN for place in student.demonstrations]) == (1.0, [True])
             # The student's calls are public, and as silent; where it reports probabilities, each prompt is calibrated.
-            calls.made -= len(student.candidates) * (len(student.held_back) + (reads == "first tokens"))
+            asked = len(student.candidates) * (len(student.held_back) + (reads == "first tokens"))
+            calls.made -= asked
+            calls.awaited -= asked * (one is awaited)
         assert (calls.made, calls.awaited, calls.failed) == (2 * ROWS * len(INPUTS), ROWS * len(INPUTS), 0)
 
     async def test_that_are_none_are_counted_apart_and_reject_the_input(self, servers: Servers) -> None:
         llm = anthropic_model(servers.served().root)
         made, silent = (
             labeler(llm, public_inputs=[PLAIN[0], NAMELESS]),
-            labeler(llm, public_inputs=[NAMELESS], answers=COUNTED.replace(other_label="")),
+            labeler(llm, public_inputs=[NAMELESS], answers=READ.replace(other_label="")),
         )
         made.run(progress=False)
         await silent.arun(progress=False)
@@ -228,7 +231,7 @@ class TestLabels:
         options: dict[str, Any] = {
             "task": FewShotTask(verbalizers=said),
             "public_inputs": PLAIN,
-            "answers": COUNTED.replace(abstain_below="never"),
+            "answers": READ.replace(abstain_below="never"),
         }
         cast = [
             Counter(likelier(engine, prompt_of(text, said[label], given), said) for text, label in TAUGHT)
@@ -236,7 +239,7 @@ class TestLabels:
         ]
         for found in (
             selector(engine, **options),
-            await aselector(engine, **options, rows=Rows(units=ROWS, redraw_every="run")),
+            await aselector(engine, **options, rows=ONCE),
         ):
             assert votes(found.pool) == [tuple(counts[label] for label in LABELS) for counts in cast]
             for entry, counts in zip(found.pool.entries, cast, strict=True):
@@ -378,7 +381,7 @@ async def test_rows_that_a_provider_refuses_abstain_or_count_as_other(servers: S
 
 async def test_a_server_that_dies_interrupts_and_the_file_goes_on_elsewhere(servers: Servers, tmp_path: Path) -> None:
     options: dict[str, Any] = {"public_inputs": PLAIN, "checkpoint": tmp_path / "labels.json"}
-    options |= {"private": examples(), "answers": COUNTED.replace(abstain_below="never")}
+    options |= {"private": examples(), "answers": READ.replace(abstain_below="never")}
     with running_server() as llama:
         engine = LangChainBackend(openai_model("ChatOpenAI", f"{llama.url}/v1"), continuation="instruct", retry=RETRY)
         options |= {"task": FewShotTask(verbalizers=dict(zip(LABELS, letters_of(engine), strict=True)))}
