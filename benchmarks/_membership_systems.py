@@ -19,8 +19,11 @@ from langchain_dpicl import (
     DPFewShotPromptTemplate,
     DPFreeFormRunnable,
     DPVotingRunnable,
+    FewShotTask,
+    LabelAnswers,
     PrivateExamples,
     PromptPATEExampleSelector,
+    Rows,
 )
 from langchain_dpicl.audit.membership import (
     Record,
@@ -32,6 +35,7 @@ from langchain_dpicl.audit.membership import (
 )
 from langchain_dpicl.audit.membership_scores import Claim
 from langchain_dpicl.baselines import demonstrations_without_privacy, label_votes_without_privacy
+from langchain_dpicl.options import Student
 
 MECHANISMS = ("gumbel", "gaussian", "permute_and_flip", "recentered_clip", "difference_clip", "clip_and_blend")
 _MAX_TOKENS = 12
@@ -201,13 +205,11 @@ class Systems:
                 self._holder(records, self.records),
                 llm=self.llm,
                 **self._spending,
-                **self._wording,
+                task=FewShotTask(self.task.wording.example_prompt, self.task.wording.suffix),
                 public_inputs=self.public_inputs,
-                **self._slots,
-                num_shots=4,
-                num_candidates=5,
-                abstain_below=None,
-                progress=False,
+                rows=Rows(slots=self.rows, shots=min(4, self.records // self.rows), fill=1.0),
+                answers=LabelAnswers(abstain_below="never"),
+                student=Student(num_candidates=5),
             )
             return DPFewShotPromptTemplate(
                 example_selector=selector,

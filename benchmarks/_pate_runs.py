@@ -16,9 +16,19 @@ from _pate_task import Inputs, holder
 from _voting_task import Task
 from numpy.typing import NDArray
 
-from langchain_dpicl import Budget, LabelledPool, PromptPATEExampleSelector, PromptPATELabeler
+from langchain_dpicl import (
+    Budget,
+    FewShotTask,
+    LabelAnswers,
+    LabelledPool,
+    Noise,
+    PromptPATEExampleSelector,
+    PromptPATELabeler,
+    Rows,
+)
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.baselines import label_votes_without_privacy
+from langchain_dpicl.options import Student
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import Adjacency
@@ -62,6 +72,15 @@ class Teaching:
         """Returns the shape of the teachers; a slot expects as many records as it shows."""
         sampling = "partition" if self.teachers == "fixed" else "poisson"
         return RowDesign.choose(num_slots=num_teachers, shots_per_slot=self.shots, sampling=sampling, overfill=1.0)
+
+    def rows(self, num_teachers: int) -> Rows:
+        """Returns the same shape as the option of a labeler."""
+        if self.teachers == "fixed":
+            return Rows(slots=num_teachers, shots=self.shots, sampling="partition")
+        redraw = "run" if self.teachers == "one_sample" else None
+        if self.shots == 1:
+            return Rows(units=num_teachers, redraw_every=redraw)
+        return Rows(slots=num_teachers, shots=self.shots, fill=1.0, redraw_every=redraw)
 
     def plan(self, size: int, *, num_teachers: int, max_queries: int, width: int, delta: float) -> LabellingPlan:
         """Returns noise and price for so many declared records."""
@@ -138,7 +157,7 @@ def teach(
     progress: bool | None = None,
 ) -> Taught:
     """Labels the inputs by private teachers, on a budget in memory that is exactly what they cost."""
-    size, design = len(inputs.private), teaching.design(num_teachers)
+    size = len(inputs.private)
     plan = teaching.plan(
         size, num_teachers=num_teachers, max_queries=len(inputs.texts), width=len(task.labels), delta=delta
     )
@@ -148,14 +167,16 @@ def teach(
         public_inputs=inputs.texts,
         budget=Budget(epsilon=plan.epsilon, delta=delta, adjacency=teaching.adjacency),
         epsilon=plan.epsilon,
-        noise_multiplier=plan.noise_multiplier,
-        teachers=teaching.teachers,
-        mechanism="gaussian",
-        num_slots=num_teachers,
-        shots_per_slot=teaching.shots,
-        overfill=None if teaching.teachers == "fixed" else design.overfill,
-        abstain_below=abstain_below,
-        **asked(task),
+        task=FewShotTask(
+            task.wording.example_prompt,
+            task.wording.suffix,
+            verbalizers=dict(zip(task.labels, task.texts, strict=True)),
+        ),
+        rows=teaching.rows(num_teachers),
+        noise=Noise("gaussian", multiplier=plan.noise_multiplier),
+        answers=LabelAnswers(
+            content_free=CONTENT_FREE, abstain_below="never" if abstain_below is None else abstain_below
+        ),
     )
     return Taught(labeler.run(progress=progress), labeler.plan, inputs.truths)
 
@@ -201,7 +222,7 @@ class Students:
         selector = PromptPATEExampleSelector(pool)
         if len(selector.examples) < 2:
             return None
-        choice = selector.choose_student(self.engine, num_shots=shots, progress=False, **numbers)
+        choice = selector.choose_student(Student(llm=self.engine, shots=shots, **numbers), progress=False)
         chosen = [pool.entries[place] for place in choice.demonstrations]
         return self.hits([{**entry.fields, "label": str(entry.label)} for entry in chosen], shots=shots)
 

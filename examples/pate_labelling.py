@@ -33,13 +33,17 @@ from langchain_core.runnables import Runnable
 from langchain_dpicl import (
     ChatEmbedded,
     EmbeddedLLM,
+    FewShotTask,
+    LabelAnswers,
     LabelClassifier,
     LabelledPool,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
     PromptPATEExampleSelector,
     PromptPATELabeler,
+    Rows,
 )
+from langchain_dpicl.options import Student
 
 SIZE = 1500
 NUM_SLOTS = 40
@@ -125,20 +129,18 @@ def make_labeler(epsilon: float = EPSILON) -> tuple[PromptPATELabeler, PrivacyBu
         budget=budget,
         epsilon=epsilon,
         public_inputs=list(TOPIC_OF),
-        example_prompt=EXAMPLE,
-        prefix=PREFIX,
-        suffix=QUERY,
-        num_slots=NUM_SLOTS,  # the embedded model copies the label of a single example, so each teacher sees four
-        shots_per_slot=4,
-        mechanism="gaussian",  # releases noisy votes, which the picture shows
-        abstain_below=0.4,  # a line that fewer than 40 % of the teachers agree on gets no label
+        task=FewShotTask(EXAMPLE, QUERY, prefix=PREFIX),
+        # The embedded model copies the label of a single example, so each teacher sees four.
+        rows=Rows(slots=NUM_SLOTS, shots=4),
+        noise="gaussian",  # releases noisy votes, which the picture shows
+        answers=LabelAnswers(abstain_below=0.4),  # a line that fewer than 40 % of the teachers agree on gets no label
     )
     return labeler, budget
 
 
-def make_selector(labeler: PromptPATELabeler, **options: Any) -> PromptPATEExampleSelector:
+def make_selector(labeler: PromptPATELabeler, *, progress: bool | None = None) -> PromptPATEExampleSelector:
     """Lets the labelled lines choose the best prompt of eight of them; free."""
-    return PromptPATEExampleSelector.from_labeler(labeler, num_shots=8, **options)
+    return PromptPATEExampleSelector.from_run(labeler, student=Student(shots=8), progress=progress)
 
 
 def as_prompt(selector: PromptPATEExampleSelector) -> FewShotPromptTemplate:

@@ -23,15 +23,20 @@ from langchain_dpicl import (
     Budget,
     DPFewShotPromptTemplate,
     DPVotingRunnable,
+    FewShotTask,
+    LabelAnswers,
+    Noise,
     PrivateExamples,
     PromptPATEExampleSelector,
     PromptPATELabeler,
     ReleasedDemonstrations,
+    Rows,
 )
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.options import Student
 
 RECORDS = (
     "my card ending in 0000 was declined in a shop on Fennel Street",
@@ -56,7 +61,11 @@ SPEAKING = (
     "hm\nqueue: fraud\n\ntext: and now ?",
 )
 """Public inputs; the embedded model copies the label that an input brings along, also one that is none."""
-STUDENT: Mapping[str, Any] = {"num_shots": 1, "num_candidates": 2, "num_validation": 1, "progress": False}
+STUDENT: Mapping[str, Any] = {
+    "student": Student(shots=1, num_candidates=2, num_validation=1),
+    "progress": False,
+}
+HALF = LabelAnswers(abstain_below=0.5)
 
 RELEASED = ReleasedDemonstrations(
     ({"text": "why was my card payment declined ?"}, {"text": "the cash machine kept my card"}),
@@ -244,12 +253,13 @@ async def openai_pate(target: Target) -> dict[str, Any]:
         LangChainBackend(target.chat(), continuation="instruct", **options),
         target,
         public_inputs=INPUTS[:2],
-        prefix="Queues have letters: a is card, j is transfer, s is top up.",
-        verbalizers={label: tuple(f" {letter}" for letter in letters) for label, letters in LETTERS_OF.items()},
-        calibrate=False,
+        task=FewShotTask(
+            prefix="Queues have letters: a is card, j is transfer, s is top up.",
+            verbalizers={label: tuple(f" {letter}" for letter in letters) for label, letters in LETTERS_OF.items()},
+        ),
+        answers=HALF.replace(calibrate=False),
     )
-    labeler.run(progress=False)
-    selector = PromptPATEExampleSelector.from_labeler(labeler, **STUDENT)
+    selector = PromptPATEExampleSelector.from_run(labeler, **STUDENT)
     await selector.aadd_example({"text": INPUTS[2]})
     prompt = FewShotPromptTemplate(
         example_selector=selector,
@@ -264,9 +274,9 @@ async def openai_pate(target: Target) -> dict[str, Any]:
 async def anthropic_pate(target: Target) -> dict[str, Any]:
     """The same with text alone and one sample for all, where votes that name no label win once; a stock chat template."""
     engine = TextVoteBackend(target.anthropic(max_tokens=64), max_concurrency=1, retry=target.retry)
-    labeler = _labeler(engine, target, public_inputs=SPEAKING[:2], teachers="one_sample")
-    await labeler.arun(progress=False)
-    selector = await PromptPATEExampleSelector.afrom_labeler(labeler, **STUDENT)
+    rows = Rows(units=len(TAUGHT), redraw_every="run")
+    labeler = _labeler(engine, target, public_inputs=SPEAKING[:2], rows=rows)
+    selector = await PromptPATEExampleSelector.afrom_run(labeler, **STUDENT)
     selector.add_example({"text": SPEAKING[2]})
     shown = FewShotChatMessagePromptTemplate(
         example_selector=selector,
@@ -284,13 +294,9 @@ def _labeler(engine: Any, target: Target, **options: Any) -> PromptPATELabeler:
         llm=engine,
         budget=Budget(epsilon=2e6, delta=1e-4),
         epsilon=1e6,
-        noise_multiplier=0.01,
-        num_slots=len(records),
-        rows="units",
-        mechanism="gaussian",
-        abstain_below=0.5,
+        noise=Noise("gaussian", multiplier=0.01),
         max_queries=3,
-        **options,
+        **{"rows": Rows(units=len(records)), "answers": HALF, **options},
     )
 
 

@@ -12,6 +12,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.distributed.executor import Executor, Job, JobResult, Worker, WorkerFactory
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import Rows
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.stores import SQLiteMemo
 from tests.ray_places import PUBLIC_SIZE, engine, records
@@ -119,6 +120,6 @@ class House:
         return DemonstrationSynthesizer.from_private_examples(records(str(self.ledger), PUBLIC_SIZE), **given)
 
     def labeler(self, executor: Any, inputs: Sequence[str], **options: Any) -> PromptPATELabeler:
-        given: dict[str, Any] = {"epsilon": 8.0, "num_slots": 4, "public_inputs": inputs, "rows": "units"}
+        given: dict[str, Any] = {"epsilon": 8.0, "public_inputs": inputs, "rows": Rows(units=4)}
         given |= {"llm": engine(), "budget": self.budget(), "component": "labels", "executor": executor, **options}
         return PromptPATELabeler.from_private_examples(records(str(self.ledger), PUBLIC_SIZE), **given)

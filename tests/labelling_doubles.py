@@ -7,25 +7,29 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from langchain_dpicl import Budget, LabelledPool, PrivateExamples, PromptPATELabeler
+from langchain_dpicl import Budget, LabelAnswers, LabelledPool, Noise, PrivateExamples, PromptPATELabeler, Rows
 from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.options import ConfidentGNMax
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from tests.contracts.front_room import CANARY
 
 LABELS = ("card", "transfer")
-TEACHERS = ("fresh", "one_sample", "fixed")
-MECHANISMS = ("gumbel", "permute_and_flip", "gaussian", "confident_gnmax")
 CARD, WIRE, MUTE = "my card is lost", "wire it abroad", "hmm"
 # Noise so small that the votes decide; its cost is of no interest where this is used. Nor is chance: of forty units each
 # is in a sample with probability one half, and two votes are needed; fewer than three rows come with probability 1e-9.
-LOUD: dict[str, Any] = {
-    "noise_multiplier": 0.05,
-    "epsilon": 2e5,
-    "num_slots": 20,
-    "abstain_below": 0.1,
-    "calibrate": False,
+QUIET = Noise(multiplier=0.05)
+PLAIN = LabelAnswers(abstain_below=0.1, calibrate=False)
+SURE = ConfidentGNMax(2.0, 0.05, 0.05)
+# Units: a slot may be empty, and then it votes as the public model does.
+FRESH, ONCE, FIXED = Rows(units=20), Rows(units=20, redraw_every="run"), Rows(slots=20, sampling="partition")
+TEACHERS = {"fresh": FRESH, "one_sample": ONCE, "fixed": FIXED}
+NOISES: dict[str, Noise | ConfidentGNMax] = {
+    "gumbel": QUIET.replace(mechanism="gumbel"),
+    "permute_and_flip": QUIET.replace(mechanism="permute_and_flip"),
+    "gaussian": QUIET.replace(mechanism="gaussian"),
+    "confident_gnmax": SURE,
 }
-SURE = (2.0, 0.05, 0.05)
+GAUSSIAN = NOISES["gaussian"]
 
 
 def by_query(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
@@ -88,21 +92,18 @@ def house(adjacency: str = "add_remove", **options: Any) -> Budget:
 
 def loud(**options: Any) -> dict[str, Any]:
     """Options of teachers whose votes decide, and what else is given."""
-    given = {**LOUD, **options}
-    if given.get("mechanism") == "confident_gnmax":
-        del given["noise_multiplier"]  # it has noise and a threshold of its own
-        given["abstain_below"] = None
-        given.setdefault("confident", SURE)
-    if given.get("teachers") != "fixed":
-        given.setdefault("rows", "units")  # a slot may be empty, and then it votes as the public model does
+    given = {"rows": FRESH, "noise": QUIET, "answers": PLAIN, "epsilon": 2e5, **options}
+    if isinstance(given["noise"], ConfidentGNMax) and given["answers"].abstain_below == PLAIN.abstain_below:
+        given["answers"] = given["answers"].replace(abstain_below=None)  # its noisy test has a threshold of its own
     return given
 
 
 def labeler(private: PrivateExamples | None = None, *, budget: Any = None, **options: Any) -> PromptPATELabeler:
     """A labeler whose votes decide, with teachers and noise as `options` ask for."""
     given = {"llm": Spy(), "public_inputs": [CARD, WIRE], **loud(**options)}
-    adjacency = "replace_one" if given.get("teachers") == "fixed" else "add_remove"
-    return PromptPATELabeler.from_private_examples(private or examples(), budget=budget or house(adjacency), **given)
+    is_fixed = given["rows"] is not None and given["rows"].sampling == "partition"
+    usual = house("replace_one" if is_fixed else "add_remove")
+    return PromptPATELabeler.from_private_examples(private or examples(), budget=budget or usual, **given)
 
 
 def lines(budget: Budget) -> list[Any]:

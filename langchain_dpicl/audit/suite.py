@@ -556,7 +556,7 @@ def _coin_of(subject: Subject) -> Callable[[], bool] | None:
     if subject.method not in {"voting", "pate"} or mechanism == ConfidentGNMaxMechanism.name:
         return None
     runs = 200
-    arguments = {"mechanism": mechanism, "rows": "units", "adjacency": _rows_of(subject).adjacency}
+    arguments: dict[str, Any] = {"mechanism": mechanism, "rows": "units", "adjacency": _rows_of(subject).adjacency}
     if subject.method == "voting":
         voter = voter_of((), max_queries=runs, **arguments)
         return lambda: voter.invoke(QUERY) == "yes"

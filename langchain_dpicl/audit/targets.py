@@ -29,17 +29,19 @@ from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_genera
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TokenRule
 from langchain_dpicl.options import Training
-from langchain_dpicl.options.rows import LogitNoise, Noise, Rows, noise_of
+from langchain_dpicl.options.answers import LabelAnswers
+from langchain_dpicl.options.rows import ConfidentGNMax, LogitNoise, Noise, NoiseName, Rows, Sampling, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, fail
+from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.count_histograms import count_release
 from langchain_dpicl.privacy.extensions.individual_filter import participation_plan
+from langchain_dpicl.privacy.extensions.method_tickets import Teachers
 from langchain_dpicl.privacy.ledger.amounts import effective_delta
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
@@ -118,19 +120,38 @@ def helper_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DP
     )
 
 
-def labeler_of(units: Sequence[str], paid: int, *, engine: Any = None, **options: Any) -> PromptPATELabeler:
+def labeler_of(
+    units: Sequence[str],
+    paid: int,
+    *,
+    engine: Any = None,
+    public_size: int = 1,
+    adjacency: Adjacency = "add_remove",
+    labels: Sequence[str] = _LABELS,
+    teachers: Teachers = "fresh",
+    rows: RowShape = "slots",
+    num_slots: int | None = None,
+    shots_per_slot: int = 1,
+    sampling: Sampling = "poisson",
+    mechanism: NoiseName | None = None,
+    noise_multiplier: float = 0.5,
+    confident: tuple[float, float, float] | None = None,
+    max_answers: int | None = None,
+    abstain_below: float | None = None,
+) -> PromptPATELabeler:
     """Builds a labeler over units that vote as their texts say, with more inputs than its share pays for."""
-    arguments, size, adjacency = _split_options(
-        options, {"noise_multiplier": 0.5, "abstain_below": None, "labels": _LABELS}
-    )
-    labels = arguments.pop("labels")
-    if arguments.get("teachers") != "fixed":
-        arguments = {"rows": "slots", "overfill": 1.0, **arguments}
-    if "confident" in arguments:
-        arguments |= {"mechanism": "confident_gnmax", "noise_multiplier": None}
+    slots = public_size if num_slots is None else num_slots
+    shape = Rows(units=slots)
+    if teachers == "fixed":
+        shape = Rows(slots=slots, shots=shots_per_slot, sampling="partition")
+    elif rows == "slots":
+        shape = Rows(slots=slots, shots=shots_per_slot, sampling=sampling, fill=1.0)
+    noise: Noise | ConfidentGNMax = Noise(mechanism, multiplier=noise_multiplier)
+    if confident is not None:
+        noise = ConfidentGNMax(*confident, max_answers=max_answers)
     records = [{"text": unit, "answer": labels[-1]} for unit in units]
     return PromptPATELabeler.from_private_examples(
-        PrivateExamples(records, label_key="answer", labels=labels, public_size=size),
+        PrivateExamples(records, label_key="answer", labels=labels, public_size=public_size),
         llm=ReadVotes() if engine is None else engine,
         budget=_budget(adjacency),
         epsilon=_EPSILON / 2,
@@ -138,8 +159,9 @@ def labeler_of(units: Sequence[str], paid: int, *, engine: Any = None, **options
         max_queries=paid,
         example_prompt=MARK + "{text}\n\n{answer}",
         suffix="{input}",
-        calibrate=False,
-        **arguments,
+        rows=shape.replace(redraw_every="run") if teachers == "one_sample" else shape,
+        noise=noise,
+        answers=LabelAnswers(calibrate=False, abstain_below="never" if abstain_below is None else abstain_below),
     )
 
 

@@ -6,8 +6,10 @@ Knows no method, no ledger and no model; every component reads its options from 
 from langchain_dpicl.options.answers import EmbeddingAnswers, KeywordAnswers, LabelAnswers, Retrieval, Serving
 from langchain_dpicl.options.base import Option
 from langchain_dpicl.options.methods import (
+    ByLength,
     Evolution,
     LocalExecutor,
+    Similar,
     SoftPromptConfig,
     Student,
     Topics,
@@ -34,6 +36,8 @@ OPTIONS: tuple[type[Option], ...] = (
     Topics,
     Evolution,
     Student,
+    Similar,
+    ByLength,
     SoftPromptConfig,
     Training,
     TrainableModel,
@@ -42,6 +46,7 @@ OPTIONS: tuple[type[Option], ...] = (
 """Every option value, in the order of the page that documents them."""
 
 __all__ = [
+    "ByLength",
     "ConfidentGNMax",
     "Decoding",
     "EmbeddingAnswers",
@@ -58,6 +63,7 @@ __all__ = [
     "Retrieval",
     "Rows",
     "Serving",
+    "Similar",
     "SoftPromptConfig",
     "Student",
     "Topics",

@@ -8,7 +8,7 @@ import functools
 import html
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -60,6 +60,7 @@ Where: TypeAlias = "str | os.PathLike[str]"
 Count: TypeAlias = Annotated[int, Interval(ge=1, le=MAX_INT)]
 CountOrZero: TypeAlias = Annotated[int, Interval(ge=0, le=MAX_INT)]
 Positive: TypeAlias = Annotated[float, Gt(0)]
+NotNegative: TypeAlias = Annotated[float, Interval(ge=0)]
 Probability: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
 Share: TypeAlias = Annotated[float, Interval(gt=0, le=1)]
 Texts: TypeAlias = Annotated[tuple[Annotated[str, Strict()], ...], Strict(strict=False)]
@@ -175,10 +176,10 @@ class Option(metaclass=_NamesChecked):
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
 
 
-Chosen = TypeVar("Chosen", bound=Option)
+OptionT = TypeVar("OptionT", bound=Option)
 
 
-def option_of(name: str, value: object, *kinds: type[Chosen]) -> Chosen:
+def option_of(name: str, value: object, *kinds: type[OptionT]) -> OptionT:
     """Returns an option value that a caller gave; None stands for the defaults of the first kind.
 
     Args:
@@ -200,6 +201,21 @@ def did_you_mean(name: str, option: type[Option]) -> str:
     """Returns "Did you mean 'x'?" for the field closest to a name, or ""."""
     near = difflib.get_close_matches(name, list(_defaults(option)), 1)
     return f"Did you mean {near[0]!r}?" if near else ""
+
+
+def refuse_unused(option: Option, used: Collection[str], component: str) -> None:
+    """Refuses fields that differ from their defaults and that a component does not use.
+
+    Args:
+      option: what the caller gave.
+      used: names of the fields that the component uses.
+      component: its class, for the message.
+
+    Raises:
+      ConfigurationError: there is such a field.
+    """
+    if unused := sorted(set(option.to_dict()) - set(used)):
+        raise fail(type(option).__name__, f"fields among {sorted(used)} for {component}", unused)
 
 
 @functools.cache

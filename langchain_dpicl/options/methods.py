@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from langchain_dpicl.options.base import Count, Live, ModelLike, Option, Positive, Probability, Texts
 from langchain_dpicl.privacy._validate import fail
@@ -80,6 +80,47 @@ class Student(Option):
     num_validation: Count = 50
     seed: int = 0
     calibrate: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Similar(Option):
+    """Shows the examples of a pool whose inputs are most similar to the query, the most similar one first.
+
+    Args:
+      embeddings: any of LangChain's, whose vectors are kept in memory, or a vector store for this pool alone.
+      k: examples that are shown.
+      fetch_k: `k` of so many similar ones, each unlike those before it (maximal marginal relevance); None: the `k` most
+        similar.
+      input_keys: variables of the query that are compared; None: those of the template that the inputs were labelled
+        with, or else all.
+    """
+
+    embeddings: Live
+    _: KW_ONLY
+    k: Count = 4
+    fetch_k: Count | None = None
+    input_keys: Texts | None = None
+
+    def _check_together(self) -> None:
+        if self.fetch_k is not None and self.fetch_k < self.k:
+            raise fail("Similar.fetch_k", f"at least k={self.k}", self.fetch_k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ByLength(Option):
+    """Shows the first examples of a pool that fit beside the query, as the template of the labels writes them.
+
+    Args:
+      max_length: largest length of query and examples together, without prefix and suffix.
+      get_text_length: function from a text to its length; None: its words.
+    """
+
+    max_length: Count = 2048
+    get_text_length: Live = None
+
+
+StrategyLike: TypeAlias = Literal["validated"] | Similar | ByLength
+"""Which examples of a pool a query is shown: those of the student's prompt, similar ones, or the first that fit."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

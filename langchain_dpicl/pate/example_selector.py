@@ -3,102 +3,283 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from string import Formatter
+from typing import Any, Self, get_args
 
 from langchain_core.example_selectors import BaseExampleSelector
 
-from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_in_thread, run_sync
-from langchain_dpicl.budget.handler import describe_tickets_left
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
-from langchain_dpicl.pate.labeler import PromptPATELabeler
-from langchain_dpicl.pate.selection_strategies import Strategy, StrategyName, StudentChoice
-from langchain_dpicl.pate.selector_options import (
-    DEFAULT_K,
-    StudentOptions,
-    StudentSetup,
-    balance_labels,
-    build_strategy,
-    check_searched,
-    check_selection,
-    complete_options,
-    early_check,
-    labeler_of,
-    public_entry,
-    query_values,
-    split_options,
-    student_engine,
-    student_of,
-    task_of,
-    text_of,
+from langchain_dpicl.budget.handler import BudgetLike, describe_tickets_left
+from langchain_dpicl.exceptions import ConfigurationError, LabellingInterruptedError, ModelCallError
+from langchain_dpicl.options.answers import LabelAnswers
+from langchain_dpicl.options.base import LLM, PublicInput, TemplateLike, Where, option_of
+from langchain_dpicl.options.methods import Similar, StrategyLike, Student
+from langchain_dpicl.options.rows import ConfidentGNMax, Noise, NoiseName, Rows
+from langchain_dpicl.options.tasks import FewShotTask
+from langchain_dpicl.pate.inputs import InputTemplate
+from langchain_dpicl.pate.labeler import PromptPATELabeler, voting_task
+from langchain_dpicl.pate.selection_strategies import (
+    Strategy,
+    StudentChoice,
+    check_strategy,
+    choose_student,
+    make_strategy,
 )
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_choice, fail, plain_or_type
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
-from langchain_dpicl.runs.streamed_run import carrying
+from langchain_dpicl.runs.door import door
+from langchain_dpicl.runs.streamed_run import carrying, new_bar, tick
+from langchain_dpicl.tasks.labels import Votes, VotingTask, distinct_texts, reader_of, texts_of
+from langchain_dpicl.tasks.templates import FewShotTemplate
 
 
 @tells_how_to_build()
-class PoolSelector(BaseExampleSelector):
-    """Base of selectors over a labelled pool, which is public and can grow."""
+class PromptPATEExampleSelector(BaseExampleSelector):
+    r"""Selects demonstrations among public inputs whose labels private teachers released under DP.
+
+    Private records become teacher prompts, which vote on the labels of public inputs; labels are released with noise.
+    Some of the labelled inputs become demonstrations of student prompts, which are scored on the others. Everything
+    after the labels is post-processing: selecting, scoring, saving and formatting cost nothing.
+
+    Formal guarantees:
+      - Contents and outputs of a selector are functions of public values and of labels released by its
+        `PromptPATELabeler`, whose share of the budget bounds all of them together.
+      - Only `from_private_examples`, `from_run` and `add_example` charge anything.
+
+    Use it in `FewShotPromptTemplate` or `FewShotChatMessagePromptTemplate`. LangChain's string templates format the
+    examples twice and fail on braces in an input: give `escape_braces=True` for them and only for them, or use
+    `DPFewShotPromptTemplate`, which needs no escape.
+
+    Example:
+      >>> from langchain_dpicl import Budget, EmbeddedLLM, LabelAnswers, PrivateExamples
+      >>> from langchain_dpicl.options import Student
+      >>> tickets = [{"text": "my card was declined", "queue": "card"}, {"text": "send it abroad", "queue": "transfer"}]
+      >>> private = PrivateExamples(tickets, label_key="queue", labels=("card", "transfer"), public_size=2_000)
+      >>> selector = PromptPATEExampleSelector.from_private_examples(
+      ...     private,
+      ...     llm=EmbeddedLLM(),
+      ...     budget=Budget(epsilon=2.0, delta=1e-6),
+      ...     epsilon=1.0,
+      ...     public_inputs=["where is my card?", "how do I send money?"],
+      ...     answers=LabelAnswers(abstain_below="never"),
+      ...     student=Student(shots=1),
+      ... )
+      >>> [sorted(example) for example in selector.select_examples({"input": "lost my card"})]
+      [['queue', 'text']]
+    """
 
     def __init__(
         self,
         pool: LabelledPool,
         *,
-        strategy: StrategyName = "validated",
+        strategy: StrategyLike = "validated",
         escape_braces: bool = False,
         labeler: PromptPATELabeler | None = None,
-        **strategy_options: Any,
     ) -> None:
         """Builds a selector over a labelled pool, for instance a loaded one; free.
 
         Args:
           pool: public inputs with released or public labels.
-          strategy: "validated" (the demonstrations of the student's prompt, as in the paper; if none was chosen, `k`
-            examples with labels in turns), "similarity" (the nearest to the query), "mmr" (near it and unlike each
-            other) or "length" (as many as fit).
+          strategy: "validated" (the demonstrations of the student's prompt, as in the paper; if none was chosen, four
+            examples with labels in turns), a `Similar`, or a `ByLength`; see there.
           escape_braces: whether braces in examples are doubled, which LangChain's string templates need.
           labeler: labels further inputs for `add_example`.
-          strategy_options: `k` examples to select (4); `embeddings` or `vectorstore`, any of LangChain's, and
-            `input_keys` (variables of the query that are compared) for "similarity" and "mmr"; `fetch_k` for "mmr";
-            `example_prompt` (by default that of the labels), `max_length` and `get_text_length` for "length".
 
         Raises:
-          ConfigurationError: an option is out of range, unknown, or missing for the strategy.
+          ConfigurationError: an option is unknown, or does not fit the pool.
         """
         if not isinstance(pool, LabelledPool):
             raise fail("pool", "a LabelledPool", type(pool).__name__, "Load one with LabelledPool.load(path).")
-        shown = check_selection(strategy, escape_braces, strategy_options)
-        self.escape_braces = shown.pop("escape_braces")
-        self._options = complete_options(shown, pool)
+        check_strategy(strategy)
+        self.escape_braces = _checked_escape(escape_braces)
+        self._how = strategy
         self._labels = pool
-        self._student = student_of(pool)
-        self._labeler = None if labeler is None else labeler_of(pool, labeler)
+        self._student = _student_of(pool)
+        self._labeler = None if labeler is None else _labeler_of(pool, labeler)
         self._lock = threading.Lock()
         self._strategy = self._made()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+    @door("PromptPATEExampleSelector")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: LLM,
+        public_inputs: Sequence[PublicInput],
+        max_queries: int | None = None,
+        budget: BudgetLike | None = None,
+        epsilon: float | None = None,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
+        task: FewShotTask | None = None,
+        rows: Rows | None = None,
+        noise: Noise | ConfidentGNMax | NoiseName | None = None,
+        answers: LabelAnswers | None = None,
+        student: Student | None = None,
+        strategy: StrategyLike = "validated",
+        component: str | None = None,
+    ) -> Self:
+        """Labels the public inputs, charges the budget, chooses the student's prompt and returns the selector.
+
+        All parameters are public and must not be chosen by looking at the records. For a checkpoint, workers, or a look
+        at the labels before the choice, run a `PromptPATELabeler` and call `from_run`.
+
+        Args:
+          private: the examples; bound to the budget's ledger here.
+          llm: the teachers' model. It receives the private prompts.
+          public_inputs: the inputs to label: texts, documents, or dicts of fields; see `PromptPATELabeler`.
+          max_queries: inputs that the share pays for; None: the number of distinct public inputs.
+          budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig whose callbacks hold one; None: looked
+            up in the context.
+          epsilon: this component's share of the budget; see `PromptPATELabeler`.
+          example_prompt: template of one record, short for `task=`.
+          suffix: template of the public input, after the examples; short for `task=`.
+          task: a `FewShotTask`: wording, labels and verbalizers; see there.
+          rows: a `Rows`: the teachers; see `PromptPATELabeler`.
+          noise: a `Noise`, its mechanism's name, or a `ConfidentGNMax`; see there.
+          answers: a `LabelAnswers`: how votes are read, and when an input is rejected; see there.
+          student: a `Student`: the search for the student's prompt; see there. It makes up to
+            `num_candidates * num_validation` public calls.
+          strategy: which examples a query is shown; see the class. Only "validated" searches for a prompt.
+          component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          LabellingInterruptedError: a public call failed; `error.labeler` holds the labels so far. Continue with
+            `from_run(error.labeler)`.
+
+        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md explains the differences.
+        """
+        words = FewShotTask.of(task, example_prompt, suffix)
+        reading = option_of("answers", answers, LabelAnswers)
+        wanted = option_of("student", student, Student)
+        engine: Any = as_choice_backend(llm, votes="text" if reading.votes == "text" else None)
+        # Whether teachers are calibrated says nothing of the student.
+        asked = voting_task(private, words, reading.replace(calibrate=None) if reading.content_free else reading)
+        wanted = _ready(strategy, wanted, engine, asked)
+        run = PromptPATELabeler.from_private_examples(
+            private,
+            llm=engine,
+            public_inputs=public_inputs,
+            max_queries=max_queries,
+            budget=budget,
+            epsilon=epsilon,
+            task=words,
+            rows=rows,
+            noise=noise,
+            answers=reading,
+            component=component,
+        )
+        return cls.from_run(run, student=wanted, strategy=strategy)
+
+    afrom_private_examples = awaitable(from_private_examples)
+
+    @classmethod
+    def from_run(
+        cls,
+        run: PromptPATELabeler,
+        *,
+        student: Student | None = None,
+        strategy: StrategyLike = "validated",
+        escape_braces: bool = False,
+        progress: bool | None = None,
+    ) -> Self:
+        """Labels the inputs of a run that still wait, chooses the student's prompt and returns the selector.
+
+        Charges what the run charges: nothing if it is finished. A selector over the labels so far is
+        `PromptPATEExampleSelector(run.pool, labeler=run)`.
+
+        Args:
+          run: the labeler; the selector keeps it for `add_example`.
+          student: a `Student`: the search for the student's prompt; see there.
+          strategy: which examples a query is shown; see the class. Only "validated" searches for a prompt.
+          escape_braces: see the class.
+          progress: True shows bars, False hides them, None shows them on a terminal only.
+
+        Raises:
+          ConfigurationError: an option is out of range, or does not fit the student's model; nothing was charged.
+          LabellingInterruptedError: a public call failed; as for `from_private_examples`.
+        """
+        wanted = _ready_for(run, strategy, student, escape_braces)
+        run.run(progress=progress)
+        return run_sync(cls._from(run, wanted, strategy, escape_braces, progress))
+
+    @classmethod
+    async def afrom_run(
+        cls,
+        run: PromptPATELabeler,
+        *,
+        student: Student | None = None,
+        strategy: StrategyLike = "validated",
+        escape_braces: bool = False,
+        progress: bool | None = None,
+    ) -> Self:
+        """Asynchronous version of `from_run`; the teachers of one input are asked concurrently."""
+        wanted = await run_in_thread(lambda: _ready_for(run, strategy, student, escape_braces))
+        await run.arun(progress=progress)
+        return await run_async(cls._from(run, wanted, strategy, escape_braces, progress))
+
+    @classmethod
+    def _from(
+        cls,
+        run: PromptPATELabeler,
+        student: Student,
+        strategy: StrategyLike,
+        escape_braces: bool,
+        progress: bool | None,
+    ) -> EffectGenerator[Self]:
+        """Builds the selector over a labeler's pool and searches the student's prompt (an effect generator)."""
+
+        def make() -> Any:
+            return cls(run.pool, labeler=run, strategy=strategy, escape_braces=escape_braces)
+
+        failure = ""
+        with carrying(labeler=run):
+            selector: Self = yield Call(make, lambda: run_in_thread(make, is_slow=run.may_wait))
+            if selector._is_searched():
+                try:
+                    yield Call(
+                        partial(selector.choose_student, student, progress=progress),
+                        partial(selector.achoose_student, student, progress=progress),
+                    )
+                except ModelCallError as error:
+                    failure = str(error)
+        if failure:  # raised outside the handler, so that it has no cause
+            msg = (
+                f"The student's prompt was not chosen: {failure.rstrip('.')}. All labels are released and kept: call "
+                "PromptPATEExampleSelector.from_run(error.labeler, ...), which is free."
+            )
+            raise LabellingInterruptedError(msg, labeler=run)
+        return selector
+
+    @classmethod
+    def load(cls, path: Where, *, strategy: StrategyLike = "validated", escape_braces: bool = False) -> Self:
         """Reads what `save` (or a labeler's checkpoint) wrote: labels, report and choice of the prompt; free.
 
         Args:
           path: the file.
-          options: those of the class.
+          strategy: see the class.
+          escape_braces: see the class.
 
         Raises:
           ConfigurationError: the content is not what `save` writes, or an option is out of range.
           OSError: the file is missing or unreadable.
         """
-        return cls(LabelledPool.load(path), **options)
+        return cls(LabelledPool.load(path), strategy=strategy, escape_braces=escape_braces)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: Where) -> None:
         """Writes labels, report, plan and choice of the prompt as plain JSON; `load` reads it.
 
         Args:
@@ -159,12 +340,11 @@ class PoolSelector(BaseExampleSelector):
         Raises:
           ConfigurationError: a variable is missing, or is no text.
         """
-        return self._escape(self._strategy.select(query_values(input_variables, self._options, self._labels)))
+        return self._escape(self._strategy.select(self._values(input_variables)))
 
     async def aselect_examples(self, input_variables: dict[str, str]) -> list[dict[str, str]]:
         """Asynchronous version of `select_examples`."""
-        values = query_values(input_variables, self._options, self._labels)
-        return self._escape(await self._strategy.aselect(values))
+        return self._escape(await self._strategy.aselect(self._values(input_variables)))
 
     def add_example(self, example: dict[str, str]) -> str | None:
         """Has the teachers label one more public input, at the cost of one query; free if it is answered already.
@@ -199,54 +379,48 @@ class PoolSelector(BaseExampleSelector):
         Raises:
           ConfigurationError: no such label, other fields than the pool's, or an input that is in the pool already.
         """
-        run_sync(self._learn(public_entry(self._labels, example)))
+        run_sync(self._learn(_public_entry(self._labels, example)))
 
     async def aadd_public_example(self, example: Mapping[str, str]) -> None:
         """Asynchronous version of `add_public_example`."""
-        await run_async(self._learn(public_entry(self._labels, example)))
+        await run_async(self._learn(_public_entry(self._labels, example)))
 
-    def choose_student(
-        self, llm: Any = None, *, calibrate: bool | None = None, progress: bool | None = None, **numbers: int
-    ) -> StudentChoice:
+    def choose_student(self, student: Student | None = None, *, progress: bool | None = None) -> StudentChoice:
         """Searches the best prompt among the current examples, and stores it; costs public calls only.
 
         Args:
-          llm: the student's model; by default the teachers'.
-          calibrate: see `calibrate_student` of `from_private_examples`.
-          progress: see `from_private_examples`.
-          numbers: `num_shots`, `num_candidates`, `num_validation` and `seed`; see `from_private_examples`.
+          student: a `Student`: its model, by default the teachers', and the numbers of the search; see there.
+          progress: see `from_run`.
 
         Raises:
           ConfigurationError: fewer than two examples have a label, or there is no model.
           ModelCallError: a call of the model failed.
         """
-        return run_sync(self._search(llm, StudentOptions(calibrate=calibrate, **numbers), progress))
+        return run_sync(self._search(option_of("student", student, Student), progress))
 
-    async def achoose_student(
-        self, llm: Any = None, *, calibrate: bool | None = None, progress: bool | None = None, **numbers: int
-    ) -> StudentChoice:
+    async def achoose_student(self, student: Student | None = None, *, progress: bool | None = None) -> StudentChoice:
         """Asynchronous version of `choose_student`."""
-        return await run_async(self._search(llm, StudentOptions(calibrate=calibrate, **numbers), progress))
+        return await run_async(self._search(option_of("student", student, Student), progress))
 
-    def with_strategy(self, strategy: StrategyName | None = None, **options: Any) -> Self:
+    def with_strategy(self, strategy: StrategyLike | None = None, *, escape_braces: bool | None = None) -> Self:
         """Returns a selector over the current pool with other options; free.
 
         For instance `with_strategy(escape_braces=True)`: the same examples, for LangChain's string templates.
 
         Args:
-          strategy: see the class; None: this one's, with its options.
-          options: those of the class; `escape_braces` is kept unless given.
+          strategy: see the class; None: this one's.
+          escape_braces: see the class; None: as here.
 
         Raises:
-          ConfigurationError: an option is out of range, unknown, or missing for the strategy.
+          ConfigurationError: an option is unknown, or does not fit the pool.
         """
-        common = {"escape_braces": self.escape_braces, "labeler": self._labeler, **options}
-        same = {**self._options} if strategy is None else {"strategy": strategy}
-        return type(self)(self._labels, **{**same, **common})
+        how = self._how if strategy is None else strategy
+        escapes = self.escape_braces if escape_braces is None else escape_braces
+        return type(self)(self._labels, strategy=how, escape_braces=escapes, labeler=self._labeler)
 
-    def is_searched(self) -> bool:
+    def _is_searched(self) -> bool:
         """Returns whether to search for a prompt; warns if the pool has too few labels to search in."""
-        if self._options["strategy"] != "validated":
+        if self._how != "validated":
             return False
         num_examples = len(self._labels.examples)
         if num_examples < 2:
@@ -256,11 +430,22 @@ class PoolSelector(BaseExampleSelector):
             warnings.warn(f"PromptPATE: no student's prompt was chosen: {counts}. {advice}", stacklevel=5)
         return num_examples >= 2
 
-    def _search(self, llm: Any, wanted: StudentOptions, progress: bool | None) -> EffectGenerator[StudentChoice]:
+    def _search(self, student: Student, progress: bool | None) -> EffectGenerator[StudentChoice]:
         """Searches the best prompt and stores it (an effect generator)."""
-        probe = partial(StudentSetup.of, self._model(llm), *task_of(self._labels), wanted)
-        work: StudentSetup = yield Call(probe, partial(asyncio.to_thread, probe))
-        choice = yield from work.choose(self._labels, wanted, progress=progress)
+        pool = self._labels
+        task, inputs = _task_of(pool)
+        probe = partial(_scorer_of, self._model(student.llm), student, task)
+        task, scorer = yield Call(probe, partial(asyncio.to_thread, probe))
+        with new_bar(student.num_candidates, "prompt", "student prompts", progress=progress) as bar:
+            choice = yield from choose_student(
+                pool.entries,
+                task=task,
+                scorer=scorer,
+                student=student,
+                records_of=lambda entry: {**entry.fields, pool.label_key: entry.label or ""},
+                query_of=lambda entry: inputs.query_of(entry.fields),
+                tick=partial(tick, bar),
+            )
         yield self._change(partial(self._keep, choice))
         return choice
 
@@ -287,20 +472,36 @@ class PoolSelector(BaseExampleSelector):
         with self._lock:
             self._student = choice
             self._labels = replace(self._labels, student=choice.to_dict())
-            if self._options["strategy"] == "validated":
+            if self._how == "validated":
                 self._strategy = self._made()
 
     def _made(self) -> Strategy:
         """Returns the strategy over the current examples."""
-        shown = [place for place, entry in enumerate(self._labels.entries) if entry.label is not None]
-        # Strategies count positions among labelled entries, pools among all entries.
-        if self._student is None:
-            places = balance_labels(self._labels, self._options.get("k", DEFAULT_K))
-            chosen = [shown.index(place) for place in places]
-        else:
-            chosen = [shown.index(place) for place in self._student.demonstrations]
-        texts = [text_of(self._labels.entries[place]) for place in shown]
-        return build_strategy(self._options, self._labels.examples, texts, chosen)
+        pool = self._labels
+        shown = [place for place, entry in enumerate(pool.entries) if entry.label is not None]
+        places = _balanced(pool, _USUAL_SHOTS) if self._student is None else self._student.demonstrations
+        return make_strategy(
+            self._how,
+            pool_examples=pool.examples,
+            input_texts=[_text_of(pool.entries[place]) for place in shown],
+            # Strategies count positions among labelled entries, pools among all entries.
+            chosen=[shown.index(place) for place in places],
+            example_prompt=pool.plan.get("example_prompt"),
+        )
+
+    def _values(self, values: Any) -> Any:
+        """Returns the query's values that are compared: of `input_keys`, or of the pool's query template."""
+        if not isinstance(values, Mapping):
+            raise fail("input_variables", "a dict of the query's variables", type(values).__name__)
+        wanted = self._how.input_keys if isinstance(self._how, Similar) else None
+        if wanted is not None:
+            if missing := [name for name in wanted if name not in values]:
+                raise fail("input_keys", f"variables among {sorted(map(str, values))}", missing)
+            return {name: values[name] for name in wanted}
+        suffix = self._labels.plan.get("suffix")
+        known = [name for _, name, _, _ in Formatter().parse(suffix) if name] if isinstance(suffix, str) else []
+        own = {name: values[name] for name in known if name in values}
+        return own or values
 
     def _model(self, llm: Any) -> Any:
         if llm is None and self._labeler is None:
@@ -330,7 +531,7 @@ class PoolSelector(BaseExampleSelector):
                 self._labels = self._labels.with_entry(entry, place=places[0] if places else None)
             if self._labeler is not None:
                 self._labels = replace(self._labels, report=self._labeler.pool.report)
-        return (self._labels.example_of(entry), text_of(entry)) if is_news and entry.label is not None else None
+        return (self._labels.example_of(entry), _text_of(entry)) if is_news and entry.label is not None else None
 
     @property
     def _may_wait(self) -> bool:
@@ -357,199 +558,136 @@ class PoolSelector(BaseExampleSelector):
         return self.__copy__()
 
     def __repr__(self) -> str:
-        strategy, count = self._options["strategy"], len(self._labels.examples)
         queries_left = describe_tickets_left(lambda: self.queries_left)
-        return f"{type(self).__name__}(strategy={strategy!r}, examples={count}, queries_left={queries_left})"
+        shown = f"strategy={self._how!r}, examples={len(self._labels.examples)}, queries_left={queries_left}"
+        return f"{type(self).__name__}({shown})"
 
 
-class PromptPATEExampleSelector(PoolSelector):
-    r"""Selects demonstrations among public inputs whose labels private teachers released under DP.
+_USUAL_SHOTS = 4
+"""Examples that are shown where no prompt was chosen."""
 
-    Private records become teacher prompts, which vote on the labels of public inputs; labels are released with noise.
-    Some of the labelled inputs become demonstrations of student prompts, which are scored on the others. Everything
-    after the labels is post-processing: selecting, scoring, saving and formatting cost nothing.
 
-    Formal guarantees:
-      - Contents and outputs of a selector are functions of public values and of labels released by its
-        `PromptPATELabeler`, whose share of the budget bounds all of them together.
-      - Only `from_private_examples` and `add_example` charge anything.
+def _ready_for(
+    run: PromptPATELabeler, strategy: StrategyLike, student: Student | None, escape_braces: object
+) -> Student:
+    """Checks the options of a selector over a run before the run charges anything; see `_ready`."""
+    if not isinstance(run, PromptPATELabeler):
+        raise fail("run", "a PromptPATELabeler", type(run).__name__)
+    _checked_escape(escape_braces)
+    return _ready(strategy, option_of("student", student, Student), run.engine, _task_of(run.pool)[0])
 
-    Use it in `FewShotPromptTemplate` or `FewShotChatMessagePromptTemplate`. LangChain's string templates format the
-    examples twice and fail on braces in an input: give `escape_braces=True` for them and only for them, or use
-    `DPFewShotPromptTemplate`, which needs no escape.
 
-    Example:
-      >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
-      >>> tickets = [{"text": "my card was declined", "queue": "card"}, {"text": "send it abroad", "queue": "transfer"}]
-      >>> private = PrivateExamples(tickets, label_key="queue", labels=("card", "transfer"), public_size=2_000)
-      >>> selector = PromptPATEExampleSelector.from_private_examples(
-      ...     private,
-      ...     llm=EmbeddedLLM(),
-      ...     budget=Budget(epsilon=2.0, delta=1e-6),
-      ...     epsilon=1.0,
-      ...     public_inputs=["where is my card?", "how do I send money?"],
-      ...     abstain_below=None,
-      ...     num_shots=1,
-      ... )
-      >>> [sorted(example) for example in selector.select_examples({"input": "lost my card"})]
-      [['queue', 'text']]
-    """
+def _ready(strategy: StrategyLike, student: Student, engine: Any, task: VotingTask) -> Student:
+    """Checks strategy and student, and returns the student with its engine, which was called once."""
+    check_strategy(strategy)
+    if strategy != "validated":
+        return student
+    own = engine
+    if student.llm is not None:
+        own = as_choice_backend(student.llm, votes="text" if task.votes == "text" else None)
+    _scorer_of(own, student, task)
+    return student.replace(llm=own)
 
-    @classmethod
-    def from_private_examples(
-        cls,
-        private: PrivateExamples,
-        *,
-        llm: Any,
-        public_inputs: Any,
-        student_llm: Any = None,
-        num_shots: int = 4,
-        num_candidates: int = 20,
-        num_validation: int = 50,
-        seed: int = 0,
-        calibrate_student: bool | None = None,
-        strategy: StrategyName = "validated",
-        strategy_options: Mapping[str, Any] | None = None,
-        escape_braces: bool = False,
-        progress: bool | None = None,
-        **options: Any,
-    ) -> Self:
-        """Labels the public inputs, charges the budget, chooses the student's prompt and returns the selector.
 
-        All parameters are public and must not be chosen by looking at the records.
+def _scorer_of(llm: Any, student: Student, task: VotingTask) -> tuple[VotingTask, LabelRows]:
+    """Returns the task as the student is asked, and what scores its labels; calls the model once."""
+    own, scorer, _ = reader_of(llm, task, is_wanted=student.calibrate, shots=student.shots)
+    if student.calibrate and not scorer.calibrates:
+        expected = "False or None where votes are texts, or no variable of the query is called 'input'"
+        raise fail("Student.calibrate", expected, student.calibrate)
+    return own, scorer
 
-        Args:
-          private: the examples; bound to the budget's ledger here.
-          llm: the teachers' model. It receives the private prompts.
-          public_inputs: the inputs to label: texts, documents, or dicts of fields; see `PromptPATELabeler`.
-          student_llm: the model that the prompt is for; by default `llm`. It receives public text only.
-          num_shots: demonstrations of the student's prompt.
-          num_candidates: prompts to score.
-          num_validation: labelled inputs that are held back to score them on, at most half of those with a label. The
-            search makes up to `num_candidates * num_validation` public calls.
-          seed: public; selects the candidates and has no effect on noise or samples.
-          calibrate_student: whether the student is calibrated contextually; None: see `DPVotingRunnable`.
-          strategy: see the class; only "validated" searches for a prompt.
-          strategy_options: options of the strategy, see the class; all but `example_prompt` may also be given as
-            arguments.
-          escape_braces: see the class.
-          progress: True shows bars, False hides them, None shows them on a terminal only.
-          options: those of `PromptPATELabeler.from_private_examples`: budget, epsilon, wording, teachers, mechanism,
-            shape of rows, component, checkpoint.
 
-        Raises:
-          ConfigurationError: a public fault; nothing was charged and no private call was made.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
-          LabellingInterruptedError: a public call failed; `error.labeler` holds the labels so far. Continue with
-            `error.labeler.run()`, then `from_labeler`.
+def _checked_escape(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise fail("escape_braces", "True or False", plain_or_type(value))
+    return value
 
-        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md explains the differences.
-        """
-        shown, options = split_options(strategy, escape_braces, strategy_options, options)
-        wanted = StudentOptions(num_shots, num_candidates, num_validation, seed, calibrate_student)
-        student = student_engine(student_llm, strategy, options.get("votes"))
-        options |= {"llm": llm, "public_inputs": public_inputs, "check": early_check(student, wanted, shown)}
-        labeler = PromptPATELabeler.from_private_examples(private, **options)
-        labeler.run(progress=progress)
-        return run_sync(cls._from(labeler, student, wanted, shown, progress))
 
-    @classmethod
-    async def afrom_private_examples(
-        cls,
-        private: PrivateExamples,
-        *,
-        llm: Any,
-        public_inputs: Any,
-        student_llm: Any = None,
-        num_shots: int = 4,
-        num_candidates: int = 20,
-        num_validation: int = 50,
-        seed: int = 0,
-        calibrate_student: bool | None = None,
-        strategy: StrategyName = "validated",
-        strategy_options: Mapping[str, Any] | None = None,
-        escape_braces: bool = False,
-        progress: bool | None = None,
-        **options: Any,
-    ) -> Self:
-        """Asynchronous version of `from_private_examples`; the teachers of one input are asked concurrently."""
-        shown, options = split_options(strategy, escape_braces, strategy_options, options)
-        wanted = StudentOptions(num_shots, num_candidates, num_validation, seed, calibrate_student)
-        student = await asyncio.to_thread(student_engine, student_llm, strategy, options.get("votes"))
-        options |= {"llm": llm, "public_inputs": public_inputs, "check": early_check(student, wanted, shown)}
-        labeler = await PromptPATELabeler.afrom_private_examples(private, **options)
-        await labeler.arun(progress=progress)
-        return await run_async(cls._from(labeler, student, wanted, shown, progress))
+def _task_of(pool: LabelledPool) -> tuple[VotingTask, InputTemplate]:
+    """Returns task and templates from a pool's plan, so that a loaded pool can choose a student."""
+    plan: Mapping[str, Any] = pool.plan
+    names = ("example_prompt", "prefix", "suffix", "example_separator", "verbalizers", "votes", "text_key")
+    if missing := sorted(name for name in names if name not in plan):
+        advice = "Use a pool of a PromptPATELabeler."
+        raise fail("pool.plan", "the templates that its labels were asked with", f"{missing} missing", advice)
+    texts = texts_of(pool.labels, plan["verbalizers"])
+    check_choice("votes", plan["votes"], get_args(Votes))
+    if not isinstance(plan["text_key"], str):
+        raise fail("pool.plan", "text under 'text_key'", type(plan["text_key"]).__name__)
+    fields = {plan["text_key"], pool.label_key, *(name for entry in pool.entries for name in entry.fields)}
+    wording = FewShotTemplate(
+        example_prompt=plan["example_prompt"],
+        suffix=plan["suffix"],
+        prefix=plan["prefix"],
+        separator=plan["example_separator"],
+        fields=tuple(sorted(fields)),
+        shown={pool.label_key: dict(pool.shown)},
+    )
+    variables = wording.input_variables
+    is_possible = plan["votes"] != "text" and (len(variables) == 1 or "input" in variables)
+    # Calibration replaces the query by a content-free input, which needs one variable or one called `input`.
+    content_free: tuple[str, ...] = ()
+    if is_possible:
+        content_free = distinct_texts("content_free", plan.get("content_free_inputs", ()), least=0, empty=True)
+    task = VotingTask(pool.labels, texts, wording, plan["votes"], content_free)
+    return task, InputTemplate(wording, plan["text_key"], pool.label_key)
 
-    @classmethod
-    def from_labeler(
-        cls,
-        labeler: PromptPATELabeler,
-        *,
-        student_llm: Any = None,
-        num_shots: int = 4,
-        num_candidates: int = 20,
-        num_validation: int = 50,
-        seed: int = 0,
-        calibrate_student: bool | None = None,
-        strategy: StrategyName = "validated",
-        strategy_options: Mapping[str, Any] | None = None,
-        escape_braces: bool = False,
-        progress: bool | None = None,
-    ) -> Self:
-        """Returns a selector over the labels that a labeler has released so far; charges nothing.
 
-        For interrupted labelers, and for inspecting labels before the search. Arguments and errors as for
-        `from_private_examples`.
+def _balanced(pool: LabelledPool, count: int) -> list[int]:
+    """Returns the positions of up to `count` examples, with labels in turns, in the order of the pool."""
+    turns: Counter[str | None] = Counter()
+    ranked = []
+    for place, entry in enumerate(pool.entries):
+        if entry.label is not None:
+            ranked.append((turns[entry.label], place))
+            turns[entry.label] += 1
+    return sorted(place for _, place in sorted(ranked)[:count])
 
-        Args:
-          labeler: the labeler; the selector keeps it for `add_example`.
-          student_llm: the model that the prompt is for; by default the teachers'.
-          num_shots: demonstrations of the student's prompt.
-          num_candidates: prompts to score.
-          num_validation: labelled inputs that are held back to score them on.
-          seed: public; selects the candidates.
-          calibrate_student: whether the student is calibrated contextually.
-          strategy: see the class.
-          strategy_options: options of the strategy.
-          escape_braces: see the class.
-          progress: True shows bars, False hides them, None shows them on a terminal only.
-        """
-        shown = check_selection(strategy, escape_braces, strategy_options)
-        wanted = StudentOptions(num_shots, num_candidates, num_validation, seed, calibrate_student)
-        student = student_engine(student_llm, strategy, labeler.task.votes)
-        return run_sync(cls._from(labeler, student, wanted, shown, progress))
 
-    @classmethod
-    async def afrom_labeler(cls, labeler: PromptPATELabeler, **options: Any) -> Self:
-        """Asynchronous version of `from_labeler`, in a thread: it makes no private call."""
-        return await asyncio.to_thread(cls.from_labeler, labeler, **options)
+def _labeler_of(pool: LabelledPool, labeler: PromptPATELabeler) -> PromptPATELabeler:
+    """Returns the labeler if its share paid for the pool: one report must cover all labels."""
+    if not isinstance(labeler, PromptPATELabeler):
+        raise fail("labeler", "a PromptPATELabeler", type(labeler).__name__)
+    if pool.report or pool.labelled or pool.rejected:
+        paid, own = pool.report, labeler.pool.report
+        if other := [name for name in ("ledger_id", "component", "dataset_id") if paid.get(name) != own.get(name)]:
+            advice = "Use a labeler of the same component, or save this pool and build another selector."
+            raise fail("labeler", "the one whose share paid for the pool", f"differences in {other}", advice)
+    return labeler
 
-    @classmethod
-    def _from(
-        cls,
-        labeler: PromptPATELabeler,
-        llm: Any,
-        wanted: StudentOptions,
-        shown: Mapping[str, Any],
-        progress: bool | None,
-    ) -> EffectGenerator[Self]:
-        """Builds the selector over a labeler's pool and searches the student's prompt (an effect generator)."""
 
-        def make() -> Any:
-            return cls(labeler.pool, labeler=labeler, **shown)
+def _student_of(pool: LabelledPool) -> StudentChoice | None:
+    """Returns the student choice of a pool, checked against its entries; None: there is none."""
+    if pool.student is None:
+        return None
+    choice = StudentChoice.from_dict(pool.student)
+    places = {*choice.held_back, *(place for candidate in choice.candidates for place in candidate.places)}
+    if not all(place < len(pool.entries) and pool.entries[place].label is not None for place in places):
+        raise ConfigurationError("student: expected places of labelled entries of this pool, found others.")
+    return choice
 
-        failure = ""
-        with carrying(labeler=labeler):
-            selector: Self = yield Call(make, lambda: run_in_thread(make, is_slow=labeler.may_wait))
-            if selector.is_searched():
-                options = {"progress": progress, **wanted.as_options()}
-                try:
-                    yield Call(
-                        partial(selector.choose_student, llm, **options),
-                        partial(selector.achoose_student, llm, **options),
-                    )
-                except ModelCallError as error:
-                    failure = str(error)
-        check_searched(failure, labeler)
-        return selector
+
+def _text_of(entry: PoolEntry) -> str:
+    """Returns the fields of an input as one text, for comparisons with queries."""
+    return " ".join(entry.fields[name] for name in sorted(entry.fields))
+
+
+def _public_entry(pool: LabelledPool, example: Mapping[str, str]) -> PoolEntry:
+    """Returns an example with its public label as an entry of the pool."""
+    key = pool.label_key
+    if not isinstance(example, Mapping) or key not in example:
+        shown = sorted(map(str, example)) if isinstance(example, Mapping) else type(example).__name__
+        raise fail("example", f"a dict with the input's fields and its label under {key!r}", shown)
+    fields = {name: value for name, value in example.items() if name != key}
+    wanted = sorted(pool.entries[0].fields) if pool.entries else sorted(map(str, fields))
+    if sorted(map(str, fields)) != wanted:
+        raise fail("example", f"the fields {[*wanted, key]}", sorted(map(str, example)))
+    known = {text: label for label, text in pool.shown.items()} | {label: label for label in pool.labels}
+    value = example[key]
+    label = known.get(value) if isinstance(value, str) else None
+    if label is None:
+        raise fail(f"example[{key!r}]", f"one of {pool.labels!r}", value)
+    if any(entry.fields == fields and entry.label is not None for entry in pool.entries):
+        raise fail("example", "an input without a label", "one that has a label in the pool already")
+    return PoolEntry(fields=fields, label=label, status="public")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from pathlib import Path
+from typing import Any, Self, TypeAlias, cast
 
+from langchain_dpicl._construction import awaitable
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents, tells_refusals
-from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.distributed.executor import (
     JobLease,
     JobResult,
@@ -24,27 +25,28 @@ from langchain_dpicl.distributed.executor import (
 )
 from langchain_dpicl.distributed.ray import ExecutorLike, as_executor
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
-from langchain_dpicl.pate.options import (
-    InputTemplate,
-    check_rejection,
-    draft_pool,
-    labelling_plan,
-    query_count,
-    read_checkpoint,
-    resume_entries,
-    teacher_design,
-)
-from langchain_dpicl.pate.plan import LabellingPlan
+from langchain_dpicl.options.answers import LabelAnswers
+from langchain_dpicl.options.base import LLM, PublicInput, TemplateLike, Where, option_of, refuse_unused
+from langchain_dpicl.options.rows import ConfidentGNMax, Noise, NoiseName, Rows, noise_of
+from langchain_dpicl.options.tasks import FewShotTask
+from langchain_dpicl.pate.inputs import InputTemplate, key_of
+from langchain_dpicl.pate.plan import LabellingPlan, default_design, plan_labelling, rejection
 from langchain_dpicl.pate.run import LabellingRun, teachers_of
 from langchain_dpicl.planning.cost import Cost
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.method_tickets import Teachers as TeacherKind
+from langchain_dpicl.privacy.mechanisms.noise import Mechanism
+from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
+from langchain_dpicl.runs.door import door
+from langchain_dpicl.runs.query_plan import recommended_design
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
-from langchain_dpicl.tasks.labels import Votes, VotingTask, reader_of
+from langchain_dpicl.tasks.labels import VotingTask, reader_of
 
 InputJob: TypeAlias = tuple[tuple[str, str], ...]
 """The fields of a public input, sorted by name."""
@@ -77,7 +79,7 @@ class LabellingJob:
     def __post_init__(self) -> None:
         if self.plan.teachers != "fresh":
             advice = "One secret sample, or one partition, stays in one process."
-            raise fail("teachers", "'fresh' with an executor", self.plan.teachers, advice)
+            raise fail("rows", "a new sample for each input with an executor", self.plan.teachers, advice)
 
     @property
     def key(self) -> str:
@@ -188,10 +190,6 @@ class _MemoRun(LabellingRun):
             raise TurnLostError("memo: expected no label for this input, found one that another run released.")
 
 
-OTHER = "other"
-"""Default name of votes without a label."""
-
-
 class PromptPATELabeler(LabellingRun):
     """Labels public inputs by the votes of private teacher prompts, under differential privacy.
 
@@ -208,97 +206,58 @@ class PromptPATELabeler(LabellingRun):
     """
 
     @classmethod
-    @tells_refusals("PromptPATELabeler")
+    @door("PromptPATELabeler")
     def from_private_examples(
         cls,
         private: PrivateExamples,
         *,
-        llm: Any,
-        public_inputs: Sequence[Any] = (),
+        llm: LLM,
+        public_inputs: Sequence[PublicInput] = (),
         max_queries: int | None = None,
-        budget: Any = None,
-        config: Any = None,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
-        delta: float | None = None,
-        noise_multiplier: float | None = None,
-        example_prompt: Any = None,
-        prefix: str = "",
-        suffix: str | None = None,
-        example_separator: str = "\n\n",
-        labels: Sequence[str] | None = None,
-        verbalizers: Mapping[str, str | Sequence[str]] | None = None,
-        votes: Votes = "hard",
-        calibrate: bool | None = None,
-        content_free: Sequence[str] = ("N/A",),
-        teachers: TeacherKind = "fresh",
-        mechanism: str = "gumbel",
-        confident: tuple[float, float, float] | None = None,
-        max_answers: int | None = None,
-        abstain_below: float | Literal["auto"] | None = "auto",
-        other_label: str | None = OTHER,
-        rows: str | None = None,
-        num_slots: int | None = None,
-        shots_per_slot: int | None = None,
-        sampling: str = "poisson",
-        overfill: float | None = None,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
+        task: FewShotTask | None = None,
+        rows: Rows | None = None,
+        noise: Noise | ConfidentGNMax | NoiseName | None = None,
+        answers: LabelAnswers | None = None,
         component: str | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        check: Callable[[Any, LabelledPool], object] | None = None,
+        checkpoint: Where | None = None,
         executor: ExecutorLike = None,
     ) -> Self:
         """Plans the noise, declares the share and returns a labeler that has spent nothing so far.
 
-        All parameters are public and must not be chosen by looking at the records. The options of prompts, labels,
-        votes and rows are those of `DPVotingRunnable.from_private_examples`.
+        All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here. They need a label field.
-          llm: an engine, an object that carries one, or a LangChain model. It receives the private prompts.
+          llm: an engine, or a LangChain model. It receives the private prompts.
           public_inputs: texts, documents, or dicts of the fields that an example shows; repeated ones count once.
-          max_queries: inputs that the share pays for; by default the number of distinct public inputs. Further
-            inputs wait; further tickets are for `label`.
-          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
-          config: a RunnableConfig whose callbacks may hold the budget.
-          epsilon: this component's share of the budget (its noise is calibrated to it). If the noise is
-            given, the whole share is charged all the same; without `epsilon` the price of the plan is charged.
-          delta: the share's delta; by default in proportion to epsilon.
-          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
-          example_prompt: template of one record; by default text and label on a line each.
-          prefix: template before the examples.
-          suffix: template of the public input, after the examples; the label is what follows.
-          example_separator: text between the parts.
-          labels: the answers; by default the declared labels of the examples.
-          verbalizers: label to the text or texts that stand for it.
-          votes: "hard", "soft" or "text".
-          calibrate: whether teachers are calibrated contextually; see `DPVotingRunnable`.
-          content_free: inputs without content.
-          teachers: "fresh" (a new secret sample per input, amplified), "one_sample" (one for the whole run, amplified
-            once; its prompts repeat, which suits prompt caches), or "fixed" (the paper: an exact disjoint partition,
-            drawn once and kept, nothing amplified; `replace_one` only).
-          mechanism: "gumbel", "permute_and_flip", "gaussian" (one noisy histogram per input, from which threshold and
-            label both come) or "confident_gnmax" (the paper's: a noisy test, then a noisy maximum).
-          confident: (threshold, sigma of the test, sigma of the votes), in votes, for "confident_gnmax".
-          max_answers: labels that the share pays for if the test is charged separately ("confident_gnmax" with
-            "one_sample" or "fixed"); None: `max_queries`.
-          abstain_below: share of the expected votes, in (0, 1], that a label needs; otherwise the input is rejected.
-            "auto": half of the share of uniformly random votes, so that inputs are rejected if most teachers give no
-            vote; "confident_gnmax" has a threshold of its own instead.
-            None: the best label always counts.
-          other_label: name of votes whose text names no label, a further candidate for models that return text only;
-            if it wins, the input is rejected. None: such votes count for nothing.
-          rows: "units" or "slots".
-          num_slots: teachers: number of slots, or expected number of unit rows.
-          shots_per_slot: records per teacher.
-          sampling: "poisson", or "fixed" (a balanced sample; `replace_one` only).
-          overfill: expected units per shot of a slot.
+          max_queries: inputs that the share pays for; None: the number of distinct public inputs. Further inputs wait;
+            further tickets are for `label`.
+          budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig whose callbacks hold one; None: looked
+            up in the context.
+          epsilon: this component's share of the budget (its noise is calibrated to it). If the noise is given, the
+            whole share is charged all the same; without `epsilon` the price of the plan is charged.
+          example_prompt: template of one record, short for `task=`.
+          suffix: template of the public input, after the examples; the label is what follows. Short for `task=`.
+          task: a `FewShotTask`: wording, labels and verbalizers; see there.
+          rows: a `Rows`: how many teachers, of how many records; see there. By default each input gets a new secret
+            sample, amplified. `redraw_every="run"` draws one sample for all inputs, amplified once; its prompts repeat,
+            which suits prompt caches. `sampling="partition"` is the paper's: an exact disjoint partition, drawn once
+            and kept, nothing amplified; `replace_one` only.
+          noise: a `Noise`, its mechanism's name, or a `ConfidentGNMax`; see there. "gaussian" releases one noisy
+            histogram per input, from which threshold and label both come; `ConfidentGNMax` is the paper's.
+          answers: a `LabelAnswers`: how votes are read, and which share of the votes a label needs; see there. Other
+            inputs are rejected. By default half of the share of uniformly random votes, so that inputs are rejected if
+            most teachers give no vote. `ConfidentGNMax` has a threshold of its own instead.
           component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
           checkpoint: file that every released label is written to before its ticket is committed. If it exists, the run
             resumes from it: on the same ledger and plan only, with its `max_queries` unless another is given.
-          check: called with the model's engine and the pool before the share is declared; an error that it raises
-            refuses the run.
           executor: a `RayExecutor`, or "ray": inputs are labelled by workers, each with its own records, model and
-            connection to the ledger; a rerun finds the releases of this `component`. Needs "fresh" teachers. None:
-            inputs are labelled in this process.
+            connection to the ledger; a rerun finds the releases of this `component`. Needs a new sample per input.
+            None: inputs are labelled in this process.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
@@ -307,59 +266,46 @@ class PromptPATELabeler(LabellingRun):
 
         Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md explains the differences.
         """
-        spender = resolve_budget(budget, config)
-        task = VotingTask.of(
-            private,
-            labels=labels,
-            verbalizers=verbalizers,
-            votes=votes,
-            calibrate=calibrate,
-            content_free=content_free,
-            example_prompt=example_prompt,
-            prefix=prefix,
-            suffix=suffix,
-            separator=example_separator,
-        )
-        inputs = InputTemplate.of(private, task.wording)
+        spender = resolve_budget(budget)
+        reading = option_of("answers", answers, LabelAnswers)
+        chosen = _checked_noise(noise, reading)
+        words = voting_task(private, FewShotTask.of(task, example_prompt, suffix), reading)
+        inputs = InputTemplate.of(private, words.wording)
         entries = inputs.waiting(public_inputs)
-        path, saved_pool = read_checkpoint(checkpoint)
-        count = query_count(max_queries, entries, saved_pool)
-        shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
-        design = teacher_design(private, teachers=teachers, sampling=sampling, rows=rows, **shape)
-        engine = as_choice_backend(llm, votes="text" if votes == "text" else None)
-        other = other_label is not None and _reads_text(engine, task)
-        least = check_rejection(abstain_below, mechanism, other_label, task.labels, has_other=other)
-        plan = labelling_plan(
+        path, saved_pool = _read_checkpoint(checkpoint)
+        teachers, design = _teachers(option_of("rows", rows, Rows), private.public_size_of(None))
+        engine = as_choice_backend(llm, votes="text" if words.votes == "text" else None)
+        other = bool(reading.other_label) and _reads_text(engine, words)
+        if other and reading.other_label in words.labels:
+            raise fail("other_label", "a text that is none of the labels, or ''", reading.other_label)
+        least = _least_share(reading, chosen, len(words.labels))
+        plan = _planned(
             private,
-            task,
+            words,
             design,
             teachers=teachers,
-            mechanism=mechanism,
-            confident=confident,
-            max_answers=max_answers,
-            noise_multiplier=noise_multiplier,
+            noise=chosen,
+            scores=reading.scores,
             abstain_below=least,
-            width=len(task.labels) + other,
+            width=len(words.labels) + other,
             epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            delta=share_of_delta(spender, epsilon=epsilon, delta=chosen.delta),
             adjacency=spender.adjacency,
-            max_queries=count,
+            max_queries=_query_count(max_queries, entries, saved_pool),
         )
-        task, scorer, read = reader_of(engine, task, is_wanted=calibrate, shots=plan.design.shots_per_slot, other=other)
-        wording = {"text_key": inputs.text_key, "content_free_inputs": list(content_free)}
-        public = {**plan.to_dict(), **task.to_dict(), **read, **wording, "abstain_below": least}
-        public |= {"other_label": other_label} if other else {}
-        name, entries = resume_entries(
-            saved_pool, entries, component=component, payer=(private, spender), public=public
+        words, scorer, read = reader_of(
+            engine, words, is_wanted=reading.calibrate, shots=plan.design.shots_per_slot, other=other
         )
-        if check is not None:
-            check(engine, draft_pool(entries, inputs=inputs, task=task, report={}, public=public))
+        shown = {"text_key": inputs.text_key, "content_free_inputs": list(reading.content_free)}
+        public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least}
+        public |= {"other_label": reading.other_label} if other else {}
+        name, entries = _resumed(saved_pool, entries, component=component, payer=(private, spender), public=public)
         name = spender.fresh_name("pate") if name is None else name
         declared: dict[str, Any] = {"component": name, "epsilon": epsilon, "public": public}
-        elsewhere = _elsewhere(executor, spender, scorer, plan=plan, task=task, inputs=inputs, **declared)
+        elsewhere = _elsewhere(executor, spender, scorer, plan=plan, task=words, inputs=inputs, **declared)
         share = declare_share(private, spender, plan, engines=[scorer], **declared)
         return cls(
-            teachers_of(private, share, plan=plan, task=task, rows=scorer),
+            teachers_of(private, share, plan=plan, task=words, rows=scorer),
             entries,
             inputs=inputs,
             engine=engine,
@@ -370,14 +316,167 @@ class PromptPATELabeler(LabellingRun):
             elsewhere=elsewhere,
         )
 
-    @classmethod
-    async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> Self:
-        """Asynchronous version of `from_private_examples`: a model is probed and noise calibrated in a thread."""
-        return await asyncio.to_thread(cls.from_private_examples, private, **options)
+    afrom_private_examples = awaitable(from_private_examples)
 
     def cost(self, **tokens: int) -> Cost:
         """Returns the model calls and tokens of all queries, calibration included; `tokens` as for `plan.cost`."""
         return self.plan.cost(**{"calls_per_row": 1 + len(self.task.content_free), **tokens})
+
+
+def voting_task(private: PrivateExamples, task: FewShotTask, answers: LabelAnswers) -> VotingTask:
+    """Returns labels and prompt templates, checked against the examples."""
+    return VotingTask.of(
+        private,
+        labels=task.labels,
+        verbalizers=task.verbalizers,
+        votes=answers.votes,
+        calibrate=answers.calibrate,
+        content_free=answers.content_free,
+        example_prompt=task.example_prompt,
+        prefix=task.prefix,
+        suffix=task.suffix,
+        separator=task.example_separator,
+    )
+
+
+def _checked_noise(noise: object, answers: LabelAnswers) -> Noise | ConfidentGNMax:
+    """Returns the noise; refuses answers that labelling does not give."""
+    used = ("votes", "calibrate", "content_free", "abstain_below", "scores", "other_label")
+    refuse_unused(answers, used, "PromptPATELabeler")
+    chosen = cast("Noise | ConfidentGNMax", noise_of(noise, Noise, ConfidentGNMax))
+    kind = chosen.mechanism if isinstance(chosen, Noise) else "ConfidentGNMax"
+    if answers.scores and kind not in {None, "gaussian"}:
+        raise fail("noise", "'gaussian' with LabelAnswers(scores=True): the others release only labels", kind)
+    return chosen
+
+
+def _teachers(rows: Rows, public_size: int) -> tuple[TeacherKind, RowDesign | None]:
+    """Returns how teachers are drawn and their requested shape; None: the planner chooses the shape."""
+    if rows.redraw_every not in {None, 1, "run"}:
+        advice = "Each input gets its own sample, or all inputs one."
+        raise fail("Rows.redraw_every", "None or 'run' for labels", rows.redraw_every, advice)
+    if rows.sampling != "partition":
+        kind: TeacherKind = "one_sample" if rows.redraw_every == "run" else "fresh"
+        return kind, RowDesign.of(rows, smallest_size=public_size)
+    if rows.redraw_every is not None or rows.fill is not None:
+        raise fail("Rows(sampling='partition')", "no redraw_every and no fill: a partition is drawn once", rows)
+    if rows.slots is None and rows.shots == 1:
+        return "fixed", None
+    return "fixed", RowDesign.of(rows, smallest_size=public_size)
+
+
+def _least_share(answers: LabelAnswers, noise: Noise | ConfidentGNMax, num_labels: int) -> float | None:
+    """Returns the share of the expected votes that a label needs; None: any number is enough."""
+    below, is_confident = answers.abstain_below, isinstance(noise, ConfidentGNMax)
+    if isinstance(below, float) and is_confident:
+        raise fail("abstain_below", "None with ConfidentGNMax, which has a threshold of its own", below)
+    if below is None or below == "auto":
+        return None if is_confident else 0.5 / num_labels
+    return None if below == "never" else below
+
+
+def _planned(
+    private: PrivateExamples,
+    task: VotingTask,
+    design: RowDesign | None,
+    *,
+    teachers: TeacherKind,
+    noise: Noise | ConfidentGNMax,
+    scores: bool,
+    abstain_below: float | None,
+    width: int,
+    **terms: Any,
+) -> LabellingPlan:
+    """Plans the labels; `terms` are epsilon, delta, adjacency and max_queries."""
+    size = private.public_size_of(None)
+    mechanism: Mechanism | str
+    if isinstance(noise, ConfidentGNMax):
+        shape = design or default_design(teachers, size)
+        mechanism = ConfidentGNMaxMechanism.of_votes(
+            threshold=noise.threshold,
+            sigma_threshold=noise.test_stddev,
+            sigma_votes=noise.vote_stddev,
+            row_shape=shape.rows,
+            adjacency=terms["adjacency"],
+        )
+        given: dict[str, Any] = {"noise_multiplier": None, "max_answers": noise.max_answers}
+    else:
+        mechanism = noise.mechanism or ("gaussian" if scores else "gumbel")
+        is_searched = design is None and teachers == "fresh" and noise.multiplier is None
+        shape = (
+            recommended_design(size, labels=len(task.labels), mechanism=mechanism, **terms)
+            if is_searched
+            else design or default_design(teachers, size)
+        )
+        given = {"noise_multiplier": noise.multiplier, "max_answers": None}
+    rejects = rejection(abstain_below, shape, public_size=size, mechanism=mechanism)
+    return plan_labelling(
+        size,
+        teachers=teachers,
+        aggregation=ProbabilitySum() if task.votes == "soft" else VoteSum(),
+        mechanism=mechanism,
+        design=shape,
+        width=width + len(rejects["constants"]),
+        partition=private.dataset_id,
+        **given,
+        **rejects,
+        **terms,
+    )
+
+
+def _read_checkpoint(checkpoint: Any) -> tuple[Path | None, LabelledPool | None]:
+    """Returns the path of a checkpoint, and the pool in it if the file exists."""
+    if checkpoint is None:
+        return None, None
+    if not isinstance(checkpoint, str | os.PathLike):
+        raise fail("checkpoint", "the path of a file, or None", type(checkpoint).__name__)
+    path = Path(checkpoint)
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise fail("checkpoint", "a file in a folder that exists and can be written", str(path))
+    return path, LabelledPool.load(path) if path.exists() else None
+
+
+def _query_count(max_queries: int | None, entries: Sequence[PoolEntry], saved_pool: LabelledPool | None) -> int:
+    """Returns how many inputs the share pays for: as given, as in the checkpoint, or one for each input."""
+    if max_queries is not None:
+        return check_int("max_queries", max_queries, low=1)
+    if saved_pool is not None:
+        return check_int("max_queries of the checkpoint", saved_pool.plan.get("max_queries"), low=1)
+    if not entries:
+        raise fail("public_inputs", "at least one input, or max_queries= for later inputs", [])
+    return len(entries)
+
+
+def _resumed(
+    saved_pool: LabelledPool | None,
+    entries: Sequence[PoolEntry],
+    *,
+    component: str | None,
+    payer: tuple[PrivateExamples, Budget],
+    public: Mapping[str, Any],
+) -> tuple[str | None, list[PoolEntry]]:
+    """Returns the component's name and all entries of a run, those of a checkpoint first."""
+    if saved_pool is None:
+        return component, list(entries)
+    name = saved_pool.report.get("component") if component is None else component
+    private, budget = payer
+    expected: dict[str, Any] = {
+        "dataset_id": private.dataset_id,
+        "ledger_id": budget.ledger_id,
+        "adjacency": budget.adjacency,
+    }
+    expected["component"] = name
+    differing = [key for key, value in expected.items() if saved_pool.report.get(key) != value]
+    plain = json.loads(json.dumps(dict(public)))  # tuples are lists in files
+    differing += sorted(key for key in {*saved_pool.plan, *plain} if saved_pool.plan.get(key) != plain.get(key))
+    if differing:
+        advice = (
+            "Labels of a lost ledger stay usable for free: PromptPATEExampleSelector.load(path). Or give "
+            "another file for this run."
+        )
+        raise fail("checkpoint", "labels of the same run", f"differences in {differing}", advice)
+    known = {key_of(entry.fields) for entry in saved_pool.entries}
+    return name, [*saved_pool.entries, *(entry for entry in entries if key_of(entry.fields) not in known)]
 
 
 def _reads_text(engine: Any, task: VotingTask) -> bool:

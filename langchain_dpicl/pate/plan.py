@@ -242,20 +242,26 @@ def rejection(
     return {"constants": (votes,), "threshold": None}
 
 
+def default_design(teachers: Teachers, public_size: int) -> RowDesign:
+    """Returns the shape of rows where none is asked for."""
+    if teachers == "fixed":
+        return RowDesign.choose(num_slots=min(DEFAULT_FIXED_TEACHERS, public_size), sampling="partition")
+    return RowDesign.choose(smallest_size=public_size)
+
+
 def _design(design: RowDesign | None, *, teachers: Teachers, adjacency: Adjacency, public_size: int) -> RowDesign:
     """Returns the shape of rows, checked against how teachers are drawn."""
+    requested = design or default_design(teachers, public_size)
     if teachers != "fixed":
-        shape = check_design(design or RowDesign.choose(smallest_size=public_size), adjacency)
+        shape = check_design(requested, adjacency)
         if shape.sampling in {"partition", "disjoint"}:
-            expected = f"'poisson' or 'fixed' with teachers={teachers!r}"
-            raise fail("sampling", expected, shape.sampling, "A partition is for teachers='fixed'.")
+            expected = "'poisson' or 'fixed', or 'partition' for fixed teachers"
+            raise fail("sampling", expected, shape.sampling)
         return shape
     if adjacency != "replace_one":
-        advice = "Adding a unit moves others between fixed teachers. Use teachers='fresh', which also costs "
+        advice = "Adding a unit moves others between fixed teachers. Use a new sample for each input, which also costs "
         advice += "far less, or a budget with adjacency='replace_one'."
-        raise fail("adjacency", "'replace_one' with teachers='fixed'", adjacency, advice)
-    slots = min(DEFAULT_FIXED_TEACHERS, public_size)
-    requested = design or RowDesign.choose(num_slots=slots, sampling="partition")
+        raise fail("adjacency", "'replace_one' with fixed teachers (sampling='partition')", adjacency, advice)
     shape = check_design(requested, adjacency)
     if shape.sampling != "partition":
         raise fail("sampling", "'partition' with teachers='fixed'", shape.sampling)

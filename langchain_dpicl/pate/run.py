@@ -31,8 +31,9 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetExceededError,
 )
-from langchain_dpicl.pate.options import InputTemplate, check_paid, draft_pool, key_of
+from langchain_dpicl.pate.inputs import InputTemplate, key_of
 from langchain_dpicl.pate.plan import LabellingPlan
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.method_tickets import (
@@ -212,7 +213,7 @@ class LabellingRun(Uncopyable):
         self.rows: LabelRows = teachers.rows
         self.inputs = inputs
         self.engine = engine
-        check_paid(entries, used=teachers.used)
+        _check_paid(entries, used=teachers.used)
         self._teachers = teachers
         self._entries = list(entries)
         self._places = {key_of(entry.fields): place for place, entry in enumerate(self._entries)}
@@ -249,7 +250,11 @@ class LabellingRun(Uncopyable):
             "ledger_id": self._budget.ledger_id,
             "budget": self._budget.report().to_dict(),
         }
-        return draft_pool(self._entries, inputs=self.inputs, task=self.task, report=report, public=self._public)
+        shown = {label: texts[0].strip() for label, texts in self.task.texts.items()}
+        key, labels = self.inputs.label_key, self.task.labels
+        return LabelledPool(
+            tuple(self._entries), label_key=key, labels=labels, shown=shown, report=report, plan=self._public
+        )
 
     def run(self, *, progress: bool | None = None) -> LabelledPool:
         """Labels the waiting inputs until none waits or the share is spent, and returns the pool.
@@ -528,3 +533,11 @@ def _caller() -> tuple[int, int | None]:
     except RuntimeError:  # no event loop runs here
         task = None
     return threading.get_ident(), None if task is None else id(task)
+
+
+def _check_paid(entries: Sequence[PoolEntry], *, used: int) -> None:
+    """Refuses a checkpoint with more releases than the share has paid for."""
+    released = sum(entry.status in {"labelled", "rejected"} for entry in entries)
+    if released > used:
+        expected = f"at most the {used} labels that this component has paid for on this ledger"
+        raise fail("checkpoint", expected, released, "Give the component that paid, or another file.")

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -25,15 +25,13 @@ from typing_extensions import override
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_sync
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
-from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail
+from langchain_dpicl.options.methods import ByLength, Similar, StrategyLike, Student
+from langchain_dpicl.privacy._validate import check_int, check_real, fail, plain_or_type
 from langchain_dpicl.released.labelled_pool import PoolEntry
 from langchain_dpicl.tasks.labels import VotingTask
 from langchain_dpicl.tasks.templates import Query, public_text, template_text
 
-StrategyName: TypeAlias = Literal["validated", "similarity", "mmr", "length"]
 Example: TypeAlias = dict[str, str]
-
-_BY_VECTORS = ("similarity", "mmr")
 
 
 class Strategy:
@@ -62,72 +60,50 @@ class Strategy:
         self.add(example, input_text)
 
 
-def check_strategy(
-    strategy: StrategyName,
-    *,
-    k: int = 4,
-    fetch_k: int = 20,
-    embeddings: Embeddings | None = None,
-    vectorstore: VectorStore | None = None,
-    example_prompt: Any = None,
-    max_length: int = 2048,
-    get_text_length: Callable[[str], int] | None = None,
-) -> None:
-    """Checks the options of `make_strategy` before there is a pool."""
-    check_choice("strategy", strategy, get_args(StrategyName))
-    check_int("k", k, low=1)
-    check_int("fetch_k", fetch_k, low=k if strategy == "mmr" else 1)
-    check_int("max_length", max_length, low=1)
-    _refuse_unused(strategy, _BY_VECTORS, embeddings=embeddings, vectorstore=vectorstore)
-    _refuse_unused(strategy, ("length",), get_text_length=get_text_length)
-    if strategy in _BY_VECTORS:
-        _check_store(embeddings, vectorstore)
-    elif strategy == "length":
-        if example_prompt is None:
-            raise fail("example_prompt", "the template of one example, to measure it", None)
-        template_text("example_prompt", example_prompt)
-        if get_text_length is not None and not callable(get_text_length):
-            raise fail("get_text_length", "a function from text to its length", type(get_text_length).__name__)
+def check_strategy(strategy: object) -> None:
+    """Checks a strategy before there is a pool."""
+    if isinstance(strategy, Similar):
+        if not isinstance(strategy.embeddings, Embeddings | VectorStore):
+            advice = "OpenAIEmbeddings(...), for instance, keeps vectors in memory; or give an empty store."
+            found = type(strategy.embeddings).__name__
+            raise fail("Similar.embeddings", "LangChain's Embeddings, or a VectorStore", found, advice)
+    elif isinstance(strategy, ByLength):
+        if strategy.get_text_length is not None and not callable(strategy.get_text_length):
+            found = type(strategy.get_text_length).__name__
+            raise fail("ByLength.get_text_length", "a function from text to its length", found)
+    elif strategy != "validated":
+        raise fail("strategy", "'validated', Similar(...) or ByLength(...)", plain_or_type(strategy))
 
 
 def make_strategy(
-    strategy: StrategyName,
+    strategy: StrategyLike,
     *,
     pool_examples: Sequence[Example],
     input_texts: Sequence[str],
     chosen: Sequence[int] = (),
-    **options: Any,
+    example_prompt: Any = None,
 ) -> Strategy:
     """Returns a way to select among the examples of a pool. Calls no model; `Strategy.prepare` does.
-
-    - "validated": the demonstrations of the best scored prompt, for every query.
-    - "similarity": the `k` examples whose inputs are most similar to the query, most similar first.
-    - "mmr": `k` of the `fetch_k` most similar ones, each unlike those before it (maximal marginal relevance).
-    - "length": the first examples of the pool that fit `max_length` together with the query.
 
     LangChain's vector selectors compare equal field names of query and example. Here the text of the input is compared
     with the query's values: joined by a space, in the order of their names, if there are several.
 
     Args:
-      strategy: one of these.
+      strategy: "validated" (the same examples for every query), or an option value.
       pool_examples: the pool's examples.
       input_texts: the text of each example's input.
       chosen: for "validated": positions in `pool_examples`.
-      options: those of `check_strategy`: `k` and `fetch_k` for selection by vectors; `embeddings`, whose vectors are
-        kept in memory, or a `vectorstore` for this pool alone, which embeds only examples that it lacks;
-        `example_prompt` (of one example), `max_length` (of query and examples together, without prefix and suffix) and
-        `get_text_length` (None: words) for "length".
+      example_prompt: for `ByLength`: the template of one example.
     """
-    check_strategy(strategy, **options)
+    check_strategy(strategy)
     if len(pool_examples) != len(input_texts):
         raise fail("input_texts", f"one for each of {len(pool_examples)} examples", len(input_texts))
-    if strategy == "validated":
-        last = len(pool_examples) - 1
-        return _Validated([dict(pool_examples[check_int("chosen", place, low=0, high=last)]) for place in chosen])
-    if strategy == "length":
-        names = ("example_prompt", "max_length", "get_text_length")
-        return _ByLength(pool_examples, **{name: options[name] for name in names if options.get(name) is not None})
-    return _ByVectors(_selector(strategy, **options), pool_examples, input_texts)
+    if isinstance(strategy, Similar):
+        return _ByVectors(_selector(strategy), pool_examples, input_texts)
+    if isinstance(strategy, ByLength):
+        return _ByLength(pool_examples, strategy, example_prompt)
+    last = len(pool_examples) - 1
+    return _Validated([dict(pool_examples[check_int("chosen", place, low=0, high=last)]) for place in chosen])
 
 
 class _Validated(Strategy):
@@ -144,11 +120,15 @@ class _Validated(Strategy):
 class _ByLength(Strategy):
     """The first examples that fit, by LangChain's length-based selector."""
 
-    def __init__(self, examples: Sequence[Example], *, example_prompt: Any, **options: Any) -> None:
+    def __init__(self, examples: Sequence[Example], options: ByLength, example_prompt: Any) -> None:
         template = PromptTemplate.from_template(template_text("example_prompt", example_prompt))
         self._fields = set(template.input_variables)
-        listed = [self._checked(example) for example in examples]
-        self._selector = LengthBasedExampleSelector(examples=listed, example_prompt=template, **options)
+        self._selector = LengthBasedExampleSelector(
+            examples=[self._checked(example) for example in examples],
+            example_prompt=template,
+            max_length=options.max_length,
+            **({} if options.get_text_length is None else {"get_text_length": options.get_text_length}),
+        )
 
     @override
     def select(self, values: Mapping[str, Any]) -> list[Example]:
@@ -262,29 +242,12 @@ class _ByVectors(Strategy):
         return _copies(example for example in examples if example is not None)
 
 
-def _selector(
-    strategy: str,
-    *,
-    k: int = 4,
-    fetch_k: int = 20,
-    embeddings: Embeddings | None = None,
-    vectorstore: VectorStore | None = None,
-    **_others: Any,
-) -> SemanticSimilarityExampleSelector | MaxMarginalRelevanceExampleSelector:
-    store = InMemoryVectorStore(embeddings) if embeddings is not None else vectorstore
-    if strategy == "similarity":
-        return SemanticSimilarityExampleSelector(vectorstore=store, k=k)
-    return MaxMarginalRelevanceExampleSelector(vectorstore=store, k=k, fetch_k=fetch_k)
-
-
-def _check_store(embeddings: Any, vectorstore: Any) -> None:
-    if (embeddings is None) == (vectorstore is None):
-        given_stores = "neither" if embeddings is None else "both"
-        advice = "embeddings=OpenAIEmbeddings(...), for instance, keeps vectors in memory; or give an empty store."
-        raise fail("embeddings, vectorstore", "one of them to select by similarity", given_stores, advice)
-    for name, value, kind in (("embeddings", embeddings, Embeddings), ("vectorstore", vectorstore, VectorStore)):
-        if value is not None and not isinstance(value, kind):
-            raise fail(name, f"an instance of LangChain's {kind.__name__}", type(value).__name__)
+def _selector(options: Similar) -> SemanticSimilarityExampleSelector | MaxMarginalRelevanceExampleSelector:
+    given = options.embeddings
+    store = InMemoryVectorStore(given) if isinstance(given, Embeddings) else given
+    if options.fetch_k is None:
+        return SemanticSimilarityExampleSelector(vectorstore=store, k=options.k)
+    return MaxMarginalRelevanceExampleSelector(vectorstore=store, k=options.k, fetch_k=options.fetch_k)
 
 
 def _without(waiting: Mapping[str, tuple[str, Example]], documents: Iterable[Any]) -> dict[str, tuple[str, Example]]:
@@ -295,12 +258,6 @@ def _without(waiting: Mapping[str, tuple[str, Example]], documents: Iterable[Any
 def _columns(items: Mapping[str, tuple[str, Example]]) -> tuple[list[str], list[dict[str, Any]]]:
     """Returns texts and metadata, the arguments of `add_texts`."""
     return [text for text, _ in items.values()], [dict(example) for _, example in items.values()]
-
-
-def _refuse_unused(name: str, users: Sequence[str], **options: Any) -> None:
-    for option, value in options.items():
-        if value is not None and name not in users:
-            raise fail(option, f"None with strategy {name!r} (it is for {' and '.join(users)})", type(value).__name__)
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
@@ -401,10 +358,7 @@ def choose_student(
     *,
     task: VotingTask,
     scorer: LabelRows,
-    shots: int,
-    num_candidates: int,
-    num_validation: int,
-    seed: int,
+    student: Student,
     records_of: Callable[[PoolEntry], Mapping[str, str]],
     query_of: Callable[[PoolEntry], Query],
     tick: Callable[[], object],
@@ -417,30 +371,26 @@ def choose_student(
 
     Each candidate takes labels in turns, so that the numbers of demonstrations per label differ by at most one while
     entries last. The best has the most labels right, then the highest mean probability of the labels; ties go to the
-    first.     At most half of the entries are held back, and so few that `shots` remain if there are enough.
+    first. At most half of the entries are held back, and so few that `student.shots` remain if there are enough.
 
     Args:
       entries: entries of a pool; unlabelled ones and repeated inputs are ignored.
       task: labels and prompt templates.
       scorer: scores the labels, in the order of `task.labels`.
-      shots: demonstrations of a prompt; fewer if there are not as many.
-      num_candidates: prompts to score; equal ones are scored once.
-      num_validation: entries to hold back; fewer if there are not as many.
-      seed: public; selects the candidates and the held-back entries.
+      student: the numbers of the search. Fewer demonstrations are shown and fewer entries held back if there are not
+        as many; equal prompts are scored once.
       records_of: returns the fields of an entry with its label, for the template of examples.
       query_of: returns the query of an entry.
       tick: called after each scored candidate.
 
     Source: Duan et al. (2023), Flocks of Stochastic Parrots: the student's prompt.
     """
-    for name, value in (("shots", shots), ("num_candidates", num_candidates), ("num_validation", num_validation)):
-        check_int(name, value, low=1)
-    check_int("seed", seed, low=0)
     labels = _labels(entries, task.labels)
-    held_back = _hold_out(labels, min(num_validation, len(labels) // 2, max(1, len(labels) - shots)), seed)
+    most = min(student.num_validation, len(labels) // 2, max(1, len(labels) - student.shots))
+    held_back = _hold_out(labels, most, student.seed)
     # Held-back entries are chosen before any candidate, so they are a fair test for all of them.
     free = {place: label for place, label in labels.items() if place not in held_back}
-    drawn = (_draw(free, shots, f"{seed}/{number}") for number in range(num_candidates))
+    drawn = (_draw(free, student.shots, f"{student.seed}/{number}") for number in range(student.num_candidates))
     wanted = [task.labels.index(labels[place]) for place in held_back]
     asked = [task.wording.renderer(task.queries(query_of(entries[place]))) for place in held_back]
     candidates = []

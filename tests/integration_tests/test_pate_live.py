@@ -21,12 +21,23 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 
-from langchain_dpicl import LabelledPool, PromptPATEExampleSelector, PromptPATELabeler, verify_report
+from langchain_dpicl import (
+    FewShotTask,
+    LabelAnswers,
+    LabelledPool,
+    Noise,
+    PromptPATEExampleSelector,
+    PromptPATELabeler,
+    Rows,
+    verify_report,
+)
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import LabellingInterruptedError
+from langchain_dpicl.options import Student
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
 from tests.live import (
@@ -42,7 +53,6 @@ from tests.live_queries import (
     RETRY,
     TEXTS,
     asked_privately,
-    component_options,
     letters_of,
     likelier,
     prompt_of,
@@ -71,7 +81,12 @@ SPEAKING = tuple(f"{text}\nqueue: transfer\n\ntext: and now ?" for text in ("it 
 NAMELESS = "hm\nqueue: fraud\n\ntext: and now ?"
 INPUTS = (*PLAIN, *SPEAKING)
 BRACED = ("is {it} there ?", "where is {{my}} money ?", *SPEAKING)
-STUDENT: dict[str, Any] = {"num_shots": 1, "num_candidates": 4, "num_validation": 2, "progress": False}
+STUDENT: dict[str, Any] = {
+    "student": Student(shots=1, num_candidates=4, num_validation=2),
+    "progress": False,
+}
+ONCE = Rows(units=ROWS, redraw_every="run")
+READ = LabelAnswers(calibrate=False, abstain_below=0.4)  # where a row or two fail, no input is at the edge
 QUERY = {"input": "is my card {lost} ?"}
 
 Make = Callable[[Provider], Any]
@@ -85,23 +100,20 @@ def examples() -> PrivateExamples:
 
 def labeler(llm: Any, private: PrivateExamples | None = None, **options: Any) -> PromptPATELabeler:
     """A labeler whose votes can be counted."""
-    given: dict[str, Any] = {"public_inputs": INPUTS, "mechanism": "gaussian", "calibrate": False, "num_slots": ROWS}
-    given |= {"abstain_below": 0.4, **options}  # where a row or two fail, no input is at the edge
-    return PromptPATELabeler.from_private_examples(private or examples(), **component_options(llm=llm, **given))
+    budget = PrivacyBudgetCallbackHandler(epsilon=2e6, delta=1e-4)
+    given: dict[str, Any] = {"budget": budget, "epsilon": 1e6, "max_queries": MAX_QUERIES, "public_inputs": INPUTS}
+    given |= {"rows": Rows(units=ROWS), "noise": Noise("gaussian", multiplier=0.01), "answers": READ, **options}
+    return PromptPATELabeler.from_private_examples(private or examples(), llm=llm, **given)
 
 
 def selector(llm: Any, **options: Any) -> PromptPATEExampleSelector:
     """The selector over what the labeler releases."""
-    made = labeler(llm, **options)
-    made.run(progress=False)
-    return PromptPATEExampleSelector.from_labeler(made, **STUDENT)
+    return PromptPATEExampleSelector.from_run(labeler(llm, **options), **STUDENT)
 
 
 async def aselector(llm: Any, **options: Any) -> PromptPATEExampleSelector:
     """Is `selector`, awaitable."""
-    made = labeler(llm, **options)
-    await made.arun(progress=False)
-    return await PromptPATEExampleSelector.afrom_labeler(made, **STUDENT)
+    return await PromptPATEExampleSelector.afrom_run(labeler(llm, **options), **STUDENT)
 
 
 def votes(pool: LabelledPool) -> list[tuple[int, ...]]:
@@ -178,7 +190,7 @@ class TestLabels:
     ) -> None:
         llm, calls = model(servers.served()), PrivateCalls(monkeypatch)
         seen = observe(lambda: selector(llm))
-        awaited = await aobserve(lambda: aselector(llm, teachers="one_sample"))
+        awaited = await aobserve(lambda: aselector(llm, rows=ONCE))
         other = (0,) * (reads == "text votes")
         for one in (seen, awaited):
             assert one.error is None
@@ -192,14 +204,16 @@ class TestLabels:
             assert {c.right for c in student.candidates} == {1, 2}
             assert (student.accuracy, [INPUTS[place] in PLAIN for place in student.demonstrations]) == (1.0, [True])
             # The student's calls are public, and as silent; where it reports probabilities, each prompt is calibrated.
-            calls.made -= len(student.candidates) * (len(student.held_back) + (reads == "first tokens"))
+            asked = len(student.candidates) * (len(student.held_back) + (reads == "first tokens"))
+            calls.made -= asked
+            calls.awaited -= asked * (one is awaited)
         assert (calls.made, calls.awaited, calls.failed) == (2 * ROWS * len(INPUTS), ROWS * len(INPUTS), 0)
 
     async def test_that_are_none_are_counted_apart_and_reject_the_input(self, servers: Servers) -> None:
         llm = anthropic_model(servers.served().root)
         made, silent = (
             labeler(llm, public_inputs=[PLAIN[0], NAMELESS]),
-            labeler(llm, public_inputs=[NAMELESS], other_label=None),
+            labeler(llm, public_inputs=[NAMELESS], answers=READ.replace(other_label="")),
         )
         made.run(progress=False)
         await silent.arun(progress=False)
@@ -214,12 +228,19 @@ class TestLabels:
         model = model.bind(extra_body={"cache_prompt": False})
         engine = as_choice_backend(model)
         said = dict(zip(LABELS, letters_of(engine), strict=True))
-        options = {"verbalizers": said, "public_inputs": PLAIN, "abstain_below": None}
+        options: dict[str, Any] = {
+            "task": FewShotTask(verbalizers=said),
+            "public_inputs": PLAIN,
+            "answers": READ.replace(abstain_below="never"),
+        }
         cast = [
             Counter(likelier(engine, prompt_of(text, said[label], given), said) for text, label in TAUGHT)
             for given in PLAIN
         ]
-        for found in (selector(engine, **options), await aselector(engine, **options, teachers="one_sample")):
+        for found in (
+            selector(engine, **options),
+            await aselector(engine, **options, rows=ONCE),
+        ):
             assert votes(found.pool) == [tuple(counts[label] for label in LABELS) for counts in cast]
             for entry, counts in zip(found.pool.entries, cast, strict=True):
                 assert counts[entry.label] == max(counts[label] for label in LABELS) > 0
@@ -272,12 +293,12 @@ class TestTheStudent:
         for hook in (hang_up(), server_error()):
             served.script(hook)
             with pytest.raises(LabellingInterruptedError, match="was not chosen") as sync:
-                PromptPATEExampleSelector.from_labeler(made, **STUDENT)
+                PromptPATEExampleSelector.from_run(made, **STUDENT)
             with pytest.raises(LabellingInterruptedError, match="was not chosen") as awaited:
-                await PromptPATEExampleSelector.afrom_labeler(made, **STUDENT)
+                await PromptPATEExampleSelector.afrom_run(made, **STUDENT)
             assert sync.value.labeler is awaited.value.labeler is made
             served.clear()
-        found = await PromptPATEExampleSelector.afrom_labeler(made, **STUDENT)
+        found = await PromptPATEExampleSelector.afrom_run(made, **STUDENT)
         assert (found.student.accuracy if found.student else None) == 1.0
         assert (made.queries_left, asked_privately(served)) == (MAX_QUERIES - len(INPUTS), 0)
 
@@ -359,11 +380,11 @@ async def test_rows_that_a_provider_refuses_abstain_or_count_as_other(servers: S
 
 
 async def test_a_server_that_dies_interrupts_and_the_file_goes_on_elsewhere(servers: Servers, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"public_inputs": PLAIN, "abstain_below": None, "checkpoint": tmp_path / "labels.json"}
-    options |= {"private": examples()}
+    options: dict[str, Any] = {"public_inputs": PLAIN, "checkpoint": tmp_path / "labels.json"}
+    options |= {"private": examples(), "answers": READ.replace(abstain_below="never")}
     with running_server() as llama:
         engine = LangChainBackend(openai_model("ChatOpenAI", f"{llama.url}/v1"), continuation="instruct", retry=RETRY)
-        options |= {"verbalizers": dict(zip(LABELS, letters_of(engine), strict=True)), "epsilon": 1e6}
+        options |= {"task": FewShotTask(verbalizers=dict(zip(LABELS, letters_of(engine), strict=True)))}
         made = labeler(engine, **options)
         first = next(made.stream(progress=False))
     with pytest.raises(LabellingInterruptedError, match="1 of 2 inputs are done"):

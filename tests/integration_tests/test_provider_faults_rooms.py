@@ -19,8 +19,11 @@ from langchain_dpicl import (
     DPFewShotPromptTemplate,
     DPFreeFormRunnable,
     DPVotingRunnable,
+    LabelAnswers,
+    Noise,
     PrivateExamples,
     PromptPATELabeler,
+    Rows,
 )
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -137,8 +140,11 @@ class Labelling(Scene):
             llm=self.votes(),
             public_inputs=QUERIES,
             max_queries=2,
-            calibrate=False,
-            **self.options(abstain_below=0.3),
+            budget=Budget(epsilon=1e6, delta=1e-4, store=self.store),
+            epsilon=1e5,
+            rows=Rows(units=6),
+            noise=Noise(multiplier=2.0),
+            answers=LabelAnswers(calibrate=False, abstain_below=0.3),
         )
         pool = made.run(progress=False)
         self.kept = [made, pool, pool.to_json()]

@@ -27,6 +27,7 @@ from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.evolution.writing import PublicTextJob
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import Rows
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
@@ -211,7 +212,7 @@ def test_labels_and_candidates_come_from_workers_too(cluster: Cluster) -> None:
     private = records(cluster.where, PUBLIC_SIZE)
     given: dict[str, Any] = {"llm": engine(), "budget": cluster.budget, "executor": cluster.workers}
     labels = PromptPATELabeler.from_private_examples(
-        private, public_inputs=["a", "b", "c"], num_slots=4, rows="units", epsilon=2.0, component="labels", **given
+        private, public_inputs=["a", "b", "c"], rows=Rows(units=4), epsilon=2.0, component="labels", **given
     )
     assert {one.status for one in labels.run(progress=False).entries} <= {"labelled", "rejected"}
     assert cluster.lines(RESERVE, "labels") == cluster.lines(COMMIT, "labels") == 3

@@ -29,7 +29,7 @@ from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import Noise
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Student
 from langchain_dpicl.pate.example_selector import PromptPATEExampleSelector
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -68,7 +68,7 @@ QUERIES: dict[str, Any] = {
 }
 """Of components that answer queries: every record is in every sample, so that there always are private calls."""
 
-STUDENT: dict[str, Any] = {"num_shots": 1, "num_candidates": 1, "num_validation": 1, "progress": False}
+STUDENT: dict[str, Any] = {"student": Student(shots=1, num_candidates=1, num_validation=1), "progress": False}
 
 
 @dataclass(frozen=True)
@@ -276,9 +276,8 @@ def labels(scene: Scene) -> Runnable[Any, Any]:
     """
     backend = engine(scene, "chat")
 
-    def made(folder: Path, config: RunnableConfig) -> PromptPATELabeler:
+    def made(folder: Path) -> PromptPATELabeler:
         given = _labelling(scene) | {"llm": backend, "checkpoint": folder / "checkpoint.json"}
-        given |= {} if scene.given_config is None else {"config": config}
         found = PromptPATELabeler.from_private_examples(_few(scene), **given)
         scene.objects += [found, found._teachers, found.inputs, found.task, found.rows, found.plan, backend]
         return found
@@ -296,20 +295,18 @@ def labels(scene: Scene) -> Runnable[Any, Any]:
         scene.objects += [getattr(labeler._teachers, "_sample", None), selector.pool, *selector.pool.entries]
         return text + json.dumps(selector.privacy_report)
 
-    def label(_: Any, config: RunnableConfig) -> str:
+    def label(_: Any) -> str:
         with _folder_seen(scene) as folder:
-            labeler = made(folder, config)
-            labeler.run(progress=False)
-            selector = PromptPATEExampleSelector.from_labeler(labeler, **STUDENT)
+            labeler = made(folder)
+            selector = PromptPATEExampleSelector.from_run(labeler, **STUDENT)
             text = prompt(selector).format(input="x")
             selector.add_example({"text": "three ?"})
             return told(labeler, selector, folder, text)
 
-    async def alabel(_: Any, config: RunnableConfig) -> str:
+    async def alabel(_: Any) -> str:
         with _folder_seen(scene) as folder:
-            labeler = made(folder, config)
-            await labeler.arun(progress=False)
-            selector = await PromptPATEExampleSelector.afrom_labeler(labeler, **STUDENT)
+            labeler = made(folder)
+            selector = await PromptPATEExampleSelector.afrom_run(labeler, **STUDENT)
             text = await prompt(selector).aformat(input="x")
             await selector.aadd_example({"text": "three ?"})
             return told(labeler, selector, folder, text)
@@ -535,9 +532,15 @@ def _retrieved(scene: Scene, found: Any, backend: Any) -> Runnable[Any, Any]:
 
 
 def _labelling(scene: Scene) -> dict[str, Any]:
-    options: dict[str, Any] = {name: value for name, value in QUERIES.items() if name != "with_receipt"}
-    options |= {"teachers": "fresh" if scene.is_async else "one_sample", "mechanism": "gaussian"}
-    options |= {"public_inputs": ["one ?", "two ?"], "labels": CHOICES, "abstain_below": None}
+    options: dict[str, Any] = {
+        "epsilon": 40.0,
+        "max_queries": 4,
+        "public_inputs": ["one ?", "two ?"],
+        "task": FewShotTask("{text} -> {topic}", "{input} ->", labels=tuple(CHOICES)),
+        "rows": Rows(units=2, redraw_every=None if scene.is_async else "run"),
+        "noise": Noise("gaussian", multiplier=1.0),
+        "answers": LabelAnswers(abstain_below="never"),
+    }
     return options | _paid(scene)
 
 

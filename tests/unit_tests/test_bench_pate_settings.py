@@ -109,19 +109,21 @@ class TestOptions:
         assert "expected LABEL=WORD, found 'up'" in refusal(capsys, "--words", "up")
         assert bench_pate.parsed(["--words", "up=rise"]).words == ["up=rise"]
 
-    @pytest.mark.parametrize(("name", "value"), [("delta", 0), ("abstain-below", 2)])
+    @pytest.mark.parametrize(
+        ("given", "shown"), [(("--delta", 0), "delta"), (("--abstain-below", 2), "LabelAnswers.abstain_below")]
+    )
     def test_what_the_package_refuses_is_one_line(
         self,
-        name: str,
-        value: int,
+        given: tuple[str, int],
+        shown: str,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         data = written(tmp_path / "moves.jsonl")
-        assert run(monkeypatch, "--data", data, *SMALL, f"--{name}", value, "--out", tmp_path) == 2
+        assert run(monkeypatch, "--data", data, *SMALL, *given, "--out", tmp_path) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"bench_pate.py: {name.replace('-', '_')}: expected a number")
+        assert line.startswith(f"bench_pate.py: {shown}: expected a number")
 
 
 def test_the_legend_tells_the_packages_default_as_it_is() -> None:

@@ -57,7 +57,7 @@ SERVED: dict[type[Any], dict[str, Any]] = {
     PromptClassifier: {"prompt": CANARY, "classifier": RECORDS},
 }
 PLAIN: dict[str, Callable[[], object]] = {
-    "PromptPATEExampleSelector.from_private_examples(private, llm=..., public_inputs=..., ...)": (
+    "PromptPATEExampleSelector.from_private_examples(private, llm=..., public_inputs=..., max_queries=..., ": (
         lambda: PromptPATEExampleSelector(examples=RECORDS, k=4)
     ),
     "DemonstrationSynthesizer.from_private_examples(private, llm=..., budget=..., epsilon=..., ...)": (

@@ -29,10 +29,13 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_dpicl import (
     DPFewShotPromptTemplate,
     EmbeddedLLM,
+    FewShotTask,
+    LabelAnswers,
     LabelledPool,
     PrivateExamples,
     PromptPATEExampleSelector,
     PromptPATELabeler,
+    Rows,
     verify_report,
 )
 from langchain_dpicl.backends import TextVoteBackend
@@ -45,9 +48,27 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
 )
+from langchain_dpicl.options import ByLength, Similar, Student
+from langchain_dpicl.options.methods import StrategyLike
 from langchain_dpicl.released.labelled_pool import PoolEntry
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver, Observer, shown_by
-from tests.labelling_doubles import CARD, LABELS, MUTE, WIRE, Spy, counts, examples, fails, house, labeler, lines, loud
+from tests.labelling_doubles import (
+    CARD,
+    GAUSSIAN,
+    LABELS,
+    MUTE,
+    PLAIN,
+    TEACHERS,
+    WIRE,
+    Spy,
+    counts,
+    examples,
+    fails,
+    house,
+    labeler,
+    lines,
+    loud,
+)
 from tests.sealed_files import sealed
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
 
@@ -57,22 +78,27 @@ BRACED = "where is {my} card? {0} }{"
 INPUTS = [CARD, WIRE, BRACED, "send it {home}", "a card in blue", "pay to Peru"]
 EXAMPLE = PromptTemplate.from_template("text: {text}\nqueue: {queue}")
 SUFFIX = "text: {input}\nqueue:"
-STUDENT: dict[str, Any] = {"num_shots": 2, "num_candidates": 4, "num_validation": 2}
+STUDENT = Student(shots=2, num_candidates=4, num_validation=2)
+LEARNS = STUDENT.replace(llm=Spy())
 
 
 def selector(private: PrivateExamples | None = None, *, budget: Any = None, **options: Any) -> Any:
     """A selector whose labels are those of `by_query`."""
-    given: dict[str, Any] = {"llm": Spy(), "public_inputs": INPUTS, "max_queries": 9, **STUDENT, **loud(**options)}
-    return PromptPATEExampleSelector.from_private_examples(private or examples(), budget=budget or house(), **given)
+    return PromptPATEExampleSelector.from_private_examples(
+        private or examples(), budget=budget or house(), **_given(options)
+    )
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"llm": Spy(), "public_inputs": INPUTS, "max_queries": 9, "student": STUDENT, **loud(**options)}
 
 
 def built(awaited: bool, private: PrivateExamples | None = None, *, budget: Any = None, **options: Any) -> Any:
     """Is `selector`, by either door."""
     if not awaited:
         return selector(private, budget=budget, **options)
-    given: dict[str, Any] = {"llm": Spy(), "public_inputs": INPUTS, "max_queries": 9, **STUDENT, **loud(**options)}
     make = PromptPATEExampleSelector.afrom_private_examples
-    return asyncio.run(make(private or examples(), budget=budget or house(), **given))
+    return asyncio.run(make(private or examples(), budget=budget or house(), **_given(options)))
 
 
 def released(**options: Any) -> Any:
@@ -108,11 +134,12 @@ class Words(Embeddings):
         return [1.0 + 9 * text.count("card"), 1.0 + 9 * text.count("it "), len(text) / 100]
 
 
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "validated": {"k": 2},
-    "similarity": {"k": 2, "embeddings": Words()},
-    "mmr": {"k": 2, "fetch_k": 4, "embeddings": Words()},
-    "length": {"example_prompt": EXAMPLE, "max_length": 15},
+NEAR = Similar(Words(), k=2)
+STRATEGIES: dict[str, StrategyLike] = {
+    "validated": "validated",
+    "similarity": NEAR,
+    "mmr": NEAR.replace(fetch_k=4),
+    "length": ByLength(max_length=15),
 }
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -135,12 +162,11 @@ def chat(chosen: Any) -> FewShotChatMessagePromptTemplate:
 # -- from private examples to demonstrations ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("teachers", ["fresh", "one_sample", "fixed"])
+@pytest.mark.parametrize("teachers", TEACHERS)
 @pytest.mark.parametrize("awaited", [False, True])
 def test_labels_are_paid_for_once_and_everything_after_them_is_free(teachers: str, awaited: bool) -> None:
     budget, spy = house("replace_one"), Spy()
-    options: dict[str, Any] = {"llm": spy, "teachers": teachers, "public_inputs": [*INPUTS, MUTE], "max_queries": 9}
-    made = built(awaited, budget=budget, **options)
+    made = built(awaited, budget=budget, llm=spy, rows=TEACHERS[teachers], public_inputs=[*INPUTS, MUTE])
     assert isinstance(made, BaseExampleSelector)
     assert {e["text"]: e["queue"] for e in made.examples} == {t: "card" if "card" in t else "transfer" for t in INPUTS}
     assert made.rejected == [{"text": MUTE}]
@@ -150,8 +176,8 @@ def test_labels_are_paid_for_once_and_everything_after_them_is_free(teachers: st
     shown = made.select_examples({"input": "x"})
     assert asyncio.run(made.aselect_examples({"input": "x"})) == shown
     assert stock(made, DPFewShotPromptTemplate).format(input="x") == joined(shown, "x")
-    made.choose_student(Spy(), **STUDENT)
-    made.with_strategy("similarity", **STRATEGIES["similarity"]).select_examples({"input": "x"})
+    made.choose_student(STUDENT.replace(llm=Spy()))
+    made.with_strategy(NEAR).select_examples({"input": "x"})
     made.add_public_example({"text": "new card", "queue": "card"})
     assert (lines(budget), len(spy.private)) == (paid, asked)
     assert sum(n for name, n in counts(budget).items() if "reserve" in name) == (1 if teachers == "one_sample" else 7)
@@ -178,10 +204,10 @@ def knows(needed: str, private: str = "card") -> Callable[..., Mapping[str, floa
 def test_the_prompt_that_does_best_on_held_back_labels_is_shown(awaited: bool) -> None:
     found = []
     for needed in INPUTS[:3]:
-        options: dict[str, Any] = {"llm": Spy(), "student_llm": Spy(knows(needed)), "num_candidates": 40}
-        made = selector(**options, seed=INPUTS.index(needed))
+        student = STUDENT.replace(llm=Spy(knows(needed)), num_candidates=40)
+        made = selector(student=student.replace(seed=INPUTS.index(needed)))
         if awaited:
-            asyncio.run(made.achoose_student(options["student_llm"], **{**STUDENT, "num_candidates": 40}))
+            asyncio.run(made.achoose_student(student))
         choice = made.student
         shown = [example["text"] for example in made.select_examples({})]
         texts = [entry.fields["text"] for entry in made.pool.entries]
@@ -198,16 +224,16 @@ def test_the_prompt_that_does_best_on_held_back_labels_is_shown(awaited: bool) -
 
 
 def test_the_same_seed_chooses_the_same_prompt_and_moves_no_noise() -> None:
-    first, again = selector(seed=3), selector(seed=3)
+    first, again = (selector(student=STUDENT.replace(seed=3)) for _ in range(2))
     assert first.student == again.student
     assert first.select_examples({}) == again.select_examples({})
-    other = [selector(seed=seed).student.demonstrations for seed in range(4, 9)]
+    other = [selector(student=STUDENT.replace(seed=seed)).student.demonstrations for seed in range(4, 9)]
     assert any(places != first.student.demonstrations for places in other)
 
 
 def test_a_student_of_its_own_sees_public_text_only() -> None:
     teachers, student = Spy(), Spy()
-    selector(llm=teachers, student_llm=student)
+    selector(llm=teachers, student=STUDENT.replace(llm=student))
     assert student.private == []
     assert student.public
     assert CANARY not in repr(student.public)
@@ -218,14 +244,14 @@ def test_a_student_of_its_own_sees_public_text_only() -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_student_is_calibrated_where_it_is_asked_to(wanted: bool) -> None:
     student = Spy()
-    selector(student_llm=student, calibrate_student=wanted, content_free=["nothing"])
+    selector(student=STUDENT.replace(llm=student, calibrate=wanted), answers=PLAIN.replace(content_free=("nothing",)))
     free = [prompt for prompt in student.public if prompt.endswith("text: nothing\nqueue:") and "\n\n" in prompt]
     assert bool(free) is wanted
 
 
 def test_other_strategies_search_for_no_prompt() -> None:
     spy = Spy()
-    made = selector(llm=spy, strategy="similarity", strategy_options=STRATEGIES["similarity"])
+    made = selector(llm=spy, strategy=NEAR)
     assert made.student is None
     assert {prompt.count("text: ") for prompt in spy.public} == {1}
     assert len(made.select_examples({"input": CARD})) == 2
@@ -233,55 +259,39 @@ def test_other_strategies_search_for_no_prompt() -> None:
 
 @pytest.mark.parametrize("student", [None, FakeListChatModel(responses=["card"])], ids=["the teachers' own", "another"])
 def test_models_that_only_write_teach_and_learn(student: Any) -> None:
-    made = selector(llm=FakeListChatModel(responses=["Card."]), votes="text", student_llm=student, calibrate=None)
+    wanted = STUDENT.replace(llm=student)
+    answers = LabelAnswers(votes="text", abstain_below=0.1)
+    made = selector(llm=FakeListChatModel(responses=["Card."]), answers=answers, student=wanted)
     assert {example["queue"] for example in made.examples} == {"card"}
     assert made.student.accuracy == 1.0
-    assert PromptPATEExampleSelector.from_labeler(made._labeler, student_llm=student, **STUDENT).student == made.student
+    assert PromptPATEExampleSelector.from_run(made._labeler, student=wanted).student == made.student
 
 
 def test_a_student_that_only_writes_cannot_stand_beside_teachers_with_probabilities() -> None:
     budget = house()
     with pytest.raises(CapabilityError):
-        selector(student_llm=FakeListChatModel(responses=["card"]), budget=budget)
+        selector(student=STUDENT.replace(llm=FakeListChatModel(responses=["card"])), budget=budget)
     assert lines(budget) == []
 
 
 FAULTS: list[dict[str, Any]] = [
-    {"num_shots": 0},
-    {"num_candidates": 0},
-    {"num_validation": 0},
-    {"num_validation": 1.5},
-    {"seed": -1},
-    {"seed": "x"},
-    {"calibrate_student": "yes"},
+    {"student": "gpt"},
+    {"student": STUDENT.replace(llm="gpt")},
+    {"student": STUDENT.replace(llm=TextVoteBackend(FakeListChatModel(responses=["card"])), calibrate=True)},
     {"strategy": "nearest"},
     {"strategy": "similarity"},
-    {"strategy": "mmr", "strategy_options": {"embeddings": Words(), "k": 9, "fetch_k": 3}},
-    {"strategy": "similarity", "strategy_options": {"embeddings": "words"}},
-    {
-        "strategy": "similarity",
-        "strategy_options": {"embeddings": Words(), "vectorstore": InMemoryVectorStore(Words())},
-    },
-    {"strategy": "length", "example_prompt": "Q: {question}", "suffix": "{input}"},
-    {"strategy": "length", "strategy_options": {"example_prompt": "Q: {question} {queue}"}},
-    {"strategy": "length", "k": 2},
-    {"strategy": "similarity", "embeddings": Words(), "fetch_k": 3},
-    {"strategy": "similarity", "embeddings": Words(), "strategy_options": {"embeddings": Words()}},
-    {"strategy": "similarity", "embeddings": Words(), "input_keys": "input"},
-    {"strategy_options": ["k"]},
-    {"student_llm": TextVoteBackend(FakeListChatModel(responses=["card"])), "calibrate_student": True},
+    {"strategy": Similar("openai:embeddings")},
+    {"strategy": Similar(None)},
+    {"strategy": Similar(InMemoryVectorStore)},
+    {"strategy": ByLength(get_text_length=3)},
+    {"strategy": NEAR.to_dict()},
     {"public_inputs": [], "max_queries": None},
-    {"checkpoint": 3},
-    {"checkpoint": "no such folder/labels.json"},
-    {"strategy": "length", "strategy_options": {"example_prompt": EXAMPLE, "max_length": 0}},
-    {"strategy_options": {"k": 0}},
-    {"strategy_options": {"weight": 1}},
-    {"strategy_options": {"embeddings": Words()}},
-    {"escape_braces": "yes"},
-    {"student_llm": "gpt"},
     {"public_inputs": "one text"},
     {"public_inputs": [{"text": "x", "queue": "card"}]},
-    {"teachers": "tenured"},
+    {"rows": "fixed"},
+    {"task": FewShotTask(), "suffix": SUFFIX},
+    {"answers": "text"},
+    {"num_shots": 2},
     {"unknown": 1},
     {"budget": "a budget"},
 ]
@@ -291,7 +301,7 @@ FAULTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("awaited", [False, True])
 def test_a_public_fault_binds_nothing_and_asks_nothing_private(fault: dict[str, Any], awaited: bool) -> None:
     private, spy, budget = examples(), Spy(), house()
-    with pytest.raises(TypeError if "unknown" in fault else ConfigurationError):
+    with pytest.raises(ConfigurationError):
         built(awaited, private, **{"llm": spy, "budget": budget, **fault})
     assert (lines(budget), spy.private) == ([], [])
     assert budget.report().to_dict()["promised"]["epsilon"] == 0.0
@@ -325,7 +335,7 @@ def test_refusals_and_charges_are_told() -> None:
 
 
 def test_the_stock_string_template_breaks_on_braces_without_the_option() -> None:
-    made = released(k=6)
+    made = released()
     assert BRACED in [example["text"] for example in made.select_examples({})]
     with pytest.raises((KeyError, ValueError, IndexError)):
         stock(made).format(input="x")
@@ -336,7 +346,7 @@ def test_the_stock_string_template_breaks_on_braces_without_the_option() -> None
 @strategies
 @pytest.mark.parametrize("query", ["my card", "a {brace} card", ""])
 def test_braces_arrive_byte_for_byte_in_every_class(strategy: str, query: str) -> None:
-    plain, escaped = (released(strategy=strategy, **STRATEGIES[strategy], escape_braces=on) for on in (False, True))
+    plain, escaped = (released(strategy=STRATEGIES[strategy], escape_braces=on) for on in (False, True))
     shown = plain.select_examples({"input": query})
     assert shown
     expected = joined(shown, query)
@@ -351,13 +361,13 @@ def test_braces_arrive_byte_for_byte_in_every_class(strategy: str, query: str) -
 
 
 def test_escaping_is_for_string_templates_only() -> None:
-    doubled = [message.content for message in chat(released(k=6, escape_braces=True)).format_messages(input="x")]
+    doubled = [message.content for message in chat(released(escape_braces=True)).format_messages(input="x")]
     assert BRACED not in doubled
     assert BRACED.replace("{", "{{").replace("}", "}}") in doubled
 
 
 def test_it_stands_in_a_chain() -> None:
-    made = selector(escape_braces=True)
+    made = selector().with_strategy(escape_braces=True)
     seen: list[Any] = []
 
     def answer(value: Any) -> Any:
@@ -440,7 +450,9 @@ def test_add_example_says_when_nothing_is_left_and_costs_nothing_in_an_outage(aw
 @pytest.mark.parametrize("awaited", [False, True])
 def test_add_public_example_is_free_and_nobody_pays_for_it_later(awaited: bool) -> None:
     budget = house()
-    made = selector(budget=budget, verbalizers={"card": [" plastic"], "transfer": [" wire"]}, llm=_plastic())
+    made = selector(
+        budget=budget, task=FewShotTask(verbalizers={"card": " plastic", "transfer": " wire"}), llm=_plastic()
+    )
     paid = lines(budget)
 
     def add_public(example: Any) -> None:
@@ -486,9 +498,9 @@ def test_an_input_that_waits_takes_a_public_label() -> None:
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-@pytest.mark.parametrize("strategy", ["similarity", "mmr"])
-def test_selection_by_vectors_knows_what_was_added(strategy: str, awaited: bool) -> None:
-    made = selector(strategy=strategy, strategy_options={**STRATEGIES[strategy], "k": 1})
+@pytest.mark.parametrize("fetched", [None, 4])
+def test_selection_by_vectors_knows_what_was_added(fetched: int | None, awaited: bool) -> None:
+    made = selector(strategy=NEAR.replace(k=1, fetch_k=fetched))
     text = "card card card card"
     assert made.select_examples({"input": text})[0]["text"] != text
     add(made, {"text": text}, awaited)
@@ -526,17 +538,17 @@ def test_threads_that_add_the_same_pay_once() -> None:
 
 @strategies
 def test_every_strategy_selects_from_the_pool_sync_and_async(strategy: str) -> None:
-    made = selector().with_strategy(strategy, **STRATEGIES[strategy])
+    made = selector().with_strategy(STRATEGIES[strategy])
     shown = made.select_examples({"input": "my card"})
     assert shown
     assert asyncio.run(made.aselect_examples({"input": "my card"})) == shown
     assert all(example in made.examples for example in shown)
-    assert f"strategy='{strategy}'" in repr(made)
+    assert f"strategy={STRATEGIES[strategy]!r}" in repr(made)
     assert made.queries_left == 3
 
 
 def test_the_nearest_examples_are_shown_first_whatever_the_variable_is_called() -> None:
-    made = released(strategy="similarity", **STRATEGIES["similarity"])
+    made = released(strategy=NEAR)
     for name in ("input", "text", "question"):
         assert {e["queue"] for e in made.select_examples({name: "card"})} == {"card"}
         assert {e["queue"] for e in made.select_examples({name: "it it it "})} == {"transfer"}
@@ -544,7 +556,7 @@ def test_the_nearest_examples_are_shown_first_whatever_the_variable_is_called() 
 
 def test_a_vector_store_of_ones_own_is_filled_with_this_pool_alone() -> None:
     store = InMemoryVectorStore(Words())
-    made = released(strategy="similarity", vectorstore=store, k=1)
+    made = released(strategy=Similar(store, k=1))
     assert made.select_examples({"input": "card card"})
     assert len(store.store) == len(INPUTS)
 
@@ -552,7 +564,7 @@ def test_a_vector_store_of_ones_own_is_filled_with_this_pool_alone() -> None:
 def test_with_strategy_shares_teachers_and_keeps_the_pool() -> None:
     budget = house()
     made = selector(budget=budget)
-    other = made.with_strategy("length", **STRATEGIES["length"], escape_braces=True)
+    other = made.with_strategy(STRATEGIES["length"], escape_braces=True)
     assert other.escape_braces
     assert other.pool == made.pool
     other.add_example({"text": "new card"})
@@ -560,9 +572,9 @@ def test_with_strategy_shares_teachers_and_keeps_the_pool() -> None:
     paid = lines(budget)
     made.add_example({"text": "new card"})
     assert (len(made.examples), lines(budget)) == (7, paid)
-    for bad in ({"strategy": "nearest"}, {"strategy": "similarity"}, {"strategy": "validated", "weight": 1}):
+    for bad in ("nearest", "similarity", Similar("openai:embeddings"), STUDENT):
         with pytest.raises(ConfigurationError):
-            made.with_strategy(**bad)
+            made.with_strategy(bad)
 
 
 @pytest.mark.parametrize("bad", [None, "pool", {"entries": []}])
@@ -587,13 +599,13 @@ def test_too_few_labels_warn_and_do_not_raise(inputs: list[str], found: int, awa
         made.choose_student()
     made.add_public_example({"text": "given", "queue": "card"})
     made.add_public_example({"text": "given too", "queue": "transfer"})
-    assert made.choose_student(**STUDENT).validated >= 1
+    assert made.choose_student(STUDENT).validated >= 1
     assert made.select_examples({})
 
 
 @strategies
 def test_a_pool_without_labels_selects_nothing_and_formats(strategy: str) -> None:
-    made = PromptPATEExampleSelector(pool({MUTE: None}), strategy=strategy, **STRATEGIES[strategy])
+    made = PromptPATEExampleSelector(pool({MUTE: None}), strategy=STRATEGIES[strategy])
     assert made.select_examples({"input": "x"}) == asyncio.run(made.aselect_examples({"input": "x"})) == []
     assert stock(made).format(input="x") == "text: x\nqueue:"
     assert chat(made).format_messages(input="x") == []
@@ -603,18 +615,18 @@ def test_a_pool_without_labels_selects_nothing_and_formats(strategy: str) -> Non
 def test_an_outage_of_the_student_keeps_every_label(awaited: bool) -> None:
     budget, student = house(), Spy()
     student.at_public = fails(*[ModelCallError("the student is down")] * 40)
-    options: dict[str, Any] = {"student_llm": student, "budget": budget}
+    wanted = STUDENT.replace(llm=student)
     with pytest.raises(LabellingInterruptedError, match="All labels are released and kept") as caught:
-        built(awaited, **options)
+        built(awaited, student=wanted, budget=budget)
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
     paid = lines(budget)
     again: PromptPATELabeler = caught.value.labeler
     assert len(again.pool.labelled) == len(INPUTS)
     student.at_public = fails()
     if awaited:
-        made = asyncio.run(PromptPATEExampleSelector.afrom_labeler(again, student_llm=student, **STUDENT))
+        made = asyncio.run(PromptPATEExampleSelector.afrom_run(again, student=wanted))
     else:
-        made = PromptPATEExampleSelector.from_labeler(again, student_llm=student, **STUDENT)
+        made = PromptPATEExampleSelector.from_run(again, student=wanted)
     assert made.student.accuracy == 1.0
     assert lines(budget) == paid
 
@@ -627,8 +639,7 @@ def test_an_outage_of_the_teachers_is_resumed_from_the_error(awaited: bool) -> N
         built(awaited, llm=spy, budget=budget)
     again = caught.value.labeler
     spy.at_public = fails()
-    again.run()
-    made = PromptPATEExampleSelector.from_labeler(again, **STUDENT)
+    made = PromptPATEExampleSelector.from_run(again, student=STUDENT)
     assert len(made.examples) == 6
     assert counts(budget) == {"reserve label": 6, "commit label": 6}
 
@@ -642,7 +653,7 @@ def test_ctrl_c_carries_the_labeler_and_shows_nothing(at: str) -> None:
     else:
         student.at_public = fails(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt) as caught:
-        selector(llm=spy, student_llm=student)
+        selector(llm=spy, student=STUDENT.replace(llm=student))
     again: PromptPATELabeler = caught.value.labeler  # type: ignore[attr-defined]
     assert len(again.pool.labelled) == (1 if at == "labels" else 6)
     public = "array([0.9, 0.1])"  # the public model's own answer
@@ -655,7 +666,7 @@ def test_ctrl_c_carries_the_labeler_and_shows_nothing(at: str) -> None:
 
 def test_a_saved_selector_comes_back_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "pool.json"
-    made = selector(public_inputs=[*INPUTS, MUTE], mechanism="gaussian")
+    made = selector(public_inputs=[*INPUTS, MUTE], noise=GAUSSIAN)
     made.add_public_example({"text": "given", "queue": "card"})
     made.save(path)
     again = PromptPATEExampleSelector.load(path)
@@ -671,10 +682,10 @@ def test_a_saved_selector_comes_back_as_it_was(tmp_path: Path) -> None:
         again.add_example({"text": "x"})
     with pytest.raises(ConfigurationError, match="llm"):
         again.choose_student()
-    assert again.choose_student(Spy(), **STUDENT) == made.choose_student(Spy(), **STUDENT)
+    assert again.choose_student(LEARNS) == made.choose_student(LEARNS)
     again.save(path)
     assert PromptPATEExampleSelector.load(path, escape_braces=True).pool == again.pool
-    other = PromptPATEExampleSelector.load(path, strategy="similarity", **STRATEGIES["similarity"])
+    other = PromptPATEExampleSelector.load(path, strategy=NEAR)
     assert len(other.select_examples({"input": "card"})) == 2
 
 
@@ -683,11 +694,11 @@ def test_a_checkpoint_of_a_run_that_stopped_is_a_selector_too(tmp_path: Path) ->
     spy = Spy()
     spy.at_public = fails(None, None, *[ModelCallError("down")] * 5)  # type: ignore[arg-type]
     with pytest.raises(LabellingInterruptedError):
-        selector(llm=spy, checkpoint=path)
+        PromptPATEExampleSelector.from_run(labeler(llm=spy, public_inputs=INPUTS, checkpoint=path), student=STUDENT)
     made = PromptPATEExampleSelector.load(path)
     assert [example["queue"] for example in made.select_examples({})] == ["card", "transfer"]
     assert len(made.waiting) == 4
-    assert made.choose_student(Spy(), **STUDENT).validated == 1
+    assert made.choose_student(LEARNS).validated == 1
 
 
 def _moved(state: dict[str, Any]) -> None:
@@ -753,11 +764,11 @@ def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
 def test_a_plan_that_asks_for_no_prompt_chooses_no_student(change: dict[str, Any]) -> None:
     state = json.loads(pool().to_json())
     made = PromptPATEExampleSelector(LabelledPool.from_json(json.dumps(state)))
-    assert made.choose_student(Spy(), **STUDENT)
+    assert made.choose_student(LEARNS)
     state["plan"].update(change)
     made = PromptPATEExampleSelector(LabelledPool.from_json(json.dumps(sealed(state))))
     with pytest.raises(ConfigurationError):
-        made.choose_student(Spy(), **STUDENT)
+        made.choose_student(LEARNS)
     assert made.select_examples({})
 
 
@@ -784,7 +795,7 @@ def test_a_pickle_holds_no_handle_and_a_deep_copy_the_same_one() -> None:
     left = made.queries_left
     copy.deepcopy(made).add_example({"text": "new card"})
     assert made.queries_left == left - 1
-    assert copy.deepcopy(made.with_strategy("validated", escape_braces=True)).escape_braces
+    assert copy.deepcopy(made.with_strategy(escape_braces=True)).escape_braces
 
 
 def test_nothing_private_shows_anywhere() -> None:
@@ -807,28 +818,54 @@ def test_a_pool_of_public_labels_costs_nothing_and_others_say_infinity() -> None
     assert PromptPATEExampleSelector(pool({MUTE: None})).epsilon == math.inf
 
 
-def test_from_labeler_takes_the_labels_there_are_so_far() -> None:
+def test_a_run_goes_on_to_its_end_and_a_pool_has_the_labels_so_far() -> None:
     made = labeler(public_inputs=INPUTS)
     stream = made.stream()
     for _ in range(3):
         next(stream)
     stream.close()
-    early = PromptPATEExampleSelector.from_labeler(made, **STUDENT)
+    early = PromptPATEExampleSelector(made.pool, labeler=made)
     assert (len(early.examples), len(early.waiting), early.queries_left) == (3, 3, 3)
-    made.run()
-    assert len(PromptPATEExampleSelector.from_labeler(made, **STUDENT).examples) == 6
+    assert len(PromptPATEExampleSelector.from_run(made, student=STUDENT).examples) == 6
     assert early.add_example({"text": INPUTS[-1]}) == "transfer"  # labelled meanwhile
     assert (len(early.examples), len(early.waiting)) == (4, 2)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"escape_braces": "yes"},
+        {"strategy": "nearest"},
+        {"strategy": Similar("openai:embeddings")},
+        {"student": "gpt"},
+        {"student": STUDENT.replace(llm="gpt")},
+        {"student": STUDENT.replace(calibrate=True), "llm": TextVoteBackend(FakeListChatModel(responses=["card"]))},
+    ],
+    ids=str,
+)
+def test_a_fault_of_the_selector_stops_the_run_before_it_charges(fault: dict[str, Any], awaited: bool) -> None:
+    budget, options = house(), {**fault}
+    llm = options.pop("llm", Spy())
+    answers = PLAIN.replace(votes="hard" if isinstance(llm, Spy) else "text")
+    run = labeler(budget=budget, llm=llm, answers=answers)
     with pytest.raises(ConfigurationError):
-        PromptPATEExampleSelector.from_labeler(made, num_shots=0)
+        if awaited:
+            asyncio.run(PromptPATEExampleSelector.afrom_run(run, **options))
+        else:
+            PromptPATEExampleSelector.from_run(run, **options)
+    assert [name for name in counts(budget) if "reserve" in name] == []
+    for wrong in (budget, run.pool):
+        with pytest.raises(ConfigurationError, match="run: expected a PromptPATELabeler"):
+            PromptPATEExampleSelector.from_run(wrong)  # type: ignore[arg-type]
 
 
 def test_bars_show_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    selector(progress=True)
+    PromptPATEExampleSelector.from_run(labeler(), student=STUDENT, progress=True)
     shown = capsys.readouterr().err
     assert "private labels" in shown
     assert "student prompts" in shown
-    selector(progress=False)
+    PromptPATEExampleSelector.from_run(labeler(), student=STUDENT, progress=False)
     assert "private labels" not in capsys.readouterr().err
 
 
@@ -836,8 +873,8 @@ def test_the_embedded_model_teaches_and_learns_offline() -> None:
     records = [{"text": f"my {LABELS[i % 2]} {i}", "queue": LABELS[i % 2]} for i in range(120)]
     private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=120)
     inputs = [f"{word} {label}" for label in LABELS for word in ("my", "the lost", "another")]
-    shape: dict[str, Any] = {"teachers": "fixed", "num_slots": 8, "shots_per_slot": 4}
-    made = selector(private, llm=EmbeddedLLM(), budget=house("replace_one"), public_inputs=inputs, **shape)
+    rows = Rows(slots=8, shots=4, sampling="partition")
+    made = selector(private, llm=EmbeddedLLM(), budget=house("replace_one"), public_inputs=inputs, rows=rows)
     assert [example["queue"] for example in made.examples] == ["card"] * 3 + ["transfer"] * 3
     assert made.student.accuracy == 1.0
 
@@ -859,26 +896,26 @@ class Heard(Words):
         return [super(Heard, self).embed_query(text) for text in texts]
 
 
-@pytest.mark.parametrize("keys", [None, ["input"], ["lang"], ["lang", "input"]])
-def test_similarity_compares_the_query_and_not_what_else_the_prompt_needs(keys: list[str] | None) -> None:
+@pytest.mark.parametrize("keys", [None, ("input",), ("lang",), ("lang", "input")])
+def test_similarity_compares_the_query_and_not_what_else_the_prompt_needs(keys: tuple[str, ...] | None) -> None:
     heard = Heard()
-    made = selector(strategy="similarity", embeddings=heard, input_keys=keys, k=1)
+    made = selector(strategy=Similar(heard, k=1, input_keys=keys))
     values: Any = {"input": "my card", "lang": "English", "history": None}
-    if keys != ["lang"] and keys is not None:
+    if keys != ("lang",) and keys is not None:
         values = {name: values[name] for name in ("input", "lang")}
     made.select_examples(values)
     asyncio.run(made.aselect_examples(values))
     wanted = {None: "my card", ("input",): "my card", ("lang",): "English", ("lang", "input"): "my card English"}
-    assert heard.queries == [wanted[None if keys is None else tuple(keys)]] * 2
+    assert heard.queries == [wanted[keys]] * 2
 
 
 def test_without_the_wording_s_variable_everything_is_compared() -> None:
     heard = Heard()
-    made = selector(strategy="similarity", embeddings=heard)
+    made = selector(strategy=Similar(heard))
     made.select_examples({"question": "what", "b": "else"})
     assert heard.queries == ["else what"]
     with pytest.raises(ConfigurationError, match="input_keys"):
-        made.with_strategy("similarity", embeddings=heard, input_keys=["nowhere"]).select_examples({"a": "b"})
+        made.with_strategy(Similar(heard, input_keys=("nowhere",))).select_examples({"a": "b"})
     for odd in (None, "text", ["x"]):
         with pytest.raises(ConfigurationError, match="input_variables"):
             made.select_examples(odd)  # type: ignore[arg-type]
@@ -896,9 +933,8 @@ def test_without_a_chosen_prompt_labels_take_turns() -> None:
         report={},
         plan={},
     )
-    shown = PromptPATEExampleSelector(pool, k=2).select_examples({"input": "x"})
-    assert [example["queue"] for example in shown] == ["card", "transfer"]
-    assert len(PromptPATEExampleSelector(pool, k=50).select_examples({"input": "x"})) == 6
+    shown = PromptPATEExampleSelector(pool).select_examples({"input": "x"})
+    assert [example["text"] for example in shown] == ["card 0", "card 1", "card 2", "w"]
 
 
 def test_a_rejected_input_may_get_a_public_label() -> None:
@@ -911,9 +947,9 @@ def test_a_rejected_input_may_get_a_public_label() -> None:
         made.add_public_example({"text": MUTE, "queue": "card"})
 
 
-def test_the_template_of_the_labels_measures_lengths_where_no_other_is_given() -> None:
-    made = selector(strategy="length", max_length=12)
-    longer = made.with_strategy("length", max_length=1_000)
+def test_the_template_of_the_labels_measures_lengths() -> None:
+    made = selector(strategy=ByLength(max_length=12))
+    longer = made.with_strategy(ByLength(max_length=1_000))
     assert 0 < len(made.select_examples({"input": "x"})) < len(longer.select_examples({"input": "x"}))
 
 

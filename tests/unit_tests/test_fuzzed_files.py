@@ -24,8 +24,11 @@ from langchain_dpicl import (
     Budget,
     DemonstrationSynthesizer,
     DocumentSynthesizer,
+    LabelAnswers,
+    Noise,
     PrivateExamples,
     PromptPATELabeler,
+    Rows,
     SoftPrompt,
     ValueDiscovery,
     verify_report,
@@ -174,10 +177,10 @@ def released() -> dict[str, Target]:
         llm=FakeBackend(labelling_doubles.by_query, vocabulary=[" card", " transfer"]),
         public_inputs=["a card", "x"],
         budget=house(),
-        num_slots=4,
-        calibrate=False,
+        rows=Rows(units=4),
+        noise=Noise(multiplier=2.0),
+        answers=LabelAnswers(calibrate=False),
         epsilon=50.0,
-        noise_multiplier=2.0,
     )
     notes = [Document(f"card {number}", metadata={"source": str(number)}) for number in range(400)]
     documents = DocumentSynthesizer.from_private_documents(

@@ -9,7 +9,7 @@ import pytest
 from langchain_dpicl import LabelledPool, PrivateExamples
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.released import PoolEntry
-from tests.labelling_doubles import CARD, MUTE, WIRE, labeler
+from tests.labelling_doubles import CARD, GAUSSIAN, MUTE, NOISES, PLAIN, WIRE, labeler
 
 
 def pool(*votes: dict[str, float] | None, **named: Any) -> LabelledPool:
@@ -50,7 +50,7 @@ def test_a_pool_without_votes_or_a_threshold_that_is_none_is_refused() -> None:
 
 
 def test_a_labeler_s_pool_is_cut_as_the_labeler_would_have_cut_it() -> None:
-    made = labeler(mechanism="gaussian", public_inputs=[CARD, WIRE, MUTE])
+    made = labeler(noise=GAUSSIAN, public_inputs=[CARD, WIRE, MUTE])
     found = made.run()
     assert [entry.status for entry in found.entries] == ["labelled", "labelled", "rejected"]
     assert found.with_threshold(made.plan.threshold or 0.0).entries == found.entries
@@ -61,12 +61,12 @@ def test_a_labeler_s_pool_is_cut_as_the_labeler_would_have_cut_it() -> None:
 def test_by_default_a_label_needs_half_of_what_chance_gives(labels: tuple[str, ...], share: float) -> None:
     records = [{"text": "x", "queue": labels[0]}]
     private = PrivateExamples(records, label_key="queue", labels=labels, public_size=40)
-    made = labeler(private, mechanism="gumbel", abstain_below="auto")
+    made = labeler(private, noise=NOISES["gumbel"], answers=PLAIN.replace(abstain_below="auto"))
     assert made.plan.release.constants == (share * made.plan.expected_rows,)
-    assert labeler(mechanism="gaussian", abstain_below="auto").plan.threshold == 0.25 * 20
-    assert labeler(mechanism="gaussian", abstain_below=None).plan.threshold is None
+    assert labeler(noise=GAUSSIAN, answers=PLAIN.replace(abstain_below="auto")).plan.threshold == 0.25 * 20
+    assert labeler(noise=GAUSSIAN, answers=PLAIN.replace(abstain_below="never")).plan.threshold is None
 
 
 def test_teachers_that_say_nothing_label_nothing_by_default() -> None:
-    made = labeler(public_inputs=[MUTE], abstain_below="auto")
+    made = labeler(public_inputs=[MUTE], answers=PLAIN.replace(abstain_below="auto"))
     assert [entry.status for entry in made.run().entries] == ["rejected"]

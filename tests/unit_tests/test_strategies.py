@@ -12,6 +12,7 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import ByLength, Similar
 from langchain_dpicl.pate.selection_strategies import check_strategy, make_strategy
 
 WORDS = ("card", "cash", "coin", "lost")
@@ -68,9 +69,9 @@ def vector(text):
     return [*(float(text.split().count(word)) for word in WORDS), 1e-3]
 
 
-def strategy(name, *, pool=POOL, **options):
+def strategy(how, *, pool=POOL, **options):
     defaults = {"pool_examples": pool, "input_texts": [example["text"] for example in pool]}
-    return make_strategy(name, **(defaults | options))
+    return make_strategy(how, **(defaults | options))
 
 
 async def selected(made, values, way):
@@ -78,7 +79,7 @@ async def selected(made, values, way):
 
 
 WAYS = pytest.mark.parametrize("way", ["blocking", "awaited"])
-BY_VECTORS = pytest.mark.parametrize("name", ["similarity", "mmr"])
+BY_VECTORS = pytest.mark.parametrize("fetched", [None, 20], ids=["similarity", "mmr"])
 
 
 class TestValidated:
@@ -105,14 +106,14 @@ class TestValidated:
 class TestByVectors:
     @WAYS
     async def test_the_most_similar_inputs_come_first(self, way):
-        made = strategy("similarity", k=2, embeddings=Counting())
+        made = strategy(Similar(Counting(), k=2))
         assert await selected(made, {"input": "my card"}, way) == NEAR_CARD
         assert (await selected(made, {"input": "cash"}, way))[0] == POOL[2]
 
     @BY_VECTORS
-    def test_the_inputs_text_alone_is_embedded_whatever_the_label_and_the_querys_name(self, name):
+    def test_the_inputs_text_alone_is_embedded_whatever_the_label_and_the_querys_name(self, fetched):
         embeddings = Counting()
-        made = strategy(name, k=1, fetch_k=4, embeddings=embeddings)
+        made = strategy(Similar(embeddings, k=1, fetch_k=fetched))
         # Were the label embedded as well, "coin" would be nearest here for the stock reason: fields in common.
         assert made.select({"question": "coin"}) == [POOL[3]]
         assert sorted(embeddings.documents) == sorted(TEXTS)
@@ -120,16 +121,16 @@ class TestByVectors:
 
     @BY_VECTORS
     @WAYS
-    async def test_several_values_are_joined_in_the_order_of_their_names(self, name, way):
+    async def test_several_values_are_joined_in_the_order_of_their_names(self, fetched, way):
         embeddings = Counting()
-        made = strategy(name, embeddings=embeddings)
+        made = strategy(Similar(embeddings, fetch_k=fetched))
         await selected(made, {"topic": "cash", "input": HumanMessage("my card"), "b": 7}, way)
         assert (embeddings.queries + embeddings.awaited[len(TEXTS) :]) == ["7 my card cash"]
 
     @BY_VECTORS
-    async def test_awaited_calls_embed_without_blocking(self, name):
+    async def test_awaited_calls_embed_without_blocking(self, fetched):
         embeddings = Counting()
-        made = strategy(name, embeddings=embeddings)
+        made = strategy(Similar(embeddings, fetch_k=fetched))
         await made.aselect({"input": "a"})
         await made.aadd({"text": "new", "queue": "A"}, "new")
         assert embeddings.awaited == [*TEXTS, "a", "new"]
@@ -137,9 +138,9 @@ class TestByVectors:
 
     @BY_VECTORS
     @WAYS
-    async def test_inputs_are_embedded_once_and_not_before_they_are_needed(self, name, way):
+    async def test_inputs_are_embedded_once_and_not_before_they_are_needed(self, fetched, way):
         embeddings = Counting()
-        made = strategy(name, embeddings=embeddings)
+        made = strategy(Similar(embeddings, fetch_k=fetched))
         assert embeddings.documents == []
         made.prepare()
         await made.aprepare()
@@ -150,19 +151,19 @@ class TestByVectors:
     def test_relevant_examples_that_are_like_each_other_give_way(self):
         # By hand: cosines .95, .95 and .89; less half of 1 and .71 after the first, .03 below and .09 above zero.
         query = {"input": "card card card lost"}
-        nearest = strategy("similarity", pool=TWINS, k=2, embeddings=Counting()).select(query)
+        nearest = strategy(Similar(Counting(), k=2), pool=TWINS).select(query)
         assert TWINS[2] not in nearest
-        found = strategy("mmr", pool=TWINS, k=2, fetch_k=3, embeddings=Counting()).select(query)
+        found = strategy(Similar(Counting(), k=2, fetch_k=3), pool=TWINS).select(query)
         assert TWINS[2] in found
         assert len(found) == 2
 
     def test_only_the_nearest_ones_are_chosen_from(self):
-        made = strategy("mmr", pool=TWINS, k=2, fetch_k=2, embeddings=Counting())
+        made = strategy(Similar(Counting(), k=2, fetch_k=2), pool=TWINS)
         assert TWINS[2] not in made.select({"input": "card card card lost"})
 
     @BY_VECTORS
-    async def test_what_is_added_is_selected(self, name):
-        made = strategy(name, k=1, embeddings=Counting())
+    async def test_what_is_added_is_selected(self, fetched):
+        made = strategy(Similar(Counting(), k=1, fetch_k=fetched))
         new, newer = {"text": "cash lost", "queue": "B"}, {"text": "coin coin lost lost", "queue": "B"}
         made.add(new, new["text"])
         await made.aadd(newer, newer["text"])
@@ -171,15 +172,15 @@ class TestByVectors:
 
     @BY_VECTORS
     @WAYS
-    async def test_an_empty_pool_shows_nothing_until_there_is_something(self, name, way):
-        made = strategy(name, pool=[], embeddings=Counting())
+    async def test_an_empty_pool_shows_nothing_until_there_is_something(self, fetched, way):
+        made = strategy(Similar(Counting(), fetch_k=fetched), pool=[])
         assert await selected(made, {"input": "card"}, way) == []
         made.add(POOL[0], POOL[0]["text"])
         assert await selected(made, {"input": "card"}, way) == [POOL[0]]
 
     @BY_VECTORS
-    def test_more_than_there_are_gives_all_and_the_same_example_once(self, name):
-        made = strategy(name, pool=[*POOL, POOL[0]], k=9, embeddings=Counting())
+    def test_more_than_there_are_gives_all_and_the_same_example_once(self, fetched):
+        made = strategy(Similar(Counting(), k=9, fetch_k=fetched), pool=[*POOL, POOL[0]])
         found = made.select({"input": "card"})
         assert sorted(found, key=str) == sorted(POOL, key=str)
         assert [list(example) for example in found] == [["text", "queue"]] * 4
@@ -189,20 +190,20 @@ class TestByVectors:
         embeddings = Counting()
         store = InMemoryVectorStore(embeddings)
         for _ in range(2):
-            made = strategy("similarity", k=9, vectorstore=store)
+            made = strategy(Similar(store, k=9))
             assert len(await selected(made, {"input": "card"}, way)) == 4
         assert embeddings.documents + [text for text in embeddings.awaited if text != "card"] == list(TEXTS)
 
     @WAYS
     async def test_a_store_that_cannot_tell_what_it_holds_is_filled_once(self, way):
         embeddings = Counting()
-        made = strategy("similarity", k=2, vectorstore=WithoutIds(embeddings))
+        made = strategy(Similar(WithoutIds(embeddings), k=2))
         for _ in range(2):
             assert await selected(made, {"input": "my card"}, way) == NEAR_CARD
         assert embeddings.documents + [text for text in embeddings.awaited if text != "my card"] == list(TEXTS)
 
     def test_fields_that_a_store_adds_are_not_shown(self):
-        made = strategy("similarity", k=2, vectorstore=WithOwnFields(Counting()))
+        made = strategy(Similar(WithOwnFields(Counting()), k=2))
         assert made.select({"input": "my card"}) == NEAR_CARD
 
     @BY_VECTORS
@@ -212,10 +213,10 @@ class TestByVectors:
         [{"text": "card", "queue": "secret"}, {"text": ["card"], "queue": None}, {"source": "private.pdf"}],
         ids=["like", "no text", "unlike"],
     )
-    async def test_a_document_that_is_no_example_of_the_pool_is_never_shown(self, name, way, fields):
+    async def test_a_document_that_is_no_example_of_the_pool_is_never_shown(self, fetched, way, fields):
         store = InMemoryVectorStore(Counting())
         store.add_texts(["card"], [fields])
-        made = strategy(name, vectorstore=store)
+        made = strategy(Similar(store, fetch_k=fetched))
         with pytest.raises(ConfigurationError, match="vectorstore") as caught:
             await selected(made, {"input": "card"}, way)
         assert "secret" not in str(caught.value)
@@ -223,9 +224,9 @@ class TestByVectors:
 
     @BY_VECTORS
     @WAYS
-    async def test_a_query_without_values_says_how_chat_templates_hand_them_on(self, name, way):
+    async def test_a_query_without_values_says_how_chat_templates_hand_them_on(self, fetched, way):
         with pytest.raises(ConfigurationError, match="input_variables"):
-            await selected(strategy(name, embeddings=Counting()), {}, way)
+            await selected(strategy(Similar(Counting(), fetch_k=fetched)), {}, way)
 
     def test_a_failure_to_embed_is_tried_again(self):
         class Failing(Counting):
@@ -237,44 +238,29 @@ class TestByVectors:
                     raise ConnectionError
                 return super().embed_documents(texts)
 
-        made = strategy("similarity", k=2, embeddings=Failing())
+        made = strategy(Similar(Failing(), k=2))
         with pytest.raises(ConnectionError):
             made.prepare()
         assert made.select({"input": "my card"}) == NEAR_CARD
 
     async def test_first_queries_at_once_get_the_same_examples(self):
-        made = strategy("similarity", k=9, embeddings=Counting())
+        made = strategy(Similar(Counting(), k=9))
         found = await asyncio.gather(*(made.aselect({"input": "my card"}) for _ in range(5)))
         assert [one[:2] for one in found] == [NEAR_CARD] * 5
         assert {len(one) for one in found} == {4}
 
     def test_examples_with_other_fields_are_refused(self):
         with pytest.raises(ConfigurationError, match="same fields"):
-            strategy("similarity", pool=[POOL[0], {"text": "a"}], embeddings=Counting())
+            strategy(Similar(Counting()), pool=[POOL[0], {"text": "a"}])
 
-    @BY_VECTORS
     @pytest.mark.parametrize(
-        ("options", "word"),
-        [
-            ({}, "embeddings"),
-            ({"embeddings": Counting(), "vectorstore": InMemoryVectorStore(Counting())}, "both"),
-            ({"embeddings": "openai"}, "Embeddings"),
-            ({"vectorstore": InMemoryVectorStore}, "VectorStore"),
-            ({"embeddings": Counting(), "k": 0}, "k"),
-            ({"embeddings": Counting(), "get_text_length": len}, "get_text_length"),
-        ],
-        ids=["neither", "both", "a name", "a class", "none to show", "of another strategy"],
+        "embeddings", [None, "openai", InMemoryVectorStore, 3], ids=["neither", "a name", "a class", "a number"]
     )
-    def test_what_cannot_select_is_refused_before_there_is_a_pool(self, name, options, word):
-        with pytest.raises(ConfigurationError, match=word):
-            check_strategy(name, **options)
-        with pytest.raises(ConfigurationError, match=word):
-            strategy(name, **options)
-
-    def test_fewer_to_choose_from_than_to_show_are_refused(self):
-        with pytest.raises(ConfigurationError, match="fetch_k"):
-            check_strategy("mmr", embeddings=Counting(), k=5, fetch_k=4)
-        check_strategy("similarity", embeddings=Counting(), k=5, fetch_k=4)
+    def test_what_cannot_select_is_refused_before_there_is_a_pool(self, embeddings):
+        with pytest.raises(ConfigurationError, match="Embeddings, or a VectorStore"):
+            check_strategy(Similar(embeddings))
+        with pytest.raises(ConfigurationError, match="Embeddings, or a VectorStore"):
+            strategy(Similar(embeddings))
 
 
 class TestByLength:
@@ -282,59 +268,51 @@ class TestByLength:
     @pytest.mark.parametrize(("words", "count"), [(4, 0), (5, 1), (9, 2), (11, 3), (14, 4)])
     async def test_the_first_examples_that_fit_beside_the_query_are_shown(self, way, words, count):
         # Words, by hand: query 2, examples 3, 4, 2, 3.
-        made = strategy("length", example_prompt="{text} {queue}", max_length=words)
+        made = strategy(ByLength(max_length=words), example_prompt="{text} {queue}")
         assert await selected(made, {"input": "a b"}, way) == POOL[:count]
 
     @WAYS
     async def test_the_callers_measure_counts(self, way):
         template = PromptTemplate.from_template("{text}")
-        made = strategy("length", example_prompt=template, max_length=1 + 9 + 14, get_text_length=len)
+        made = strategy(ByLength(max_length=1 + 9 + 14, get_text_length=len), example_prompt=template)
         assert await selected(made, {"input": HumanMessage("x")}, way) == POOL[:2]
         assert await selected(made, {"input": "xx"}, way) == POOL[:1]
 
     async def test_what_is_added_comes_last(self):
-        made = strategy("length", example_prompt="{text}")
+        made = strategy(ByLength(), example_prompt="{text}")
         made.add({"text": "{new", "queue": "A"}, "{new")
         await made.aadd({"text": "newer", "queue": "A"}, "newer")
         assert [example["text"] for example in made.select({})] == [*TEXTS, "{new", "newer"]
         with pytest.raises(ConfigurationError, match="example_prompt"):
             made.add({"queue": "A"}, "")
 
-    @pytest.mark.parametrize(
-        ("options", "word"),
-        [
-            ({}, "example_prompt"),
-            ({"example_prompt": ChatPromptTemplate.from_messages([("human", "{text}")])}, "example_prompt"),
-            ({"example_prompt": "{text}", "max_length": 0}, "max_length"),
-            ({"example_prompt": "{text}", "get_text_length": 3}, "get_text_length"),
-            ({"example_prompt": "{text}", "embeddings": Counting()}, "embeddings"),
-        ],
-        ids=["no template", "a chat template", "no length", "no function", "of another strategy"],
-    )
-    def test_what_cannot_be_measured_is_refused_before_there_is_a_pool(self, options, word):
-        with pytest.raises(ConfigurationError, match=word):
-            check_strategy("length", **options)
-        with pytest.raises(ConfigurationError, match=word):
-            strategy("length", **options)
+    @pytest.mark.parametrize("template", [None, ChatPromptTemplate.from_messages([("human", "{text}")])])
+    def test_only_a_template_of_text_measures(self, template):
+        with pytest.raises(ConfigurationError, match="example_prompt"):
+            strategy(ByLength(), example_prompt=template)
+
+    def test_a_measure_that_is_no_function_is_refused_before_there_is_a_pool(self):
+        with pytest.raises(ConfigurationError, match="get_text_length"):
+            check_strategy(ByLength(get_text_length=3))
 
     def test_a_template_with_a_field_that_examples_lack_is_refused(self):
         with pytest.raises(ConfigurationError, match="title"):
-            strategy("length", example_prompt="{text} {title}")
+            strategy(ByLength(), example_prompt="{text} {title}")
 
 
 class TestAll:
     OPTIONS = (
         ("validated", {"chosen": (0,)}),
-        ("similarity", {"embeddings": True}),
-        ("mmr", {"embeddings": True}),
-        ("length", {"example_prompt": "{text}"}),
+        (Similar(Counting()), {}),
+        (Similar(Counting(), fetch_k=20), {}),
+        (ByLength(), {"example_prompt": "{text}"}),
     )
 
-    @pytest.mark.parametrize(("name", "options"), OPTIONS)
+    @pytest.mark.parametrize(("how", "options"), OPTIONS)
     @WAYS
-    async def test_what_is_shown_is_a_copy(self, name, options, way):
+    async def test_what_is_shown_is_a_copy(self, how, options, way):
         pool = [dict(example) for example in POOL]
-        made = strategy(name, pool=pool, **(options | ({"embeddings": Counting()} if "embeddings" in options else {})))
+        made = strategy(how, pool=pool, **options)
         pool[0]["queue"] = "changed"
         for _ in range(2):
             found = await selected(made, {"input": "lost card"}, way)
@@ -342,7 +320,7 @@ class TestAll:
             for example in found:
                 example["queue"] = "changed"
 
-    @pytest.mark.parametrize("name", ["random", "", None])
+    @pytest.mark.parametrize("name", ["random", "similarity", "", None])
     def test_no_other_strategy_is_known(self, name):
         with pytest.raises(ConfigurationError, match="strategy"):
             strategy(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,16 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import Budget, EmbeddedLLM, LabelledPool, PrivateExamples, PromptPATELabeler
+from langchain_dpicl import (
+    Budget,
+    EmbeddedLLM,
+    FewShotTask,
+    LabelAnswers,
+    LabelledPool,
+    PrivateExamples,
+    PromptPATELabeler,
+    Rows,
+)
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.exceptions import (
@@ -28,6 +36,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
+from langchain_dpicl.options import LogitNoise
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
 from langchain_dpicl.privacy.ledger.shares import Reservation
@@ -48,9 +57,14 @@ from tests.contracts.front_room import (
 )
 from tests.labelling_doubles import (
     CARD,
+    FIXED,
+    FRESH,
+    GAUSSIAN,
     LABELS,
-    MECHANISMS,
     MUTE,
+    NOISES,
+    PLAIN,
+    QUIET,
     SURE,
     TEACHERS,
     WIRE,
@@ -91,7 +105,7 @@ def test_observers_hear_of_every_charge_and_of_the_refusal(
     teachers: str, mechanism: str, tickets: list[int], awaited: bool
 ) -> None:
     inputs, observer, later = [CARD, MUTE, WIRE], Observer(), AsyncObserver()
-    made = labeler(teachers=teachers, mechanism=mechanism, public_inputs=inputs)
+    made = labeler(rows=TEACHERS[teachers], noise=NOISES[mechanism], public_inputs=inputs)
 
     async def arun(_: Any) -> None:
         await made.arun()
@@ -158,7 +172,6 @@ class TestContract(FrontRoomContract):
         return [lambda fault=fault: self.make(room, **fault) for fault in FAULTS]  # type: ignore[misc]
 
 
-SURELY: dict[str, Any] = {"mechanism": "confident_gnmax", "abstain_below": None}
 FAULTS: list[dict[str, Any]] = [
     {"max_queries": 0},
     {"max_queries": 2.5},
@@ -170,57 +183,48 @@ FAULTS: list[dict[str, Any]] = [
     {"public_inputs": [{"words": "x"}]},
     {"public_inputs": [{"text": "x", "queue": "card"}]},
     {"public_inputs": [{"text": object()}]},
-    {"labels": ["card"]},
-    {"labels": ["card", "card"]},
-    {"verbalizers": {"card": " a"}},
-    {"verbalizers": {"card": " a", "transfer": " a"}},
-    {"votes": "loud"},
-    {"mechanism": "laplace"},
-    SURELY,  # without its threshold and noises
-    {**SURELY, "confident": (5, 1, 1)},  # its noise is given twice
-    {**SURELY, "confident": (5, 1), "noise_multiplier": None},
-    {**SURELY, "confident": (5, 0, 1), "noise_multiplier": None},
-    {**SURELY, "confident": (5, 1, "x"), "noise_multiplier": None},
-    {**SURELY, "confident": (math.nan, 1, 1), "noise_multiplier": None},
-    {**SURELY, "confident": (5, 1, 1), "noise_multiplier": None, "max_answers": 2},
-    {"confident": (5, 1, 1)},
-    {**SURELY, "confident": (5, 1, 1), "noise_multiplier": None, "abstain_below": 0.5},  # two thresholds
-    {"max_answers": 2},
-    {"teachers": "tenured"},
-    {"teachers": "fixed", "rows": None},  # the room's budget is add_remove
-    {"teachers": "fixed", "rows": "units"},
-    {"teachers": "fixed", "sampling": "fixed", "rows": None},
-    {"teachers": "fixed", "overfill": 1.5, "rows": None},
-    {"sampling": "partition", "rows": None},
-    {"sampling": "fixed", "rows": "slots"},
-    {"abstain_below": 0.0},
-    {"abstain_below": 1.5},
-    {"abstain_below": "half"},
-    {"other_label": ""},
-    {"other_label": 5},
-    {"rows": "columns"},
-    {"rows": "units", "shots_per_slot": 2},
-    {"num_slots": 41},
-    {"num_slots": 0},
-    {"calibrate": "yes"},
-    {"content_free": [], "calibrate": True},
-    {"suffix": "{a} {b}", "calibrate": True},
+    {"task": FewShotTask(labels=("card",))},
+    {"task": FewShotTask(labels=("card", "card"))},
+    {"task": FewShotTask(verbalizers={"card": " a"})},
+    {"task": FewShotTask(verbalizers={"card": " a", "transfer": " a"})},
+    {"task": "{text}"},
+    {"task": FewShotTask(), "suffix": "{input}"},
+    {"answers": "hard"},
+    {"answers": PLAIN.replace(abstain_below=None, min_votes=3.0)},
+    {"answers": PLAIN.replace(abstain_label="none")},
+    {"answers": PLAIN.replace(scores=True), "noise": "gumbel"},
+    {"answers": PLAIN.replace(scores=True, abstain_below=None), "noise": SURE},
+    {"answers": PLAIN.replace(abstain_below=0.5), "noise": SURE},  # two thresholds
+    {"answers": PLAIN.replace(content_free=(), calibrate=True)},
+    {"noise": "laplace"},
+    {"noise": "confident_gnmax"},  # without its threshold and noises
+    {"noise": 0.05},
+    {"noise": LogitNoise("difference_clip")},
+    {"noise": SURE.replace(max_answers=2), "answers": PLAIN.replace(abstain_below=None)},
+    {"rows": "units"},
+    {"rows": FIXED},  # the room's budget is add_remove
+    {"rows": FIXED.replace(fill=1.5)},
+    {"rows": FIXED.replace(redraw_every="run")},
+    {"rows": Rows(sampling="partition")},
+    {"rows": Rows(sampling="disjoint")},
+    {"rows": Rows(sampling="fixed")},
+    {"rows": FRESH.replace(redraw_every=3)},
+    {"rows": Rows(units=41)},
+    {"suffix": "{a} {b}", "answers": PLAIN.replace(calibrate=True)},
     {"example_prompt": "{unknown} {queue}"},
     {"example_prompt": "{text}"},  # a demonstration has to show its label
     {"suffix": "no variable"},
     {"suffix": "{queue}"},
     {"suffix": "{input} {queue}"},
-    {"example_separator": 5},
-    {"epsilon": None, "noise_multiplier": None},
+    {"epsilon": None, "noise": None},
     {"epsilon": -1.0},
-    {"delta": 2.0},
-    {"noise_multiplier": -1.0},
     {"llm": "gpt"},
     {"llm": FakeListChatModel(responses=["x"])},
-    {"llm": FakeListChatModel(responses=["x"]), "votes": "text", "calibrate": True},
-    {"llm": FakeListChatModel(responses=["x"]), "votes": "text", "other_label": "card"},
+    {"llm": FakeListChatModel(responses=["x"]), "answers": PLAIN.replace(votes="text", calibrate=True)},
+    {"llm": FakeListChatModel(responses=["x"]), "answers": PLAIN.replace(votes="text", other_label="card")},
     {"budget": "a budget"},
     {"component": ""},
+    {"teachers": "fixed"},
 ]
 
 
@@ -237,15 +241,15 @@ def test_a_public_fault_binds_nothing_and_asks_no_private_prompt(fault: dict[str
 def test_examples_without_a_label_field_cannot_teach() -> None:
     plain = PrivateExamples([f"{CANARY} {i}" for i in range(40)], public_size=40)
     with pytest.raises(ConfigurationError, match="label_key"):
-        labeler(plain, labels=LABELS, example_prompt="{text}", suffix="{input}")
+        labeler(plain, task=FewShotTask("{text}", "{input}", labels=LABELS))
 
 
 def test_a_share_that_does_not_fit_is_refused_before_anything_is_bound() -> None:
     private = examples()
     with pytest.raises(PrivacyBudgetExceededError):
-        labeler(private, budget=house(epsilon=1.0), epsilon=2.0, noise_multiplier=None)
+        labeler(private, budget=house(epsilon=1.0), epsilon=2.0, noise=None)
     with pytest.raises(PrivacyBudgetExceededError):
-        labeler(private, budget=house(epsilon=4.0), epsilon=None, delta=1e-5, noise_multiplier=0.05)
+        labeler(private, budget=house(epsilon=4.0), epsilon=None, noise=QUIET.replace(delta=1e-5))
     labeler(private, budget=house()).run()
 
 
@@ -256,12 +260,10 @@ def test_the_budget_is_looked_up_where_it_always_is() -> None:
     with pytest.raises(NoPrivacyBudgetError):
         make(examples(), **given)
     assert make(examples(), budget=handler, **given)._budget is handler.budget
-    assert make(examples(dataset_id="more"), config={"callbacks": [handler]}, **given)._budget is handler.budget
+    assert make(examples(dataset_id="more"), budget={"callbacks": [handler]}, **given)._budget is handler.budget
     with get_privacy_budget_callback(epsilon=1e6, delta=1e-4) as active:
         assert told(make(examples(), **given).run()) == [("labelled", "card")]
         assert active.budget.report().to_dict()["shares"]
-    with pytest.raises(PrivacyBudgetMismatchError):
-        make(examples(), budget=house(), config={"callbacks": [handler]}, **given)
     private = examples(dataset_id="again")
     make(private, budget=handler, **given)
     with pytest.raises(PrivacyBudgetMismatchError):
@@ -271,7 +273,7 @@ def test_the_budget_is_looked_up_where_it_always_is() -> None:
 def test_a_refused_construction_is_told() -> None:
     observer, poor = Observer(), house(epsilon=1.0)
     with pytest.raises(PrivacyBudgetError):
-        inside(lambda: labeler(budget=poor, epsilon=2.0, noise_multiplier=None), observer)
+        inside(lambda: labeler(budget=poor, epsilon=2.0, noise=None), observer)
     assert [data["error"] for data in observer.named(REFUSED)] == ["PrivacyBudgetExceededError"]
 
 
@@ -288,14 +290,14 @@ class Writes(FakeListChatModel):
         return "Card." if "card" in query else "transfer"
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", NOISES)
 @pytest.mark.parametrize("teachers", TEACHERS)
 def test_votes_without_a_label_are_a_candidate_and_reject_where_it_wins(teachers: str, mechanism: str) -> None:
     made = labeler(
         llm=Writes(responses=[]),
-        votes="text",
-        teachers=teachers,
-        mechanism=mechanism,
+        answers=PLAIN.replace(votes="text"),
+        rows=TEACHERS[teachers],
+        noise=NOISES[mechanism],
         public_inputs=[CARD, MUTE, WIRE],
     )
     pool = made.run()
@@ -310,12 +312,13 @@ def test_votes_without_a_label_are_a_candidate_and_reject_where_it_wins(teachers
 
 
 def test_other_votes_can_be_named_or_left_uncounted() -> None:
-    given: dict[str, Any] = {"llm": Writes(responses=[]), "votes": "text", "mechanism": "gaussian"}
-    named = labeler(other_label="refused", public_inputs=[MUTE], **given)
+    given: dict[str, Any] = {"llm": Writes(responses=[]), "noise": GAUSSIAN}
+    named = labeler(answers=PLAIN.replace(votes="text", other_label="refused"), public_inputs=[MUTE], **given)
     [entry] = named.run().entries
     assert entry.votes is not None
     assert set(entry.votes) == {"card", "transfer", "refused"}
-    silent = labeler(other_label=None, abstain_below=None, public_inputs=[MUTE], **given)
+    uncounted = PLAIN.replace(votes="text", abstain_below="never", other_label="")
+    silent = labeler(answers=uncounted, public_inputs=[MUTE], **given)
     [entry] = silent.run().entries
     assert silent.rows.width == 2
     assert entry.status == "labelled"  # nobody voted, and the noise had to say something
@@ -323,7 +326,7 @@ def test_other_votes_can_be_named_or_left_uncounted() -> None:
 
 
 def test_models_with_probabilities_have_no_such_candidate() -> None:
-    made = labeler(mechanism="gaussian")
+    made = labeler(noise=GAUSSIAN)
     assert made.rows.width == 2
     assert "other_label" not in made.pool.plan
     assert set(made.run().entries[0].votes or ()) == set(LABELS)
@@ -353,8 +356,7 @@ def test_teachers_are_calibrated_by_their_own_content_free_answers() -> None:
     plain, spy = Spy(leaning), Spy(leaning)
     assert told(labeler(llm=plain, public_inputs=[WIRE]).run()) == [("labelled", "card")]
     assert not [prompt for prompts in plain.private for prompt in prompts if "N/A" in prompt]
-    options: dict[str, Any] = {"calibrate": True, "content_free": ["N/A", ""], "public_inputs": [WIRE]}
-    made = labeler(llm=spy, **options)
+    made = labeler(llm=spy, answers=PLAIN.replace(calibrate=True, content_free=("N/A", "")), public_inputs=[WIRE])
     assert told(made.run()) == [("labelled", "transfer")]
     asked = Counter(prompt.rsplit("text: ", 1)[-1] for prompts in spy.private for prompt in prompts)
     assert set(asked) == {f"{text}\nqueue:" for text in (WIRE, "N/A", "")}
@@ -394,10 +396,12 @@ def test_templates_may_be_langchains_own_and_texts_stand_for_labels() -> None:
     spy._max_top_k = 2
     made = labeler(
         llm=spy,
-        prefix="Sort {input}.",
-        example_prompt=PromptTemplate.from_template("{text} -> {queue}"),
-        suffix=PromptTemplate.from_template("{input} ->"),
-        verbalizers={"card": [" plastic", " Plastic"], "transfer": " wire"},
+        task=FewShotTask(
+            PromptTemplate.from_template("{text} -> {queue}"),
+            PromptTemplate.from_template("{input} ->"),
+            prefix="Sort {input}.",
+            verbalizers={"card": [" plastic", " Plastic"], "transfer": " wire"},
+        ),
         public_inputs=[CARD],
     )
     pool = made.run()
@@ -431,7 +435,7 @@ def everything_in(thing: Any, seen: set[int] | None = None) -> str:
 
 @pytest.mark.parametrize("teachers", TEACHERS)
 def test_nothing_private_shows_anywhere(teachers: str) -> None:
-    made = labeler(teachers=teachers, public_inputs=[CARD, MUTE], max_queries=2)
+    made = labeler(rows=TEACHERS[teachers], public_inputs=[CARD, MUTE], max_queries=2)
     pool = made.run()
     with pytest.raises(PrivacyBudgetExceededError) as refusal:
         made.label("more")
@@ -471,7 +475,9 @@ def test_a_stop_leaves_nothing_private_in_our_frames(
     teachers: str, where: str, awaited: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mechanism = "confident_gnmax" if where == "testing" else "gumbel"
-    made = labeler(teachers=teachers, mechanism=mechanism, checkpoint=tmp_path / "labels.json", public_inputs=[CARD])
+    made = labeler(
+        rows=TEACHERS[teachers], noise=NOISES[mechanism], checkpoint=tmp_path / "labels.json", public_inputs=[CARD]
+    )
     owner, name = STOPS[where]
     real = getattr(owner, name)
 
@@ -515,16 +521,15 @@ def test_what_a_record_raises_in_the_model_is_no_error_of_the_run() -> None:
 
 
 def test_by_default_a_label_needs_half_of_what_chance_gives() -> None:
-    given: dict[str, Any] = {"llm": Spy(), "public_inputs": [CARD], "calibrate": False, "num_slots": 20}
-    make, noise = PromptPATELabeler.from_private_examples, {"noise_multiplier": 0.05, "epsilon": 2e5}
-    assert make(examples(), budget=house(), **noise, **given).plan.release.constants == (5.0,)
-    assert make(examples(), budget=house(), mechanism="gaussian", **noise, **given).plan.threshold == 5.0
-    sure = make(examples(), budget=house(), mechanism="confident_gnmax", confident=SURE, epsilon=2e5, **given)
+    given: dict[str, Any] = {"answers": LabelAnswers(calibrate=False), "public_inputs": [CARD]}
+    assert labeler(**given).plan.release.constants == (5.0,)
+    assert labeler(noise=GAUSSIAN, **given).plan.threshold == 5.0
+    sure = labeler(noise=SURE, **given)
     assert (sure.plan.release.constants, sure.plan.threshold) == ((), None)
 
 
 def test_its_cost_counts_every_call() -> None:
-    made = labeler(teachers="fixed", public_inputs=[CARD, WIRE, MUTE])
+    made = labeler(rows=FIXED, public_inputs=[CARD, WIRE, MUTE])
     assert (made.cost().private_calls, made.cost().public_calls) == (60, 3)
     assert made.cost(record_tokens=10, query_tokens=5).tokens_in == 60 * 15 + 3 * 5
 
@@ -541,7 +546,7 @@ def test_a_bar_shows_where_it_is_asked_for(capsys: pytest.CaptureFixture[str], m
 
 
 def test_sampler_and_share_are_those_of_the_teachers() -> None:
-    fixed = labeler(teachers="fixed")
+    fixed = labeler(rows=FIXED)
     assert isinstance(fixed.plan.release.sampler, PartitionedSlots)
     assert fixed.plan.release.sampler.sampling_rate == 1.0
     assert labeler().plan.release.sampler.sampling_rate == 0.5
@@ -552,6 +557,6 @@ def test_sampler_and_share_are_those_of_the_teachers() -> None:
 def test_the_embedded_model_teaches_offline() -> None:
     records = [{"text": f"my {LABELS[i % 2]} {i}", "queue": LABELS[i % 2]} for i in range(120)]
     private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=120)
-    shape: dict[str, Any] = {"teachers": "fixed", "num_slots": 10, "shots_per_slot": 4}
-    made = labeler(private, llm=EmbeddedLLM(), public_inputs=["my card", "my transfer"], **shape)
+    rows = Rows(slots=10, shots=4, sampling="partition")
+    made = labeler(private, llm=EmbeddedLLM(), public_inputs=["my card", "my transfer"], rows=rows)
     assert [entry.label for entry in made.run().entries] == ["card", "transfer"]

@@ -14,13 +14,14 @@ from langchain_core.prompts import PromptTemplate
 from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PromptPATEExampleSelector
 from langchain_dpicl.backends import sync_async
 from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError, TrainingInterruptedError
+from langchain_dpicl.options import Student
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs.query_runnable import RELEASE
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver
 from tests.durable import UNAVAILABLE, WatchedStore, cancelled_at, on, spent
 from tests.free_form_doubles import keywords
 from tests.gradient_doubles import prepared
-from tests.labelling_doubles import CARD, TEACHERS, WIRE, Spy, examples, labeler, loud
+from tests.labelling_doubles import CARD, SURE, TEACHERS, WIRE, Spy, examples, labeler, loud
 from tests.unit_tests.generation.test_synthesis import engine, private_examples, synthesizer
 from tests.unit_tests.test_private_frames import locals_of_ours, shows_private
 
@@ -67,7 +68,7 @@ def a_deal(store: InMemoryStore) -> Guest:
 def a_labeler(store: InMemoryStore, teachers: str, **options: Any) -> Guest:
     adjacency = "replace_one" if teachers == "fixed" else "add_remove"
     spy = Spy()
-    made = labeler(budget=house(store, adjacency), teachers=teachers, llm=spy, **options)
+    made = labeler(budget=house(store, adjacency), rows=TEACHERS[teachers], llm=spy, **options)
     return Guest(made.arun, 4, spy)
 
 
@@ -87,7 +88,7 @@ GUESTS: dict[str, Callable[[InMemoryStore], Guest]] = {
     "generation": a_synthesizer,
     "generation from a deal": a_deal,
     **{f"labels of {kind}": lambda store, kind=kind: a_labeler(store, kind) for kind in TEACHERS},
-    "labels of tested teachers": lambda store: a_labeler(store, "fixed", mechanism="confident_gnmax"),
+    "labels of tested teachers": lambda store: a_labeler(store, "fixed", noise=SURE),
     "one label": a_single_label,
     "training": a_training,
     "training in blocks": lambda store: a_training(store, block=2),
@@ -160,7 +161,7 @@ async def test_the_loop_waits_for_nobody_who_waits_for_the_ledger() -> None:
 
     store.at_read = at_read
     grown = [selector.aadd_example({"text": text}) for text in texts]
-    *labels, choice = await asyncio.gather(*grown, selector.achoose_student(num_shots=1, num_candidates=2))
+    *labels, choice = await asyncio.gather(*grown, selector.achoose_student(Student(shots=1, num_candidates=2)))
     assert labels == ["card"] * 3
     assert choice is not None
     assert len(reads) > 6
@@ -173,7 +174,7 @@ async def test_the_loop_waits_for_no_lock_that_is_held_over_a_read_of_the_ledger
     acts: dict[str, Callable[[], Any]] = {
         "grow": lambda: selector.aadd_example({"text": "a card in blue"}),
         "grow in public": lambda: selector.aadd_public_example({"text": "pay abroad", "queue": "transfer"}),
-        "choose": lambda: selector.achoose_student(num_shots=1, num_candidates=2),
+        "choose": lambda: selector.achoose_student(Student(shots=1, num_candidates=2)),
         "label": lambda: selector._labeler.alabel({"text": "a card in blue"}),
     }
     lock = selector._labeler._growing if act == "label" else selector._lock
@@ -287,7 +288,13 @@ async def test_components_are_built_off_the_loop_too() -> None:
         generation_prompt="{topic}: {text}",
     )
     assert prompt.examples
-    given: dict[str, Any] = {"llm": Spy(), "public_inputs": [CARD, WIRE], "max_queries": 4, "num_shots": 1, **loud()}
+    given: dict[str, Any] = {
+        "llm": Spy(),
+        "public_inputs": [CARD, WIRE],
+        "max_queries": 4,
+        "student": Student(shots=1),
+        **loud(),
+    }
     selector = await PromptPATEExampleSelector.afrom_private_examples(examples(), budget=ledger, **given)
     before, store.on_loop = spent(store)["reserve"], store.on_loop[:]
     assert await selector.aadd_example({"text": "a card in blue"}) == "card"

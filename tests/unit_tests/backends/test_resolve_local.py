@@ -17,9 +17,11 @@ from langchain_dpicl import (
     Budget,
     DPFewShotPromptTemplate,
     DPVotingRunnable,
+    LabelAnswers,
     LabelClassifier,
     PrivateExamples,
     PromptPATELabeler,
+    Rows,
 )
 from langchain_dpicl.backends import resolve
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
@@ -214,8 +216,9 @@ class TestWork:
             llm=stock_chat(),
             budget=budget(),
             public_inputs=[ASKED, "the transfer"],
-            abstain_below=None,
-            **VOTING,
+            epsilon=4.0,
+            rows=Rows(units=4),
+            answers=LabelAnswers(abstain_below="never"),
         )
         assert set(labeler.run().labels) <= set(LABELS)
         found = LabelClassifier(stock_chat(), labels=LABELS)

@@ -32,6 +32,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     SynthesisInterruptedError,
 )
+from langchain_dpicl.options import FewShotTask, Rows
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
@@ -144,15 +145,17 @@ class TestAnExecutorUsedAgain:
 
     def test_takes_the_wording_of_labels(self, house: House) -> None:
         crew = house.crew(num_workers=1)
-        house.labeler(crew, ["one"], max_queries=2, prefix="First.").run(progress=False)
-        house.labeler(crew, ["two"], max_queries=2, prefix="Second.").run(progress=False)
+        house.labeler(crew, ["one"], max_queries=2, task=FewShotTask(prefix="First.")).run(progress=False)
+        house.labeler(crew, ["two"], max_queries=2, task=FewShotTask(prefix="Second.")).run(progress=False)
         told = [one.__self__._public["prefix"] for one in crew._hands[0].handle._works.values()]
         assert told == ["First.", "Second."]
 
     def test_has_keys_that_outlive_pickling_and_tell_orders_apart(self, house: House) -> None:
         changes: list[dict[str, Any]] = [{}, {"instruction": "x"}, {"epsilon": 3.0}, {"max_tokens": 2}, {"stop": ["."]}]
         works = [house.synthesizer(house.crew(), **one)._elsewhere.work for one in changes]
-        works += [house.labeler(house.crew(), ["a"], **one)._elsewhere.work for one in ({}, {"prefix": "x"})]
+        works += [
+            house.labeler(house.crew(), ["a"], **one)._elsewhere.work for one in ({}, {"task": FewShotTask(prefix="x")})
+        ]
         assert len({work.key for work in works}) == len(works)
         assert [pickle.loads(pickle.dumps(work)).key for work in works] == [work.key for work in works]  # noqa: S301
 
@@ -674,10 +677,9 @@ class TestLabels:
         assert "waiting" not in {one.status for one in pool.entries}
         assert lines(house, RESERVE) == lines(house, COMMIT) == 4
 
-    @pytest.mark.parametrize("teachers", ["one_sample"])
-    def test_of_one_sample_stay_in_one_process(self, house: House, teachers: Any) -> None:
+    def test_of_one_sample_stay_in_one_process(self, house: House) -> None:
         with pytest.raises(ConfigurationError, match="stays in one process"):
-            house.labeler(house.crew(), self.INPUTS, teachers=teachers)
+            house.labeler(house.crew(), self.INPUTS, rows=Rows(units=4, redraw_every="run"))
 
 
 class TestCandidates:

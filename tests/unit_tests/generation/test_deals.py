@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import DPFreeFormRunnable, DPVotingRunnable, PromptPATELabeler
+from langchain_dpicl import DPFreeFormRunnable, DPVotingRunnable
 from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
@@ -677,12 +677,10 @@ def test_no_frame_names_prompts_while_a_batch_opens() -> None:
     [
         (DPVotingRunnable, {"max_queries": 3}),
         (DPFreeFormRunnable, {"max_queries": 3, "aggregation": "keywords"}),
-        (PromptPATELabeler, {"public_inputs": ["up top"]}),
-        (PromptPATELabeler, {"public_inputs": ["up top"], "teachers": "fixed"}),
     ],
-    ids=["votes", "free form", "labels", "fixed teachers"],
+    ids=["votes", "free form"],
 )
-def test_who_answers_queries_or_labels_refuses_deals_before_any_charge(front: Any, options: dict[str, Any]) -> None:
+def test_who_answers_queries_refuses_deals_before_any_charge(front: Any, options: dict[str, Any]) -> None:
     budget = house()
     with pytest.raises(ConfigurationError, match="sampling"):
         front.from_private_examples(

@@ -19,6 +19,7 @@ from langchain_dpicl import options
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import (
     OPTIONS,
+    ByLength,
     ConfidentGNMax,
     Decoding,
     EmbeddingAnswers,
@@ -35,6 +36,7 @@ from langchain_dpicl.options import (
     Retrieval,
     Rows,
     Serving,
+    Similar,
     SoftPromptConfig,
     Student,
     Topics,
@@ -76,6 +78,8 @@ FULL: tuple[Option, ...] = (
     ),
     Evolution(rounds=2, num_candidates=5, neighbours=2, selection="sample", threshold=1.5, candidates={"a": ("x",)}),
     Student(llm="openai:m", shots=2, num_candidates=3, num_validation=4, seed=-1, calibrate=False),
+    Similar("openai:e", k=2, fetch_k=5, input_keys=("input",)),
+    ByLength(max_length=9),
     SoftPromptConfig("prefix", 5, init_text="Hi", encoder_hidden_size=16),
     Training(expected_batch_size=64, epochs=2.5, l2_clip_norm=1.0, optimizer="sgd", schedule="linear"),
     Training(expected_batch_size=64, steps=7),
@@ -169,6 +173,7 @@ class TestChecks:
 
         free = {"example_prompt", "suffix", "prefix", "record_prompt", "variation_prompt", "answer_prompt", "grammar"}
         free |= {"embeddings", "candidates", "writer", "llm", "memo", "balances", "model", "tokenizer", "validation"}
+        free |= {"get_text_length"}
         for value in FULL:
             for field in dataclasses.fields(value):  # type: ignore[arg-type]
                 if field.name in free and not isinstance(value, Decoding):
@@ -221,6 +226,22 @@ class TestUse:
             noise_of("difference_clip", Noise)
         with pytest.raises(ConfigurationError, match="noise"):
             noise_of(LogitNoise("difference_clip"), Noise)
+
+    def test_wording_is_flat_or_a_task_and_never_both(self) -> None:
+        task = FewShotTask("{text}", "{input}", prefix="P")
+        assert FewShotTask.of(task, None, None) is task
+        assert FewShotTask.of(None, "{text}", "{input}", "P") == task
+        assert FewShotTask.of(None, None, None) == FewShotTask()
+        for flat in ({"example_prompt": "{text}"}, {"suffix": "{input}"}, {"prefix": "P"}):
+            with pytest.raises(ConfigurationError, match=f"task: expected .*{next(iter(flat))}"):
+                FewShotTask.of(task, **{"example_prompt": None, "suffix": None, **flat})
+        with pytest.raises(ConfigurationError, match="task: expected FewShotTask"):
+            FewShotTask.of("{text}", None, None)  # type: ignore[arg-type]
+
+    def test_fewer_are_not_fetched_than_shown(self) -> None:
+        assert Similar(None, k=4, fetch_k=4).fetch_k == 4
+        with pytest.raises(ConfigurationError, match="fetch_k"):
+            Similar(None, k=5, fetch_k=4)
 
     def test_the_wording_of_a_langchain_template_is_taken(self) -> None:
         example = PromptTemplate.from_template("{text} -> {queue}")

@@ -199,9 +199,12 @@ class TestPublicFaults:
         ("given", "said"),
         [
             ({"teachers": "old"}, "teachers: expected one of"),
-            ({"teachers": "fixed", "design": DEALT}, "Use teachers='fresh'"),
+            ({"teachers": "fixed", "design": DEALT}, "Use a new sample for each input"),
             ({"teachers": "fixed", "adjacency": "replace_one", "design": TWENTY}, "sampling: expected 'partition'"),
-            ({"design": DEALT, "adjacency": "replace_one"}, "sampling: expected 'poisson' or 'fixed' with teachers"),
+            (
+                {"design": DEALT, "adjacency": "replace_one"},
+                "sampling: expected 'poisson' or 'fixed', or 'partition' for fixed",
+            ),
             ({"design": dataclasses.replace(DEALT, sampling="fixed")}, "sampling: expected 'poisson'"),
             ({"max_answers": 3}, "max_answers: expected None"),
             ({"teachers": "one_sample", "max_answers": 3}, "max_answers: expected None"),

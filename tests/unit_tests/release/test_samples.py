@@ -18,7 +18,7 @@ from langchain_dpicl.privacy.ledger import shares
 from langchain_dpicl.release import sample as samples
 from langchain_dpicl.release import token_block as blocks
 from tests.contracts.front_room import CANARY
-from tests.labelling_doubles import CARD, TEACHERS, WIRE, Spy, counts, examples, house, labeler
+from tests.labelling_doubles import CARD, GAUSSIAN, TEACHERS, WIRE, Spy, counts, examples, house, labeler
 from tests.sealed_files import sealed
 from tests.unit_tests.test_private_frames import WORDS, shows_private, synthesizer, word_copier
 
@@ -28,7 +28,7 @@ from tests.unit_tests.test_private_frames import WORDS, shows_private, synthesiz
 def test_of_two_processes_that_go_on_from_a_private_call_one_releases(teachers: str) -> None:
     spy, child = Spy(), [0]
     readable, writable = os.pipe()
-    made = labeler(llm=spy, teachers=teachers, mechanism="gaussian", public_inputs=[CARD])
+    made = labeler(llm=spy, rows=TEACHERS[teachers], noise=GAUSSIAN, public_inputs=[CARD])
 
     def split() -> None:
         child[0] = os.fork()
@@ -140,7 +140,7 @@ def test_a_labeler_of_another_share_does_not_speak_for_a_pool() -> None:
         PromptPATEExampleSelector(pool, labeler=cheap)
     selector = PromptPATEExampleSelector(pool, labeler=dear)
     with pytest.raises(ConfigurationError, match="component"):
-        selector.with_strategy(labeler=cheap)
+        PromptPATEExampleSelector(selector.pool, labeler=cheap)
     with pytest.raises(ConfigurationError, match="PromptPATELabeler"):
         PromptPATEExampleSelector(pool, labeler=private)  # type: ignore[arg-type]
 

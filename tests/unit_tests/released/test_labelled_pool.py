@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 import langchain_dpicl.released.labelled_pool as room
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import ConfidentGNMax, Noise
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released.labelled_pool import FORMAT, VERSION, LabelledPool, PoolEntry
 from langchain_dpicl.reports.report import verify_report
-from tests.labelling_doubles import labeler
+from tests.labelling_doubles import TEACHERS, labeler
 from tests.sealed_files import paid, resealed
 
 LABELLED = PoolEntry({"text": 'braces {"a": 1} and {q}'}, "card", "labelled", {"card": 12.5, "transfer": -3})
@@ -410,8 +411,8 @@ class TestVerification:
 
     @pytest.mark.parametrize("teachers", ["one_sample", "fixed"])
     def test_more_labels_than_answers_are_refused(self, teachers):
-        terms = {"teachers": teachers, "mechanism": "confident_gnmax", "confident": (0.0, 1.0, 1.0), "max_answers": 1}
-        run = labeler(**terms).run(progress=False)
+        noise = ConfidentGNMax(0.0, 1.0, 1.0, max_answers=1)
+        run = labeler(rows=TEACHERS[teachers], noise=noise).run(progress=False)
         done = replace(run, entries=[PoolEntry({"text": "a"}, "card", "labelled"), replace(REJECTED, votes=None)])
         assert verify_report(done).problems == ()
         again = replace(done, entries=[done.entries[0]] * 2)
@@ -419,7 +420,7 @@ class TestVerification:
 
     def test_votes_are_told_only_by_a_mechanism_that_releases_them(self, bought):
         votes = {"card": 3.0, "transfer": 1.0}
-        told = labeler(mechanism="gaussian", noise_multiplier=1.0).run(progress=False)
+        told = labeler(noise=Noise("gaussian", multiplier=1.0)).run(progress=False)
         assert told.entries[0].votes is not None
         assert verify_report(told).problems == ()
         assert_refused(

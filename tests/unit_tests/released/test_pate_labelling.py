@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import PromptPATEExampleSelector
+from langchain_dpicl.options import ByLength
 from langchain_dpicl.released.labelled_pool import PoolEntry
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -46,7 +47,7 @@ def test_every_line_of_the_faq_gets_an_answer_and_most_labels_are_right(faq: Any
 
 
 def test_a_line_with_braces_reads_the_same_in_both_stock_templates(faq: Any, taught: tuple[Any, Any]) -> None:
-    selector = taught[1].with_strategy("length", example_prompt=faq.EXAMPLE, max_length=10_000)
+    selector = taught[1].with_strategy(ByLength(max_length=10_000))
     selector.add_public_example({"text": "What is {shop} in my statement?", "label": "card payment"})
     for prompt in (faq.as_prompt(selector), faq.as_chat_prompt(selector)):
         assert "What is {shop} in my statement?" in prompt.format(input="Who is {shop}?")
@@ -55,7 +56,7 @@ def test_a_line_with_braces_reads_the_same_in_both_stock_templates(faq: Any, tau
 def test_string_and_chat_chains_answer_with_topics(faq: Any, taught: tuple[Any, Any]) -> None:
     entries = [PoolEntry({"text": line}, topic, "public") for line, topic in faq.TOPIC_OF.items()]
     pool = replace(taught[0].pool, entries=tuple(entries), student=None)  # true labels: the same answers in every run
-    for name, chain in faq.chains(PromptPATEExampleSelector(pool, k=len(entries))).items():
+    for name, chain in faq.chains(PromptPATEExampleSelector(pool, strategy=ByLength(max_length=10_000))).items():
         assert chain.invoke({"input": "How do I cancel a transfer?"}).strip() in faq.LABELS, name
 
 

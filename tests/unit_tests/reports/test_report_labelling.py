@@ -13,6 +13,7 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import ConfidentGNMax, Noise
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy import accounting
@@ -24,14 +25,14 @@ from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from langchain_dpicl.release.declare_share import declare_share
 from langchain_dpicl.released.labelled_pool import LabelledPool
 from langchain_dpicl.reports.report import VerifiedReport, verify_report
-from tests.labelling_doubles import MECHANISMS, TEACHERS, examples, house, labeler
+from tests.labelling_doubles import NOISES, TEACHERS, examples, house, labeler
 from tests.sealed_files import assert_found, with_digest
 
 Public = dict[str, Any]
 COMBINATIONS = [
     (teachers, mechanism, adjacency)
     for teachers in TEACHERS
-    for mechanism in MECHANISMS
+    for mechanism in NOISES
     for adjacency in ("add_remove", "replace_one")
     if (teachers, adjacency) != ("fixed", "add_remove")
 ]
@@ -56,10 +57,11 @@ def _prices_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def made(teachers: str, mechanism: str, adjacency: str) -> LabelledPool:
     """What a labeler leaves behind: two inputs, labelled."""
-    options: Public = {"teachers": teachers, "mechanism": mechanism, "noise_multiplier": 0.5, "epsilon": 2e3}
-    if mechanism == "confident_gnmax":
-        options |= {"confident": (5.0, 0.7, 0.9)} | ({} if teachers == "fresh" else {"max_answers": 1})
-    return labeler(budget=house(adjacency), **options).run(progress=False)
+    noise: Noise | ConfidentGNMax = ConfidentGNMax(5.0, 0.7, 0.9, max_answers=None if teachers == "fresh" else 1)
+    if isinstance(usual := NOISES[mechanism], Noise):
+        noise = usual.replace(multiplier=0.5)
+    made = labeler(budget=house(adjacency), rows=TEACHERS[teachers], noise=noise, epsilon=2e3)
+    return made.run(progress=False)
 
 
 def public_of(data: Public, place: int = 0) -> Public:
@@ -148,7 +150,7 @@ def test_a_column_for_answers_that_name_no_label_is_a_candidate() -> None:
 
 
 def test_a_labelling_whose_noise_was_calibrated_verifies() -> None:
-    pool = labeler(noise_multiplier=None, epsilon=4.0).pool
+    pool = labeler(noise=None, epsilon=4.0).pool
     verified = verify_report(pool.to_json())
     assert verified.problems == ()
     assert 3.8 < verified.epsilon <= 4.0
@@ -203,7 +205,7 @@ def test_other_teachers_and_mechanisms_are_found(combination: tuple[str, str, st
         found = forged(report, with_values(teachers=teachers))
         assert not found.ok
         assert any(f"{teachers} teachers" in problem or "max_answers" in problem for problem in found.problems)
-    for mechanism in set(MECHANISMS) - {combination[1]}:
+    for mechanism in set(NOISES) - {combination[1]}:
         assert_found(forged(report, with_values(mechanism=mechanism)), f"shows mechanism {mechanism!r}")
 
 

@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler
+from langchain_dpicl import Budget, LabelAnswers, Noise, PrivateExamples, PromptPATELabeler, Rows
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import ConfidentGNMax
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.released.labelled_pool import LabelledPool
 from langchain_dpicl.runs import streamed_run
@@ -35,24 +36,24 @@ from tests.contracts.neighbours import (
 
 pytestmark = pytest.mark.usefixtures("free_prices")
 
-SLOTS = {"rows": "slots", "num_slots": 3, "shots_per_slot": 2}
-FIXED = {"teachers": "fixed", "num_slots": 3, "shots_per_slot": 2, "adjacency": "replace_one"}
-ALL_PASS, NONE_PASSES = (-1e5, 2.0, 3.0), (1e5, 2.0, 3.0)
+SLOTS = Rows(slots=3, shots=2)
+FIXED = {"rows": SLOTS.replace(sampling="partition"), "adjacency": "replace_one"}
+ONCE = {"rows": SLOTS.replace(redraw_every="run")}
+ALL_PASS, NONE_PASSES = ConfidentGNMax(-1e5, 2.0, 3.0), ConfidentGNMax(1e5, 2.0, 3.0)
+QUIET, ALIKE = Noise(multiplier=2.0), LabelAnswers(calibrate=False)
 DESIGNS: dict[str, dict[str, Any]] = {
-    "fresh units": {"rows": "units", "num_slots": 6},
-    "fresh slots, histograms": {**SLOTS, "mechanism": "gaussian", "votes": "soft"},
-    "fresh slots, none passes": {**SLOTS, "mechanism": "confident_gnmax", "confident": NONE_PASSES},
-    "one sample": {**SLOTS, "teachers": "one_sample", "mechanism": "permute_and_flip"},
-    "one sample, all pass": {
-        **SLOTS,
-        "teachers": "one_sample",
-        "mechanism": "confident_gnmax",
-        "confident": ALL_PASS,
-        "max_answers": 2,
+    "fresh units": {"rows": Rows(units=6)},
+    "fresh slots, histograms": {
+        "rows": SLOTS,
+        "noise": QUIET.replace(mechanism="gaussian"),
+        "answers": ALIKE.replace(votes="soft"),
     },
-    "fixed, calibrated": {**FIXED, "calibrate": True},
-    "fixed, all pass": {**FIXED, "mechanism": "confident_gnmax", "confident": ALL_PASS, "max_answers": 2},
-    "fixed, none passes": {**FIXED, "mechanism": "confident_gnmax", "confident": NONE_PASSES, "max_answers": 2},
+    "fresh slots, none passes": {"rows": SLOTS, "noise": NONE_PASSES},
+    "one sample": {**ONCE, "noise": QUIET.replace(mechanism="permute_and_flip")},
+    "one sample, all pass": {**ONCE, "noise": ALL_PASS.replace(max_answers=2)},
+    "fixed, calibrated": {**FIXED, "answers": ALIKE.replace(calibrate=True)},
+    "fixed, all pass": {**FIXED, "noise": ALL_PASS.replace(max_answers=2)},
+    "fixed, none passes": {**FIXED, "noise": NONE_PASSES.replace(max_answers=2)},
 }
 OUTAGE = "RAISES, in public"
 RELEASED = ("labelled", "rejected")
@@ -71,7 +72,6 @@ class Scene:
         self.private = PrivateExamples(records, label_key="answer", **given)
 
     def start(self) -> PromptPATELabeler:
-        noise = {} if "confident" in self.options else {"noise_multiplier": 2.0}
         return PromptPATELabeler.from_private_examples(
             self.private,
             llm=self.engine,
@@ -80,12 +80,12 @@ class Scene:
             public_inputs=["how long?", OUTAGE, "why?"],
             max_queries=3,
             checkpoint=self.path,
-            **{"calibrate": False, **noise, **self.options},
+            **{"noise": QUIET, "answers": ALIKE, **self.options},
         )
 
     def asked(self) -> list[Any]:
         """What the engine is asked: the size of every call where rows are public, else the calls without a record."""
-        if self.options.get("rows") != "units":
+        if self.options["rows"].units is None:
             return [len(prompts) for prompts in self.engine.calls]
         return [prompts for prompts in self.engine.calls if len(prompts) == 1 and prompts[0].count("answer:") == 1]
 
@@ -163,7 +163,7 @@ class TestLabelling(NeighbourContract):
     def test_what_is_compared_holds_labels_files_and_every_kind_of_fault(self, design: str) -> None:
         seen = json.loads(self.usual(design))
         steps, files = seen[:14:2], [shown[2] for shown in seen[1:14:2]]
-        paid = DESIGNS[design].get("max_answers", 3) if "all pass" in design else 3
+        paid = DESIGNS[design]["noise"].max_answers if "all pass" in design else 3
         assert [one[0] if isinstance(one, list) else one.get("status", "pool") for one in steps] == [
             "LabellingInterruptedError",
             "ConfigurationError",

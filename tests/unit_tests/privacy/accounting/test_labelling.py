@@ -16,7 +16,7 @@ from langchain_core.documents import Document
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from langchain_dpicl import LabelledPool, PromptPATELabeler, verify_report
+from langchain_dpicl import FewShotTask, LabelledPool, Noise, PromptPATELabeler, Rows, verify_report
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LabellingInterruptedError,
@@ -24,6 +24,7 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetExceededError,
 )
+from langchain_dpicl.options import ConfidentGNMax
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -40,8 +41,14 @@ from tests.contracts.front_room import (
 )
 from tests.labelling_doubles import (
     CARD,
-    MECHANISMS,
+    FIXED,
+    GAUSSIAN,
     MUTE,
+    NOISES,
+    ONCE,
+    PLAIN,
+    QUIET,
+    SURE,
     TEACHERS,
     WIRE,
     Spy,
@@ -61,7 +68,7 @@ pytestmark = pytest.mark.usefixtures("remembered_prices")
 WAYS = [
     pytest.param(teachers, mechanism, adjacency, id=f"{teachers}-{mechanism}-{adjacency}")
     for teachers in TEACHERS
-    for mechanism in MECHANISMS
+    for mechanism in NOISES
     for adjacency in ("add_remove", "replace_one")
     if (teachers, adjacency) != ("fixed", "add_remove")
 ]
@@ -127,17 +134,16 @@ def closed_form(teachers: str, mechanism: str) -> float | None:
 @pytest.mark.parametrize(("teachers", "mechanism", "adjacency"), WAYS)
 def test_every_way_is_priced_from_its_own_tickets(teachers: str, mechanism: str, adjacency: str) -> None:
     budget = house(adjacency)
-    given: dict[str, Any] = {"noise_multiplier": 2.0, "confident": None, "abstain_below": None}
-    if mechanism == "confident_gnmax":
-        given["confident"] = (10.0, 3.0, 4.0)
+    noise: Noise | ConfidentGNMax = ConfidentGNMax(10.0, 3.0, 4.0)
+    if isinstance(usual := NOISES[mechanism], Noise):
+        noise = usual.replace(multiplier=2.0)
     made = labeler(
         budget=budget,
-        teachers=teachers,
-        mechanism=mechanism,
+        rows=TEACHERS[teachers],
+        noise=noise.replace(delta=1e-5),
+        answers=PLAIN.replace(abstain_below="never"),
         epsilon=None,
-        delta=1e-5,
         public_inputs=["a", "b", "c"],
-        **given,
     )
     made.run()
     [sealed] = [line.body for line in lines(budget) if line.kind == "seal"]
@@ -168,8 +174,8 @@ def test_every_way_labels_what_the_votes_say_and_charges_what_it_says(
     made = labeler(
         budget=budget,
         llm=spy,
-        teachers=teachers,
-        mechanism=mechanism,
+        rows=TEACHERS[teachers],
+        noise=NOISES[mechanism],
         public_inputs=[CARD, MUTE, WIRE],
         max_queries=4,
     )
@@ -193,7 +199,7 @@ def test_every_way_labels_what_the_votes_say_and_charges_what_it_says(
 
 
 def test_votes_that_leave_are_noisy_counts_by_label() -> None:
-    made = labeler(mechanism="gaussian", teachers="fixed", public_inputs=[CARD, MUTE])
+    made = labeler(noise=GAUSSIAN, rows=FIXED, public_inputs=[CARD, MUTE])
     first, second = made.run().entries
     assert first.votes is not None
     assert second.votes is not None
@@ -203,23 +209,28 @@ def test_votes_that_leave_are_noisy_counts_by_label() -> None:
     assert all(vote * 2.0**32 == round(vote * 2.0**32) for vote in first.votes.values())
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", NOISES)
 @pytest.mark.parametrize("teachers", TEACHERS)
 def test_soft_votes_label_too(teachers: str, mechanism: str) -> None:
-    made = labeler(teachers=teachers, mechanism=mechanism, votes="soft", public_inputs=[CARD, WIRE])
+    made = labeler(
+        rows=TEACHERS[teachers],
+        noise=NOISES[mechanism],
+        answers=PLAIN.replace(votes="soft"),
+        public_inputs=[CARD, WIRE],
+    )
     assert told(made.run()) == [("labelled", "card"), ("labelled", "transfer")]
     assert made.plan.release.aggregation.name == "probability_sum"
 
 
 def test_soft_votes_are_the_sum_of_probabilities() -> None:
-    made = labeler(teachers="fixed", mechanism="gaussian", votes="soft", public_inputs=[CARD])
+    made = labeler(rows=FIXED, noise=GAUSSIAN, answers=PLAIN.replace(votes="soft"), public_inputs=[CARD])
     [entry] = made.run().entries
     # Twenty rows of .9 and .1; noise of .05 * sqrt(2) per coordinate at most: six deviations below 1e-8.
     assert entry.votes == pytest.approx({"card": 18, "transfer": 2}, abs=0.5)
 
 
 def test_noise_is_calibrated_to_the_share() -> None:
-    made = labeler(epsilon=1.0, noise_multiplier=None, budget=house(epsilon=4.0, delta=1e-4), max_queries=2)
+    made = labeler(epsilon=1.0, noise=None, budget=house(epsilon=4.0, delta=1e-4), max_queries=2)
     assert 0.9 < made.plan.epsilon <= 1.0
     assert made.plan.delta == pytest.approx(2.5e-5)
     assert made.pool.epsilon == 1.0
@@ -229,7 +240,7 @@ def test_noise_is_calibrated_to_the_share() -> None:
 
 def test_rows_and_shots_are_the_plans_own() -> None:
     spy = Spy()
-    labeler(llm=spy, teachers="fixed", num_slots=10, shots_per_slot=4, public_inputs=[CARD]).run()
+    labeler(llm=spy, rows=Rows(slots=10, shots=4, sampling="partition"), public_inputs=[CARD]).run()
     [prompts] = spy.private
     assert [prompt.count(CANARY) for prompt in prompts] == [4] * 10
     assert len({line for prompt in prompts for line in prompt.split("\n") if CANARY in line}) == 40
@@ -237,7 +248,7 @@ def test_rows_and_shots_are_the_plans_own() -> None:
 
 def test_fixed_teachers_are_the_same_for_every_input_and_no_unit_teaches_twice() -> None:
     spy = Spy()
-    labeler(llm=spy, teachers="fixed", public_inputs=[CARD, WIRE]).run()
+    labeler(llm=spy, rows=FIXED, public_inputs=[CARD, WIRE]).run()
     first, second = ([prompt.rsplit("text: ", 1)[0] for prompt in prompts] for prompts in spy.private)
     assert first == second
     assert len(set(first)) == len(first) == 20
@@ -251,7 +262,7 @@ def test_one_sample_is_drawn_once_and_fresh_ones_for_every_input(monkeypatch: py
 
     def samples(teachers: str) -> list[set[str]]:
         spy = Spy()
-        made = labeler(llm=spy, teachers=teachers, public_inputs=[CARD, WIRE, "third"], max_queries=4)
+        made = labeler(llm=spy, rows=TEACHERS[teachers], public_inputs=[CARD, WIRE, "third"], max_queries=4)
         made.run()
         made.label("fourth")
         return [{line for p in prompts for line in p.split("\n") if CANARY in line} for prompts in spy.private]
@@ -267,12 +278,12 @@ def test_one_sample_is_drawn_once_and_fresh_ones_for_every_input(monkeypatch: py
 # -- where it stops ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", NOISES)
 @pytest.mark.parametrize("teachers", TEACHERS)
 def test_it_stops_exactly_when_the_share_does_and_says_what_waits(teachers: str, mechanism: str) -> None:
     spy = Spy()
     inputs = [CARD, MUTE, WIRE, "card", "wire"]
-    made = labeler(llm=spy, teachers=teachers, mechanism=mechanism, public_inputs=inputs, max_queries=3)
+    made = labeler(llm=spy, rows=TEACHERS[teachers], noise=NOISES[mechanism], public_inputs=inputs, max_queries=3)
     pool = made.run()
     assert [entry.status for entry in pool.entries] == ["labelled", "rejected", "labelled", "waiting", "waiting"]
     assert [dict(entry.fields) for entry in pool.rejected] == [{"text": MUTE}]
@@ -290,11 +301,10 @@ def test_it_stops_exactly_when_the_share_does_and_says_what_waits(teachers: str,
 @pytest.mark.parametrize("teachers", ["one_sample", "fixed"])
 def test_answers_that_are_used_up_stop_it_before_the_tests_are(teachers: str) -> None:
     made = labeler(
-        teachers=teachers,
-        mechanism="confident_gnmax",
+        rows=TEACHERS[teachers],
+        noise=SURE.replace(max_answers=2),
         public_inputs=[MUTE, CARD, WIRE, "card"],
         max_queries=4,
-        max_answers=2,
     )
     assert [e.status for e in made.run().entries] == ["rejected", "labelled", "labelled", "waiting"]
     assert made.queries_left == 0
@@ -305,19 +315,19 @@ def test_answers_that_are_used_up_stop_it_before_the_tests_are(teachers: str) ->
 @pytest.mark.parametrize("teachers", ["one_sample", "fixed"])
 def test_tests_that_are_used_up_stop_it_before_the_answers_are(teachers: str) -> None:
     inputs = [MUTE, f"{MUTE} {MUTE}", CARD, WIRE]
-    options: dict[str, Any] = {"max_queries": 3, "max_answers": 2, "mechanism": "confident_gnmax"}
-    made = labeler(teachers=teachers, public_inputs=inputs, **options)
+    noise = SURE.replace(max_answers=2)
+    made = labeler(rows=TEACHERS[teachers], noise=noise, public_inputs=inputs, max_queries=3)
     assert [e.status for e in made.run().entries] == ["rejected", "rejected", "labelled", "waiting"]
     assert made.queries_left == 0
     if teachers == "fixed":
         assert (made._share.remaining("test"), made._share.remaining("answer")) == (0, 1)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", NOISES)
 @pytest.mark.parametrize("teachers", TEACHERS)
 def test_nothing_but_an_unanswered_test_of_fixed_teachers_gives_a_ticket_back(teachers: str, mechanism: str) -> None:
     mutes = [f"{MUTE} {i}" for i in range(3)]
-    made = labeler(teachers=teachers, mechanism=mechanism, public_inputs=mutes)
+    made = labeler(rows=TEACHERS[teachers], noise=NOISES[mechanism], public_inputs=mutes)
     assert {entry.status for entry in made.run().entries} == {"rejected"}
     back = {name: n for name, n in counts(made._budget).items() if "give_back" in name}
     is_tested = (teachers, mechanism) == ("fixed", "confident_gnmax")
@@ -359,13 +369,13 @@ def test_streaming_yields_each_input_as_it_is_done() -> None:
 @pytest.mark.parametrize("teachers", TEACHERS)
 def test_sync_and_async_agree(teachers: str) -> None:
     async def both() -> list[Any]:
-        awaited = labeler(teachers=teachers, public_inputs=inputs, max_queries=4)
-        streamed = [entry async for entry in labeler(teachers=teachers, public_inputs=inputs).astream()]
+        awaited = labeler(rows=TEACHERS[teachers], public_inputs=inputs, max_queries=4)
+        streamed = [entry async for entry in labeler(rows=TEACHERS[teachers], public_inputs=inputs).astream()]
         pool = await awaited.arun()
         return [told(pool), [(e.status, e.label) for e in streamed], await awaited.alabel("last card"), awaited]
 
     inputs = [CARD, MUTE, WIRE]
-    blocking = labeler(teachers=teachers, public_inputs=inputs, max_queries=4)
+    blocking = labeler(rows=TEACHERS[teachers], public_inputs=inputs, max_queries=4)
     expected = told(blocking.run())
     ran, streamed, last, awaited = asyncio.run(both())
     assert ran == streamed == expected
@@ -394,7 +404,7 @@ def down() -> ModelCallError:
 @pytest.mark.parametrize("awaited", [False, True])
 def test_an_outage_costs_nothing_and_run_goes_on_without_paying_twice(teachers: str, awaited: bool) -> None:
     spy = Spy()
-    made = labeler(llm=spy, teachers=teachers, public_inputs=[CARD, WIRE, "third"])
+    made = labeler(llm=spy, rows=TEACHERS[teachers], public_inputs=[CARD, WIRE, "third"])
 
     def run() -> LabelledPool:
         return asyncio.run(made.arun()) if awaited else made.run()
@@ -438,7 +448,7 @@ def test_an_outage_of_one_label_costs_nothing() -> None:
 def test_ctrl_c_keeps_what_is_done_and_leaves_the_ticket_burnt(teachers: str, mechanism: str, awaited: bool) -> None:
     spy = Spy()
     inputs = [CARD, WIRE, "third card"]
-    made = labeler(llm=spy, teachers=teachers, mechanism=mechanism, public_inputs=inputs, max_queries=4)
+    made = labeler(llm=spy, rows=TEACHERS[teachers], noise=NOISES[mechanism], public_inputs=inputs, max_queries=4)
     spy.at_private = fails(None, KeyboardInterrupt())  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt) as caught:
         asyncio.run(made.arun()) if awaited else made.run()
@@ -481,7 +491,7 @@ def test_a_cancelled_task_leaves_its_ticket_burnt_and_the_labeler_free() -> None
 
 def test_a_row_that_fails_votes_for_nothing_and_stops_nothing() -> None:
     spy = Spy(fail_rows_containing="queue: card")
-    made = labeler(llm=spy, teachers="fixed", num_slots=40, mechanism="gaussian", public_inputs=[CARD])
+    made = labeler(llm=spy, rows=Rows(slots=40, sampling="partition"), noise=GAUSSIAN, public_inputs=[CARD])
     [entry] = made.run().entries
     # Half of the forty rows hold a card. Six deviations of .05 * sqrt(2): below 1e-8.
     assert entry.votes == pytest.approx({"card": 20, "transfer": 0}, abs=0.5)
@@ -489,7 +499,7 @@ def test_a_row_that_fails_votes_for_nothing_and_stops_nothing() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_copy_of_one_sample_releases_nothing() -> None:
-    made = labeler(teachers="one_sample", public_inputs=[CARD], max_queries=3)
+    made = labeler(rows=ONCE, public_inputs=[CARD], max_queries=3)
     made.run()
     readable, writable = os.pipe()
     child = os.fork()
@@ -517,7 +527,7 @@ def test_a_label_is_in_the_file_before_its_ticket_is_committed(
 ) -> None:
     path, private = tmp_path / "labels.json", examples()
     budget = house("replace_one")
-    options: dict[str, Any] = {"budget": budget, "teachers": teachers, "checkpoint": path, "max_queries": 4}
+    options: dict[str, Any] = {"budget": budget, "rows": TEACHERS[teachers], "checkpoint": path, "max_queries": 4}
     made = labeler(private, public_inputs=[CARD, WIRE], **options)
     real, kept = Reservation.commit, []
 
@@ -545,7 +555,7 @@ def test_a_label_is_in_the_file_before_its_ticket_is_committed(
 @pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "confident_gnmax"])
 def test_a_new_labeler_pays_for_what_is_not_done_yet(mechanism: str, tmp_path: Path) -> None:
     path, private, budget = tmp_path / "labels.json", examples(), house()
-    options: dict[str, Any] = {"budget": budget, "checkpoint": path, "mechanism": mechanism, "max_queries": 4}
+    options: dict[str, Any] = {"budget": budget, "checkpoint": path, "noise": NOISES[mechanism], "max_queries": 4}
     first = labeler(private, public_inputs=[CARD, MUTE, WIRE], **options)
     stream = first.stream()
     before = [next(stream), next(stream)]
@@ -581,13 +591,13 @@ def test_a_checkpoint_of_another_run_is_refused_for_free(tmp_path: Path) -> None
     labeler(private, budget=budget, checkpoint=path, component="pate").run()
     before, left = lines(budget), budget.remaining_epsilon
     others: list[dict[str, Any]] = [
-        {"noise_multiplier": 0.06},
-        {"teachers": "one_sample"},
-        {"abstain_below": 0.6},
+        {"noise": QUIET.replace(multiplier=0.06)},
+        {"rows": ONCE},
+        {"answers": PLAIN.replace(abstain_below=0.6)},
         {"component": "other"},
-        {"prefix": "Sort the mail."},
-        {"num_slots": 21},
-        {"mechanism": "gaussian"},
+        {"task": FewShotTask(prefix="Sort the mail.")},
+        {"rows": Rows(units=21)},
+        {"noise": GAUSSIAN},
     ]
     for other in others:
         options = {"budget": budget, "checkpoint": path, "max_queries": 2, **other}
@@ -611,7 +621,7 @@ def test_a_checkpoint_of_another_run_is_refused_for_free(tmp_path: Path) -> None
 @pytest.mark.parametrize("teachers", TEACHERS)
 def test_a_full_disk_loses_no_label(teachers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, spy = tmp_path / "labels.json", Spy()
-    made = labeler(teachers=teachers, checkpoint=path, public_inputs=[CARD, WIRE], llm=spy)
+    made = labeler(rows=TEACHERS[teachers], checkpoint=path, public_inputs=[CARD, WIRE], llm=spy)
     real, writes = LabelledPool.save, []
 
     def full(pool: LabelledPool, where: Any) -> None:
@@ -671,7 +681,7 @@ def test_an_input_that_comes_again_is_answered_for_free() -> None:
 
 @pytest.mark.parametrize("awaited", [False, True])
 def test_one_more_label_commits_the_ticket_of_its_sample(awaited: bool) -> None:
-    made = labeler(teachers="one_sample", public_inputs=[], max_queries=3)
+    made = labeler(rows=ONCE, public_inputs=[], max_queries=3)
     for text in (CARD, WIRE):
         _ = asyncio.run(made.alabel(text)) if awaited else made.label(text)
         assert counts(made._budget) == {"reserve labels": 1, "commit labels": 1}
@@ -718,7 +728,7 @@ def test_threads_that_ask_the_same_pay_once() -> None:
 @pytest.mark.parametrize("teachers", TEACHERS)
 def test_tasks_at_the_same_time_never_pay_more_than_they_get(teachers: str) -> None:
     spy = Spy()
-    made = labeler(llm=spy, public_inputs=[], max_queries=4, teachers=teachers)
+    made = labeler(llm=spy, public_inputs=[], max_queries=4, rows=TEACHERS[teachers])
     questions = [CARD, WIRE, CARD, "third card", "fourth"]
 
     async def all_of_them() -> list[Any]:
