@@ -39,9 +39,9 @@ def as_backend(llm: Any) -> NextTokenBackend:
 
     Args:
       llm: an engine (taken as it is), a model or object that carries one as `backend`, a stock Hugging Face model (see
-        the module), a name (see `as_model`), or another LangChain chat or completion model, bound or not (adapted with the defaults of
-        `LangChainBackend`, which probes it with public text and takes as many top tokens as it reports). A wrapper that
-        chooses a model for each call is none of these.
+        the module), a name (see `as_model`), or another LangChain chat or completion model, bound or not (adapted with
+        the defaults of `LangChainBackend`, which probes it with public text and takes as many top tokens as it
+        reports). A wrapper that chooses a model for each call is none of these.
 
     Raises:
       CapabilityError: `llm` is none of these, or reports no logprobs.

@@ -145,7 +145,6 @@ class TestForChoosingLabels:
             chat | str,
             chat.configurable_fields(model_name=ConfigurableField(id="m")),
             EmbeddedLLM().with_fallbacks([EmbeddedLLM()]),
-            "gpt",
             None,
         )
         for what in wrappers:
