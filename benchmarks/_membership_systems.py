@@ -120,7 +120,7 @@ class Systems:
         def votes(records: Sequence[Record]) -> Callable[[Sequence[str]], list[dict[str, float]]]:
             def ask(texts: Sequence[str]) -> list[dict[str, float]]:
                 holder = self._holder(records, self.records)
-                how: dict[str, Any] = {"votes": "soft", **self._slots, **self._wording}
+                how: dict[str, Any] = {"answers": LabelAnswers(votes="soft"), "rows": self._rows, **self._wording}
                 totals = label_votes_without_privacy(holder, texts, llm=self.llm, **how).totals
                 return [dict(zip(self.task.labels, row.tolist(), strict=True)) for row in totals]
 
@@ -154,6 +154,11 @@ class Systems:
         return prompt_target(make, self.llm, labels=self.task.labels, votes=votes, name=name, claim=self.claim)
 
     @property
+    def _rows(self) -> Rows:
+        """Rows that see several records each: one alone would only say its label again."""
+        return Rows(slots=self.rows, shots=min(4, self.records // self.rows), fill=1.0)
+
+    @property
     def _slots(self) -> dict[str, Any]:
         """Rows that see several records each: one alone would only say its label again."""
         return {"num_slots": self.rows, "shots_per_slot": min(4, self.records // self.rows), "overfill": 1.0}
@@ -167,11 +172,9 @@ class Systems:
                 llm=self.llm,
                 **self._spending,
                 **self._wording,
-                **self._slots,
+                rows=self._rows,
                 max_queries=self.queries,
-                votes="soft" if with_scores else "hard",
-                with_scores=with_scores,
-                progress=False,
+                answers=LabelAnswers(votes="soft" if with_scores else "hard", scores=with_scores),
             )
 
         read = {"reads": "noisy votes"} if with_scores else {}

@@ -33,10 +33,13 @@ from pydantic import Field
 from langchain_dpicl import (
     DPVotingRunnable,
     EmbeddedLLM,
+    LabelAnswers,
     PrivacyBudgetCallbackHandler,
     PrivacyBudgetExceededError,
     PrivateExamples,
+    Rows,
 )
+from langchain_dpicl.results import VotingResult
 
 SIZE = 1500
 NUM_SLOTS = 40
@@ -104,13 +107,15 @@ def make_voter(budget: PrivacyBudgetCallbackHandler, *, max_queries: int = 30) -
         max_queries=max_queries,
         example_prompt="case: {note}\npage: {page}",
         suffix="case: {input}\npage:",
-        num_slots=NUM_SLOTS,  # prompts per question
-        shots_per_slot=4,  # notes in each
-        with_scores=True,  # noisy votes for every page, on the same ticket
+        rows=Rows(
+            slots=NUM_SLOTS,  # prompts per question
+            shots=4,  # notes in each
+        ),
+        answers=LabelAnswers(scores=True),  # noisy votes for every page, on the same ticket
     )
 
 
-def as_chain(voter: DPVotingRunnable, *, least: float = 0.25) -> Runnable[Any, Any]:
+def as_chain(voter: Runnable[Any, VotingResult], *, least: float = 0.25) -> Runnable[Any, Any]:
     """Question -> pages that private notes chose -> answer."""
     template = PromptTemplate.from_template("{pages}\n\nquestion: {input}\nanswer (from the pages above):")
     write = template | make_model() | StrOutputParser() | str.strip
@@ -121,7 +126,10 @@ def as_chain(voter: DPVotingRunnable, *, least: float = 0.25) -> Runnable[Any, A
         pages = "\n".join(f"{page.metadata['page']}: {page.page_content}" for page in state["found"])
         return write.invoke({"input": state["input"], "pages": pages})
 
-    found = {"input": itemgetter("input"), "found": itemgetter("input") | NotesRetriever(voter=voter, least=least)}
+    found = {
+        "input": itemgetter("input"),
+        "found": itemgetter("input") | NotesRetriever(voter=voter, least=least),
+    }
     return found | RunnablePassthrough.assign(answer=RunnableLambda(answer))
 
 
@@ -131,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-5)
     voter = make_voter(budget)
-    chain = as_chain(voter)
+    chain = as_chain(voter.with_receipts())
     for question in options.ask or [record["text"] for record in new_questions(num_per_label=1)]:
         try:
             state = chain.invoke({"input": question})

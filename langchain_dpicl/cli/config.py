@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -299,7 +299,7 @@ def _option(options: Sequence[type[Option]], table: Mapping[str, Any]) -> Option
 def _grammar(table: Mapping[str, Any]) -> Any:
     from langchain_dpicl.generation.grammars import Grammar
 
-    makers = {
+    makers: dict[str, Callable[[Any], Grammar]] = {
         "regex": Grammar.regex,
         "json_schema": Grammar.json_schema,
         "choices": Grammar.choices,

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import BasePromptTemplate
@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import override
 
+from langchain_dpicl._construction import awaitable
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.budget.events import tells_refusals
@@ -31,6 +32,9 @@ from langchain_dpicl.free_form.answers import (
     answer_template,
 )
 from langchain_dpicl.generation.decoding_loop import check_texts
+from langchain_dpicl.options import FewShotTask, Serving
+from langchain_dpicl.options.answers import Exhausted
+from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
@@ -38,11 +42,11 @@ from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.sample import Record
 from langchain_dpicl.results import FreeFormResult, Receipt
-from langchain_dpicl.runs.answer_memo import AnswerMemo, Tenant, TenantRegistry, open_memo, scope_of_plan, traits_of
+from langchain_dpicl.runs.answer_memo import AnswerMemo, Tenant, TenantRegistry, scope_of_plan, traits_of
 from langchain_dpicl.runs.query_plan import plan_queries
-from langchain_dpicl.runs.query_runnable import Exhausted, QueryRunnable
+from langchain_dpicl.runs.query_runnable import QueryRunnable, served
 from langchain_dpicl.stores.memos import ReleaseMemo
-from langchain_dpicl.tasks.labels import check_flags, design_of, wording_of
+from langchain_dpicl.tasks.labels import wording_of
 from langchain_dpicl.tasks.templates import Query
 
 AnswerSpace: TypeAlias = Literal["embedding", "keywords"]
@@ -61,7 +65,7 @@ class _PreparedQuery:
     """Embedding of the query, for retrieval; None: no documents are compared."""
 
 
-class DPFreeFormRunnable(QueryRunnable):
+class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
     r"""Answers each query with a text that many private few-shot prompts agree on, under differential privacy.
 
     For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt that
@@ -119,6 +123,8 @@ class DPFreeFormRunnable(QueryRunnable):
     owed: Any = Field(exclude=True, repr=False)
     """Charged releases by tenant whose answer is not written yet; shared by all copies."""
 
+    RESULT = FreeFormResult
+
     @classmethod
     @tells_refusals("DPFreeFormRunnable")
     def from_private_examples(
@@ -157,8 +163,6 @@ class DPFreeFormRunnable(QueryRunnable):
         memo_size: int = 256,
         memo: ReleaseMemo | str | os.PathLike[str] | None = None,
         tenant_max_queries: int | None = None,
-        with_receipt: bool = False,
-        progress: bool | None = None,
         component: str | None = None,
         name: str | None = None,
     ) -> DPFreeFormRunnable:
@@ -209,8 +213,6 @@ class DPFreeFormRunnable(QueryRunnable):
             durable ledger.
           tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
             so over all processes; None: as many as the ledger allows.
-          with_receipt: answers are `FreeFormResult`; also with `on_exhausted="zero_shot"`.
-          progress: whether batches show a bar; None: on a terminal.
           component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
           name: the Runnable's name in traces.
 
@@ -228,17 +230,18 @@ class DPFreeFormRunnable(QueryRunnable):
         is_embedded = check_space(
             private, aggregation, embeddings, candidates, only_keywords=(keyword_domain, max_keywords, answer_prompt)
         )
-        wording = wording_of(
-            private, example_prompt=example_prompt, prefix=prefix, suffix=suffix, separator=example_separator
-        )
+        task = FewShotTask(example_prompt, suffix, prefix=prefix, example_separator=example_separator)
+        wording = wording_of(private, task)
         template = None if is_embedded else answer_template(wording, answer_prompt)
-        check_choice("on_exhausted", on_exhausted, ("raise", "zero_shot"))
-        shown: dict[str, Any] = {"with_receipt": with_receipt, "progress": progress, "name": name}
-        shown |= {"max_query_chars": max_query_chars}
-        check_flags(**shown)
         check_int("num_candidates", num_candidates, low=2 if is_embedded else 1)
-        tenants = TenantRegistry(max_queries=tenant_max_queries, memo_size=memo_size)
-        store = open_memo(memo, budget=spender, memo_size=memo_size, component=component)
+        serving = Serving(
+            max_query_chars=max_query_chars,
+            memo_size=memo_size,
+            memo=memo,
+            tenant_max_queries=tenant_max_queries,
+            on_exhausted=on_exhausted,
+        )
+        options, store = served(serving, budget=spender, component=component)
         shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
         limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
         count = num_candidates if keyword_domain is None else 0
@@ -259,7 +262,7 @@ class DPFreeFormRunnable(QueryRunnable):
             aggregation=space.aggregation,
             mechanism=space.mechanism,
             noise_multiplier=noise_multiplier,
-            design=design_of(private, rows=rows, sampling=sampling, **shape),
+            design=RowDesign.choose(rows=rows, sampling=sampling, smallest_size=private.public_size_of(None), **shape),
             width=space.width,
             partition=private.dataset_id,
         )
@@ -278,13 +281,9 @@ class DPFreeFormRunnable(QueryRunnable):
             "answer_prompt": template,
             "owed": TenantRegistry(memo_size=MOST_OWED),
         }
-        served = {"tenants": tenants, "memo": memory_of(store, scope), "on_exhausted": on_exhausted}
-        return cls(**handles, **answers, **served, **shown)
+        return cls(**handles, **answers, memo=memory_of(store, scope), name=name, **options)
 
-    @property
-    @override
-    def OutputType(self) -> Any:
-        return FreeFormResult if self._gives_receipts else str
+    afrom_private_examples: ClassVar[Any] = awaitable(from_private_examples)
 
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[_PreparedQuery]:
@@ -371,12 +370,13 @@ class DPFreeFormRunnable(QueryRunnable):
         yield  # makes this a generator
 
     @override
-    def _shown(self, outcome: AnswerOutcome, receipt: Receipt | None) -> str | FreeFormResult:
-        answer = outcome.answer or ""
-        if receipt is None:
-            return answer
+    def _text(self, outcome: AnswerOutcome) -> str:
+        return outcome.answer or ""
+
+    @override
+    def _result(self, outcome: AnswerOutcome, receipt: Receipt) -> FreeFormResult:
         return FreeFormResult(
-            answer=answer,
+            answer=self._text(outcome),
             keywords=outcome.keywords,
             similarities=outcome.similarities,
             abstained=outcome.abstained,

@@ -20,13 +20,13 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_in_thread, run_sync
 from langchain_dpicl.budget.handler import BudgetLike, describe_tickets_left
 from langchain_dpicl.exceptions import ConfigurationError, LabellingInterruptedError, ModelCallError
-from langchain_dpicl.options.answers import LabelAnswers
+from langchain_dpicl.options.answers import LabelAnswers, Votes
 from langchain_dpicl.options.base import LLM, PublicInput, TemplateLike, Where, option_of
 from langchain_dpicl.options.methods import Similar, StrategyLike, Student
 from langchain_dpicl.options.rows import ConfidentGNMax, Noise, NoiseName, Rows
 from langchain_dpicl.options.tasks import FewShotTask
 from langchain_dpicl.pate.inputs import InputTemplate
-from langchain_dpicl.pate.labeler import PromptPATELabeler, voting_task
+from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.pate.selection_strategies import (
     Strategy,
     StudentChoice,
@@ -39,7 +39,7 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.streamed_run import carrying, new_bar, tick
-from langchain_dpicl.tasks.labels import Votes, VotingTask, distinct_texts, reader_of, texts_of
+from langchain_dpicl.tasks.labels import VotingTask, distinct_texts, reader_of, texts_of
 from langchain_dpicl.tasks.templates import FewShotTemplate
 
 
@@ -167,7 +167,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
         wanted = option_of("student", student, Student)
         engine: Any = as_choice_backend(llm, votes="text" if reading.votes == "text" else None)
         # Whether teachers are calibrated says nothing of the student.
-        asked = voting_task(private, words, reading.replace(calibrate=None) if reading.content_free else reading)
+        asked = VotingTask.of(private, words, reading.replace(calibrate=None) if reading.content_free else reading)
         wanted = _ready(strategy, wanted, engine, asked)
         run = PromptPATELabeler.from_private_examples(
             private,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias
 
 from langchain_dpicl._construction import awaitable
 from langchain_dpicl.backends.resolve import as_choice_backend
@@ -269,7 +269,7 @@ class PromptPATELabeler(LabellingRun):
         spender = resolve_budget(budget)
         reading = option_of("answers", answers, LabelAnswers)
         chosen = _checked_noise(noise, reading)
-        words = voting_task(private, FewShotTask.of(task, example_prompt, suffix), reading)
+        words = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix), reading)
         inputs = InputTemplate.of(private, words.wording)
         entries = inputs.waiting(public_inputs)
         path, saved_pool = _read_checkpoint(checkpoint)
@@ -323,27 +323,11 @@ class PromptPATELabeler(LabellingRun):
         return self.plan.cost(**{"calls_per_row": 1 + len(self.task.content_free), **tokens})
 
 
-def voting_task(private: PrivateExamples, task: FewShotTask, answers: LabelAnswers) -> VotingTask:
-    """Returns labels and prompt templates, checked against the examples."""
-    return VotingTask.of(
-        private,
-        labels=task.labels,
-        verbalizers=task.verbalizers,
-        votes=answers.votes,
-        calibrate=answers.calibrate,
-        content_free=answers.content_free,
-        example_prompt=task.example_prompt,
-        prefix=task.prefix,
-        suffix=task.suffix,
-        separator=task.example_separator,
-    )
-
-
 def _checked_noise(noise: object, answers: LabelAnswers) -> Noise | ConfidentGNMax:
     """Returns the noise; refuses answers that labelling does not give."""
     used = ("votes", "calibrate", "content_free", "abstain_below", "scores", "other_label")
     refuse_unused(answers, used, "PromptPATELabeler")
-    chosen = cast("Noise | ConfidentGNMax", noise_of(noise, Noise, ConfidentGNMax))
+    chosen = noise_of(noise, Noise, ConfidentGNMax)
     kind = chosen.mechanism if isinstance(chosen, Noise) else "ConfidentGNMax"
     if answers.scores and kind not in {None, "gaussian"}:
         raise fail("noise", "'gaussian' with LabelAnswers(scores=True): the others release only labels", kind)

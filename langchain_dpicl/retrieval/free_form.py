@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import override
 
+from langchain_dpicl._construction import awaitable
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
 from langchain_dpicl.backends.sync_async import EffectGenerator
@@ -33,11 +34,14 @@ from langchain_dpicl.free_form.runnable import (
     public_side,
 )
 from langchain_dpicl.generation.decoding_loop import check_texts
-from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.options import FewShotTask, Serving
+from langchain_dpicl.options.answers import Exhausted
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.filtered_sample import FilteredQuery
+from langchain_dpicl.results import FreeFormResult
 from langchain_dpicl.retrieval.individual_filter import IndividualFilter
 from langchain_dpicl.retrieval.plan import (
     RetrievalPlan,
@@ -52,15 +56,15 @@ from langchain_dpicl.retrieval.plan import (
     text_to_compare,
 )
 from langchain_dpicl.retrieval.voting import RetrievalRunnable
-from langchain_dpicl.runs.answer_memo import TenantRegistry, open_memo, scope_of_plan
-from langchain_dpicl.runs.query_runnable import Exhausted
+from langchain_dpicl.runs.answer_memo import TenantRegistry, scope_of_plan
+from langchain_dpicl.runs.query_runnable import served
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import ReleaseMemo
-from langchain_dpicl.tasks.labels import check_flags, wording_of
+from langchain_dpicl.tasks.labels import wording_of
 from langchain_dpicl.tasks.templates import FewShotTemplate, Query
 
 
-class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
+class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormRunnable):
     r"""Answers each query with a text that the private documents similar to it agree on, under differential privacy.
 
     Participation, balances and price are those of `DPRetrievalVotingRunnable`. Each participating unit becomes a
@@ -143,8 +147,6 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         memo_size: int = 256,
         memo: ReleaseMemo | str | os.PathLike[str] | None = None,
         tenant_max_queries: int | None = None,
-        with_receipt: bool = False,
-        progress: bool | None = None,
         component: str | None = None,
         name: str | None = None,
         **others: Any,
@@ -191,8 +193,6 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
           memo_size: answers cached per tenant; cache hits debit no balance. 0: none.
           memo: a store of answers that outlives the process; see `DPFreeFormRunnable`.
           tenant_max_queries: queries per tenant, counted on the ledger; None: as many as there are.
-          with_receipt: answers are `FreeFormResult`; also with `on_exhausted="zero_shot"`.
-          progress: whether batches show a bar; None: on a terminal.
           component: name in the ledger.
           name: the Runnable's name in traces.
           **others: refused; the message says why options that search or rank cannot work.
@@ -214,14 +214,17 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         keyword_options = (keyword_domain, max_keywords, answer_prompt)
         is_embedded = check_space(private, aggregation, read_by, candidates, only_keywords=keyword_options)
         templates = templates_of(private, example_prompt, suffix)
-        wording = wording_of(private, prefix=prefix, separator=example_separator, **templates)
+        wording = wording_of(private, FewShotTask(prefix=prefix, example_separator=example_separator, **templates))
         template = None if is_embedded else answer_template(wording, answer_prompt)
-        _check_public(wording, num_candidates, is_embedded=is_embedded, on_exhausted=on_exhausted)
-        shown: dict[str, Any] = {"with_receipt": with_receipt, "progress": progress, "name": name}
-        shown |= {"max_query_chars": max_query_chars}
-        check_flags(**shown)
-        tenants = TenantRegistry(max_queries=tenant_max_queries, memo_size=memo_size)
-        store = open_memo(memo, budget=spender, memo_size=memo_size, component=component)
+        _check_public(wording, num_candidates, is_embedded=is_embedded)
+        serving = Serving(
+            max_query_chars=max_query_chars,
+            memo_size=memo_size,
+            memo=memo,
+            tenant_max_queries=tenant_max_queries,
+            on_exhausted=on_exhausted,
+        )
+        options, store = served(serving, budget=spender, component=component)
         limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
         count = num_candidates if keyword_domain is None else 0
         public = public_side(llm, candidates_llm, candidates, count=count, limits=limits)
@@ -273,8 +276,9 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
             "answer_prompt": template,
             "owed": TenantRegistry(memo_size=MOST_OWED),
         }
-        served = {"tenants": tenants, "memo": memory_of(store, scope), "on_exhausted": on_exhausted}
-        return cls(**handles, **answers, **served, **shown)
+        return cls(**handles, **answers, memo=memory_of(store, scope), name=name, **options)
+
+    afrom_private_examples: ClassVar[Any] = awaitable(from_private_examples)  # type: ignore[arg-type]
 
     @classmethod
     def from_documents(cls, documents: Iterable[Any], **options: Any) -> DPRetrievalFreeFormRunnable:
@@ -313,9 +317,8 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable, DPFreeFormRunnable):
         return outcome
 
 
-def _check_public(wording: FewShotTemplate, count: int, *, is_embedded: bool, on_exhausted: str) -> None:
+def _check_public(wording: FewShotTemplate, count: int, *, is_embedded: bool) -> None:
     """Checks the options of public calls and the variables of the query."""
-    check_choice("on_exhausted", on_exhausted, ("raise", "zero_shot"))
     check_int("num_candidates", count, low=2 if is_embedded else 1)
     text_of_query(wording, ("",) * len(wording.input_variables))
 

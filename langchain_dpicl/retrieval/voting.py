@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -13,12 +13,14 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from pydantic import Field
 from typing_extensions import override
 
+from langchain_dpicl._construction import awaitable
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_async, run_sync
 from langchain_dpicl.budget.events import tells_refusals
 from langchain_dpicl.budget.handler import resolve_budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
-from langchain_dpicl.privacy._validate import check_choice
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Serving
+from langchain_dpicl.options.answers import Exhausted, Votes
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
@@ -39,22 +41,15 @@ from langchain_dpicl.retrieval.plan import (
     text_of_query,
     text_to_compare,
 )
-from langchain_dpicl.runs.answer_memo import TenantRegistry, open_memo
-from langchain_dpicl.runs.query_runnable import Exhausted, QueryRunnable, TicketCharge
+from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, TicketCharge, served
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import ReleaseMemo
-from langchain_dpicl.tasks.labels import (
-    VoteOutcome,
-    Votes,
-    VotingTask,
-    check_flags,
-    reader_of,
-)
+from langchain_dpicl.tasks.labels import VoteOutcome, VotingTask, reader_of
 from langchain_dpicl.tasks.templates import Query
 from langchain_dpicl.voting import LabelRunnable, vote_memo
 
 
-class RetrievalRunnable(QueryRunnable):
+class RetrievalRunnable(QueryRunnable[ResultT], Generic[ResultT]):
     """Base of Runnables that answer each query from the private documents similar to it.
 
     Formal guarantees:
@@ -108,7 +103,7 @@ class RetrievalRunnable(QueryRunnable):
         error.args = (f"{error.args[0]} Single queries are free; max_queries= limits their number.",)
 
 
-class DPRetrievalVotingRunnable(RetrievalRunnable, LabelRunnable):
+class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnable[RetrievalResult]):
     r"""Answers each query with a label that the private documents similar to it voted for, under differential privacy.
 
     For each query every document is compared with it, exactly and independently of the others. Each unit (a document,
@@ -147,6 +142,8 @@ class DPRetrievalVotingRunnable(RetrievalRunnable, LabelRunnable):
       >>> voter.invoke("did patients sleep well after the new tablets?") in {"yes", "no", "abstain"}
       True
     """
+
+    RESULT = RetrievalResult
 
     min_votes: float | None = None
     """Noisy votes that an answer needs; None: the label with the most noisy votes is the answer."""
@@ -188,8 +185,6 @@ class DPRetrievalVotingRunnable(RetrievalRunnable, LabelRunnable):
         memo_size: int = 256,
         memo: ReleaseMemo | str | os.PathLike[str] | None = None,
         tenant_max_queries: int | None = None,
-        with_receipt: bool = False,
-        progress: bool | None = None,
         component: str | None = None,
         name: str | None = None,
         **others: Any,
@@ -240,8 +235,6 @@ class DPRetrievalVotingRunnable(RetrievalRunnable, LabelRunnable):
           memo_size: answers cached per tenant; cache hits debit no balance. 0: none.
           memo: a store of answers that outlives the process; see `DPVotingRunnable`.
           tenant_max_queries: queries per tenant, counted on the ledger; None: as many as there are.
-          with_receipt: answers are `RetrievalResult`; also with `with_scores` and `on_exhausted="zero_shot"`.
-          progress: whether batches show a bar; None: on a terminal.
           component: name in the ledger.
           name: the Runnable's name in traces.
           **others: refused; the message says why options that search or rank (`top_k`, `vectorstore`, ...) cannot work.
@@ -259,24 +252,27 @@ class DPRetrievalVotingRunnable(RetrievalRunnable, LabelRunnable):
         """
         check_option_names(others)
         spender = resolve_budget(budget, config)
-        words = {"prefix": prefix, "separator": example_separator, **templates_of(private, example_prompt, suffix)}
-        task = VotingTask.of(
-            private,
-            labels=labels,
-            verbalizers=verbalizers,
+        words: dict[str, Any] = {"prefix": prefix, "example_separator": example_separator}
+        words |= {"labels": labels, "verbalizers": verbalizers}
+        words |= templates_of(private, example_prompt, suffix)
+        answers = LabelAnswers(
             votes=votes,
             calibrate=calibrate,
-            content_free=content_free,
-            **words,
+            content_free=tuple(content_free),
+            scores=with_scores,
+            abstain_label=abstain_label,
         )
-        check_choice("on_exhausted", on_exhausted, get_args(Exhausted))
-        shown: dict[str, Any] = {"with_receipt": with_receipt, "with_scores": with_scores, "progress": progress}
-        shown |= {"name": name, "max_query_chars": max_query_chars}
-        check_flags(**shown)
+        task = VotingTask.of(private, FewShotTask(**words), answers)
         check_floor(task.labels, min_votes, abstain_label)
         text_of_query(task.wording, ("",) * len(task.wording.input_variables))
-        tenants = TenantRegistry(max_queries=tenant_max_queries, memo_size=memo_size)
-        store = open_memo(memo, budget=spender, memo_size=memo_size, component=component)
+        serving = Serving(
+            max_query_chars=max_query_chars,
+            memo_size=memo_size,
+            memo=memo,
+            tenant_max_queries=tenant_max_queries,
+            on_exhausted=on_exhausted,
+        )
+        options, store = served(serving, budget=spender, component=component)
         plan = plan_retrieval(
             private.public_size_of(None),
             epsilon=epsilon,
@@ -309,13 +305,14 @@ class DPRetrievalVotingRunnable(RetrievalRunnable, LabelRunnable):
             wording=task.wording,
             rows=scorer,
             min_votes=least,
-            abstain_label=abstain_label,
-            on_exhausted=on_exhausted,
-            tenants=tenants,
+            answers=answers,
             memo=vote_memo(store, task, llm, private=private, public=public, **paid),
+            name=name,
             **paid,
-            **shown,
+            **options,
         )
+
+    afrom_private_examples: ClassVar[Any] = awaitable(from_private_examples)  # type: ignore[arg-type]
 
     @classmethod
     def from_documents(
@@ -354,11 +351,6 @@ class DPRetrievalVotingRunnable(RetrievalRunnable, LabelRunnable):
         private, remaining = examples_of(holder, {**declared, **options})
         return cls.from_private_examples(private, **remaining)
 
-    @property
-    @override
-    def OutputType(self) -> Any:
-        return RetrievalResult if self._gives_receipts else str
-
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
         """Embeds the query and asks the public prompt, which detects an outage before a query is counted."""
@@ -384,9 +376,6 @@ class DPRetrievalVotingRunnable(RetrievalRunnable, LabelRunnable):
         return (None if self.min_votes is not None and votes[best] < self.min_votes else best), votes
 
     @override
-    def _shown(self, outcome: VoteOutcome, receipt: Receipt | None) -> str | RetrievalResult:
-        result = self._result(outcome)
-        if receipt is None:
-            return str(result["label"])
+    def _result(self, outcome: VoteOutcome, receipt: Receipt) -> RetrievalResult:
         floor = {"min_votes": self.min_votes, "noise_stddev": self.plan.noise_stddev}
-        return RetrievalResult(**result, **floor, receipt=receipt)
+        return RetrievalResult(**self._fields(outcome), **floor, receipt=receipt)

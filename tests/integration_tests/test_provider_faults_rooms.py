@@ -86,9 +86,11 @@ class Scene:
         if fault is not None:
             self.served.script(fault, when=TRIGGER)
 
+    def spending(self) -> dict[str, Any]:
+        return {"budget": Budget(epsilon=1e6, delta=1e-4, store=self.store), "epsilon": 1e5}
+
     def options(self, **more: Any) -> dict[str, Any]:
-        budget = Budget(epsilon=1e6, delta=1e-4, store=self.store)
-        return {"budget": budget, "epsilon": 1e5, "noise_multiplier": 2.0, "num_slots": 6, **more}
+        return {**self.spending(), "noise_multiplier": 2.0, "num_slots": 6, **more}
 
     def examples(self) -> PrivateExamples:
         listed = [{"text": text, "queue": LABELS[place % 2]} for place, text in enumerate(self.texts)]
@@ -107,12 +109,13 @@ class Voting(Scene):
         made = DPVotingRunnable.from_private_examples(
             self.examples(),
             llm=self.votes(),
-            with_receipt=True,
             max_queries=2,
-            calibrate=False,
-            **self.options(abstain_below=0.3),
+            answers=LabelAnswers(calibrate=False, abstain_below=0.3),
+            **self.spending(),
+            rows=Rows(units=6),
+            noise=Noise(multiplier=2.0),
         )
-        self.kept = [made, *map(made.invoke, QUERIES)]
+        self.kept = [made, *map(made.with_receipts().invoke, QUERIES)]
         return [sorted(found.model_dump()) for found in self.kept[1:]]
 
 

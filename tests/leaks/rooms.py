@@ -16,6 +16,7 @@ from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 
+from langchain_dpicl import FewShotTask, LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -29,7 +30,7 @@ from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Student
+from langchain_dpicl.options import Student
 from langchain_dpicl.pate.example_selector import PromptPATEExampleSelector
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -67,6 +68,15 @@ QUERIES: dict[str, Any] = {
     "with_receipt": True,
 }
 """Of components that answer queries: every record is in every sample, so that there always are private calls."""
+
+VOTED: dict[str, Any] = {
+    "epsilon": 40.0,
+    "max_queries": 4,
+    "task": FewShotTask("{text} -> {topic}", "{input} ->", labels=CHOICES),
+    "rows": Rows(units=2),
+    "noise": Noise(multiplier=1.0),
+}
+"""The same for votes."""
 
 STUDENT: dict[str, Any] = {"student": Student(shots=1, num_candidates=1, num_validation=1), "progress": False}
 
@@ -226,25 +236,27 @@ def answer_rows(scene: Scene) -> Runnable[Any, Any]:
 
 def voting(scene: Scene) -> Runnable[Any, Any]:
     """`DPVotingRunnable` over a model's top tokens, with a query's noisy votes."""
-    return _voter(scene, engine(scene, "chat"), with_scores=True, calibrate=True)
+    return _voter(scene, engine(scene, "chat"), answers=LabelAnswers(calibrate=True, scores=True))
 
 
 def voting_by_text(scene: Scene) -> Runnable[Any, Any]:
     """The same over what a model writes."""
-    return _voter(scene, TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE), votes="text")
+    return _voter(
+        scene, TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE), answers=LabelAnswers(votes="text")
+    )
 
 
 def voting_by_decisions(scene: Scene) -> Runnable[Any, Any]:
     """The same over a decision model's probabilities."""
     backend = DecisionsBackend(scene.model("decisions"), max_concurrency=2, retry=ONCE)
-    return _voter(scene, backend, votes="soft", abstain_below=0.5)
+    return _voter(scene, backend, answers=LabelAnswers(votes="soft", abstain_below=0.5))
 
 
 def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
     kept = InMemoryByteStore()
-    named = {"component": "votes", "memo": StoreMemo(kept)}
-    given = {"labels": CHOICES, **named, **QUERIES, **_paid(scene), **options}
-    found = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    named = {"component": "votes", "serving": Serving(memo=StoreMemo(kept))}
+    given = {**VOTED, **named, **_paid(scene), **options}
+    found: Any = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given).with_receipts()
     scene.objects += [found, found.task, found.rows, found.tenants, found.plan, backend, found.memo, kept.store]
     return _answering(scene, found)
 
@@ -448,9 +460,9 @@ def discovery(scene: Scene) -> Runnable[Any, Any]:
         scene.objects += [private, paid["budget"]]
         return private, paid if scene.given_config is None else {**paid, "config": config}
 
-    def voter(found: ReleasedCounts, split: PrivateExamples, given: dict[str, Any]) -> DPVotingRunnable:
+    def voter(found: ReleasedCounts, split: PrivateExamples, given: dict[str, Any]) -> Runnable[Any, Any]:
         scene.objects += [found, split, given["budget"].report()]
-        return DPVotingRunnable.from_private_examples(split, llm=backend, labels=CHOICES, **QUERIES, **given)
+        return DPVotingRunnable.from_private_examples(split, llm=backend, **VOTED, **given).with_receipts()
 
     def told(counts: ReleasedCounts, answer: Any) -> str:
         scene.objects += [counts, answer, answer.receipt]

@@ -23,6 +23,7 @@ from langchain_dpicl import (
     DPRetrievalVotingRunnable,
     DPVotingRunnable,
     EmbeddedLLM,
+    LabelClassifier,
     LocalLLM,
     PrivateEvolution,
     PrivateExamples,
@@ -34,7 +35,6 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.serving.classifier import PromptClassifier
 from langchain_dpicl.soft_prompts.serving import SoftPromptClassifier
 
 CANARY = "zx-constructor-canary-40"
@@ -45,7 +45,7 @@ MODELS: dict[type[Any], dict[str, Any]] = {
     DPVotingRunnable: {"examples": RECORDS, **CARRIED},
     DPFreeFormRunnable: {"private": RECORDS},
     DPRetrievalVotingRunnable: {"examples": RECORDS, "on_exhausted": CANARY, **CARRIED},
-    DPRetrievalFreeFormRunnable: {"private": RECORDS, "with_receipt": RECORDS},
+    DPRetrievalFreeFormRunnable: {"private": RECORDS, "gives_receipts": RECORDS},
     DPFewShotPromptTemplate: {"llm": CANARY, "epsilon": CANARY},
     DPFewShotChatMessagePromptTemplate: {"examples": CANARY, "private": RECORDS},
 }
@@ -54,7 +54,6 @@ SERVED: dict[type[Any], dict[str, Any]] = {
     ChatEmbedded: {"stop": RECORDS, "private": RECORDS},
     LocalLLM: {"backend": CANARY},
     ChatLocal: {"examples": RECORDS},
-    PromptClassifier: {"prompt": CANARY, "classifier": RECORDS},
 }
 PLAIN: dict[str, Callable[[], object]] = {
     "PromptPATEExampleSelector.from_private_examples(private, llm=..., public_inputs=..., max_queries=..., ": (
@@ -63,6 +62,7 @@ PLAIN: dict[str, Callable[[], object]] = {
     "DemonstrationSynthesizer.from_private_examples(private, llm=..., budget=..., epsilon=..., ...)": (
         lambda: DemonstrationSynthesizer(llm=CANARY)
     ),
+    "LabelClassifier(llm, labels=..., prompt=..., ...)": lambda: LabelClassifier(records=RECORDS),
     "SoftPromptClassifier(model, prompts, ...)": lambda: SoftPromptClassifier(model=CANARY),
     "PromptDPSGD.from_private_examples(private, llm=..., training=..., budget=..., epsilon=..., ...)": lambda: (
         PromptDPSGD(examples=RECORDS)
@@ -158,8 +158,8 @@ def test_what_reaches_no_validation_shows_nothing() -> None:
 
 def test_one_wrong_field_is_named_and_a_good_component_passes_on() -> None:
     made = voter()
-    with pytest.raises(ConfigurationError, match=r"with_receipt: Input|with_receipt: bool parsing") as caught:
-        DPVotingRunnable(**{**dict(made), "with_receipt": CANARY})
+    with pytest.raises(ConfigurationError, match="on_exhausted: Input") as caught:
+        DPVotingRunnable(**{**dict(made), "on_exhausted": CANARY})
     assert CANARY not in told(caught.value)
     assert DPVotingRunnable.model_validate(made) is made
     assert type(DPVotingRunnable(**dict(made))) is DPVotingRunnable
@@ -183,11 +183,12 @@ OPTIONS = [
     "component",
     "max_queries",
     "epsilon",
-    "delta",
-    "max_query_chars",
-    "on_exhausted",
-    "mechanism",
-    "verbalizers",
+    "noise",
+    "serving",
+    "answers",
+    "rows",
+    "task",
+    "prefix",
 ]
 DECLARED = ["public_size", "dataset_id", "text_key", "label_key", "labels", "unit_key", "fields", "max_chars"]
 

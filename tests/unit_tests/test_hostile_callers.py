@@ -13,6 +13,7 @@ from langchain_core.documents import Document
 
 from langchain_dpicl import Budget, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
+from langchain_dpicl.options import Serving
 from langchain_dpicl.privacy.ledger import store as stores
 from langchain_dpicl.retrieval.free_form import DPRetrievalFreeFormRunnable
 from langchain_dpicl.stores import FileAnchor, SQLiteBalances, SQLiteMemo, SQLiteStore
@@ -67,7 +68,8 @@ ROOMS: list[Callable[..., Any]] = [voting, free_form, retrieval, retrieval_answe
 
 @pytest.mark.parametrize("build", ROOMS)
 @pytest.mark.parametrize(
-    ("options", "most"), [({}, 300), ({"max_query_chars": 20}, 20), ({"max_query_chars": 301}, 301)]
+    ("options", "most"),
+    [({}, 300), *(({"serving": Serving(memo_size=0, max_query_chars=most)}, most) for most in (20, 301))],
 )
 def test_a_query_that_is_too_long_is_refused_before_any_call_and_ticket(
     build: Callable[..., Any], options: dict[str, Any], most: int
@@ -89,18 +91,11 @@ def test_a_query_that_is_too_long_is_refused_before_any_call_and_ticket(
 
 def test_no_model_is_asked_about_a_query_that_is_too_long() -> None:
     spy = Spy()
-    made = voting(llm=spy, max_query_chars=5)
+    made = voting(llm=spy, serving=Serving(max_query_chars=5))
     asked = len(spy.public)
     with pytest.raises(ConfigurationError):
         made.invoke("123456")
     assert (len(spy.public), spy.private) == (asked, [])
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, "many", True])
-@pytest.mark.parametrize("build", ROOMS)
-def test_a_cap_that_is_none_is_refused_before_anything_is_declared(build: Callable[..., Any], wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="max_query_chars: expected an integer"):
-        build(max_query_chars=wrong)
 
 
 CONFIGS: list[Any] = [
@@ -143,10 +138,11 @@ def test_a_config_that_is_none_is_refused_by_us_whatever_asks(config: Any) -> No
         lambda: asyncio.run(made.abatch(["q"], config)),
         lambda: list(made.batch_as_completed(["q"], config)),
         lambda: asyncio.run(gathered(made.abatch_as_completed(["q"], config))),
-        lambda: voting(budget=None, config=config),
     ):
         with pytest.raises(ConfigurationError, match=r"^config(\['\w+'\])?: expected"):
             ask()
+    with pytest.raises(ConfigurationError):
+        voting(budget=config)
     assert made.share.remaining("query") == 5
 
 
@@ -174,7 +170,7 @@ def test_a_path_with_a_zero_character_is_refused_by_us(tmp_path: Path) -> None:
         lambda: SQLiteBalances(wrong),
         lambda: PrivacyBudgetCallbackHandler.create(wrong, epsilon=1.0, delta=1e-6),
         lambda: PrivacyBudgetCallbackHandler.open(wrong),
-        lambda: voting(memo=wrong, component="v"),
+        lambda: voting(serving=Serving(memo=wrong), component="v"),
     ):
         with pytest.raises((ConfigurationError, LedgerError)):
             act()

@@ -93,7 +93,7 @@ GENERATION: dict[str, Any] = {
 }
 
 
-VOTING: dict[str, Any] = {"epsilon": 4.0, "num_slots": 4}
+VOTING: dict[str, Any] = {"epsilon": 4.0, "rows": Rows(units=4)}
 
 
 def template(llm: Any, **options: Any) -> DPFewShotPromptTemplate:

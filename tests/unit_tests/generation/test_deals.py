@@ -27,6 +27,7 @@ from langchain_dpicl.exceptions import (
     SynthesisInterruptedError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer, DisjointBatches
+from langchain_dpicl.options import Rows
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -675,17 +676,15 @@ def test_no_frame_names_prompts_while_a_batch_opens() -> None:
 @pytest.mark.parametrize(
     ("front", "options"),
     [
-        (DPVotingRunnable, {"max_queries": 3}),
-        (DPFreeFormRunnable, {"max_queries": 3, "aggregation": "keywords"}),
+        (DPVotingRunnable, {"max_queries": 3, "rows": Rows(slots=8, sampling="disjoint")}),
+        (DPFreeFormRunnable, {"max_queries": 3, "aggregation": "keywords", "sampling": "disjoint"}),
     ],
     ids=["votes", "free form"],
 )
 def test_who_answers_queries_refuses_deals_before_any_charge(front: Any, options: dict[str, Any]) -> None:
     budget = house()
     with pytest.raises(ConfigurationError, match="sampling"):
-        front.from_private_examples(
-            private_examples(), llm=Watched(), budget=budget, epsilon=10.0, sampling="disjoint", **options
-        )
+        front.from_private_examples(private_examples(), llm=Watched(), budget=budget, epsilon=10.0, **options)
     assert counts(budget) == {}
     assert budget.report().to_dict()["shares"] == []
 
