@@ -329,7 +329,8 @@ def _rows(arguments: argparse.Namespace) -> Rows:
     """Returns the requested shape of rows; unit rows unless slots, several shots or another sampling are asked for."""
     from langchain_dpicl.options.rows import Rows
 
-    shots, sampling = arguments.shots_per_slot or 1, arguments.sampling or "poisson"
+    shots = arguments.shots_per_slot or 1
+    sampling: Any = arguments.sampling or "poisson"
     usual = "units" if shots == 1 and sampling == "poisson" else "slots"
     shape = arguments.rows or usual
     number = arguments.num_slots or (None if shape == usual else _NUM_ROWS)

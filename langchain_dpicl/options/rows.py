@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 from langchain_dpicl.options.base import Count, Option, Positive, Probability, Share
 from langchain_dpicl.privacy._validate import fail, plain_or_type
@@ -119,9 +119,14 @@ class ConfidentGNMax(Option):
 
 
 N = TypeVar("N", bound=Option)
+M = TypeVar("M", bound=Option)
 
 
-def noise_of(value: object, *kinds: type[N]) -> N:
+@overload
+def noise_of(value: object, kind: type[N], /) -> N: ...
+@overload
+def noise_of(value: object, kind: type[N], other: type[M], /) -> N | M: ...
+def noise_of(value: object, *kinds: type[Any]) -> Any:
     """Returns the option value of `noise=`: a mechanism's name is short for its option, None for the first kind.
 
     Args:
@@ -137,8 +142,8 @@ def noise_of(value: object, *kinds: type[N]) -> N:
     for kind in kinds:
         named: Any = kind
         if value is None:
-            return cast("N", named())
+            return named()
         if isinstance(value, str) and value in short.get(kind, ()):
-            return cast("N", named(value))
+            return named(value)
     wanted = [repr(name) for kind in kinds for name in short.get(kind, ())]
     raise fail("noise", ", ".join([*wanted, *(f"{kind.__name__}(...)" for kind in kinds)]), plain_or_type(value))
