@@ -21,6 +21,7 @@ from langchain_dpicl import (
     DPVotingRunnable,
     PrivateExamples,
     PromptPATEExampleSelector,
+    Rows,
 )
 from langchain_dpicl.audit.membership import (
     Record,
@@ -139,11 +140,10 @@ class Systems:
                 example_prompt=PromptTemplate.from_template(self.task.wording.example_prompt),
                 suffix=self.task.wording.suffix,
                 instruction=f"{self.task.title}.",
-                mechanism=mechanism,
+                noise=mechanism,
                 max_tokens=_MAX_TOKENS,
-                num_slots=min(self.rows, *by_label.values()),
-                progress=False,
-                **redraw,
+                rows=Rows(units=min(self.rows, *by_label.values())),
+                **redraw
             )
 
         name = f"DPFewShotPromptTemplate, {mechanism}"

@@ -13,7 +13,15 @@ from _tables_cells import INSTRUCTION, NOISELESS, NON_PRIVATE, ZERO, Cell
 from _tables_files import DataFile, SlotTask, exact, generation_task, labelled, overlap, slot_task
 from _tables_room import Knobs, Result, Room, delta_of, epsilon_of, in_front
 
-from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, ReleasedDemonstrations
+from langchain_dpicl import (
+    Budget,
+    Decoding,
+    DemonstrationSynthesizer,
+    GenerationTask,
+    PrivateExamples,
+    ReleasedDemonstrations,
+    Rows,
+)
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
@@ -21,6 +29,7 @@ from langchain_dpicl.baselines import (
     real_demonstrations_without_privacy,
 )
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
+from langchain_dpicl.options import OpenLabel
 from langchain_dpicl.planning.expected_utility import RowDesign
 
 TEXT_KNOBS: dict[str, Any] = {
@@ -91,7 +100,7 @@ class Generation(bench_trec.Bench):
             budget=Budget(epsilon=epsilon, delta=self.delta),
             epsilon=epsilon,
             shots_per_label=shots,
-            mechanism=self.knobs["mechanism"],
+            noise=self.knobs["mechanism"],
             **self.common,
             **self.design,
         ).run(progress=False)
@@ -183,15 +192,13 @@ def written_slots(task: SlotTask, engine: Any, knobs: Knobs, instruction: str, c
         budget=Budget(epsilon=epsilon, delta=delta_of(size)),
         epsilon=epsilon,
         instruction=instruction,
-        generation_prompt=f"{label}: {{slot}}\n{text}: {{text}}",
-        open_label_key="slot",
-        max_label_tokens=knobs["max_label_tokens"],
+        task=GenerationTask(record_prompt=f"{label}: {{slot}}\n{text}: {{text}}", open_label=OpenLabel("slot", max_tokens=knobs["max_label_tokens"])),
         shots_per_label=knobs["shots"],
         max_tokens=knobs["max_tokens"],
-        mechanism=knobs["mechanism"],
-        redraw_every=knobs["redraw_every"],
-        public_top_k=knobs["public_top_k"],
-        **_shape(knobs),
+        noise=knobs["mechanism"],
+        rows=Rows(redraw_every=knobs["redraw_every"]),
+        decoding=Decoding(candidates=knobs["public_top_k"]),
+        **_shape(knobs)
     ).run(progress=False)
 
 

@@ -21,10 +21,12 @@ from langchain_dpicl import (
     DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     EmbeddedLLM,
+    GenerationTask,
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
     ReleasedDemonstrations,
+    Rows,
 )
 from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
@@ -65,9 +67,9 @@ def private_run(model: EmbeddedLLM, epsilon: float, *, shots: int, show: bool) -
         epsilon=epsilon,
         shots_per_label=shots,
         instruction=INSTRUCTION,
-        generation_prompt=GENERATION,
+        task=GenerationTask(record_prompt=GENERATION),
         max_tokens=24,
-        num_slots=80,
+        rows=Rows(units=80),
     )
     if show:
         plan = synthesizer.plan

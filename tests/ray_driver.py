@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
+from langchain_dpicl import Rows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.distributed.ray import RayExecutor
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -30,7 +31,7 @@ def main(ledger: str, memo: str, component: str, workers: str, seconds: str) -> 
         llm=engine(),
         budget=PrivacyBudgetCallbackHandler.open(ledger),
         component=component,
-        redraw_every=3,
+        rows=Rows(redraw_every=3),
         executor=executor,
         **OPTIONS,
     )

@@ -29,6 +29,7 @@ from langchain_dpicl.backends.private_calls.call import Reply, Request, SilentMo
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
+from langchain_dpicl.options import LogitNoise
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.reports.report import verify_report
@@ -437,7 +438,7 @@ def test_logit_mechanisms_refuse_a_server_of_top_tokens(server: Server) -> None:
             PrivateExamples(QUESTIONS, public_size=20),
             llm=server.model("chat"),
             budget=budget,
-            mechanism="recentered_clip",
+            noise=LogitNoise("recentered_clip"),
             **OPTIONS,
         )
     assert budget.report().to_dict()["shares"] == []

@@ -21,6 +21,7 @@ from langchain_dpicl import (
     DPVotingRunnable,
     PrivateExamples,
     PromptPATELabeler,
+    Rows,
 )
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -155,11 +156,10 @@ class Generation(Scene):
             example_prompt=PromptTemplate.from_template("text: {text}\nqueue: {queue}"),
             suffix="text: {input}\nqueue:",
             instruction="Questions of bank customers.",
-            rows="slots",
-            shots_per_slot=2,
+            rows=Rows(shots=2),
             max_tokens=2,
-            mechanism="gumbel",
-            **self.options(num_slots=3),
+            noise="gumbel",
+            **self.options(num_slots=3)
         )
         self.kept = [made, made.examples]
         return [sorted(example) for example in made.examples]

@@ -22,6 +22,7 @@ from langchain_core.documents import Document
 
 from langchain_dpicl import (
     Budget,
+    Decoding,
     DemonstrationSynthesizer,
     DocumentSynthesizer,
     PrivateExamples,
@@ -167,7 +168,7 @@ def released() -> dict[str, Target]:
     engine = FakeBackend(lambda prompt, prefix: dict.fromkeys(WORDS, 0.5), vocabulary=WORDS)
     writing: dict[str, Any] = {"llm": engine, "noise_multiplier": 2.0}
     demonstrations = DemonstrationSynthesizer.from_private_examples(
-        labelling_doubles.examples(), budget=house(), max_tokens=2, public_top_k=None, epsilon=4.0, **writing
+        labelling_doubles.examples(), budget=house(), max_tokens=2, decoding=Decoding(candidates="all"), epsilon=4.0, **writing
     )
     labels = PromptPATELabeler.from_private_examples(
         labelling_doubles.examples(),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from langchain_dpicl import GenerationTask
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.rows import rows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
@@ -78,7 +79,7 @@ def synthesizer(backend: Any, *, extra: str = CANARY, **options: Any) -> Demonst
         llm=backend,
         budget=PrivacyBudgetCallbackHandler(epsilon=300.0, delta=1e-5),
         instruction="Messages.",
-        generation_prompt="{text}",
+        task=GenerationTask(record_prompt="{text}"),
         **given,
     )
 

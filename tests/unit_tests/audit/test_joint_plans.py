@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, ValueDiscovery
+from langchain_dpicl import Budget, Decoding, DemonstrationSynthesizer, Noise, PrivateExamples, ValueDiscovery
 from langchain_dpicl.audit.bounds import ALARM, clopper_pearson_lower
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError
@@ -38,7 +38,7 @@ def declared(sizes: dict[str, int], adjacency: str, **plan: float) -> tuple[Valu
     with budget.plan(**plan) as joint:
         finder = ValueDiscovery.from_private_examples(private, "city", budget=budget, epsilon=2.0, delta=0.0165)
         DemonstrationSynthesizer.from_private_examples(
-            private, llm=fake, budget=budget, epsilon=20.0, delta=0.003, max_tokens=2, public_top_k=None
+            private, llm=fake, budget=budget, epsilon=20.0, noise=Noise(delta=0.003), max_tokens=2, decoding=Decoding(candidates="all")
         )
     return finder, joint.standing.terms
 

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PromptPATEExampleSelector
+from langchain_dpicl import (
+    Budget,
+    DPFewShotPromptTemplate,
+    DPVotingRunnable,
+    GenerationTask,
+    Noise,
+    PromptPATEExampleSelector,
+)
 from langchain_dpicl.backends import sync_async
 from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError, TrainingInterruptedError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
@@ -281,10 +288,10 @@ async def test_components_are_built_off_the_loop_too() -> None:
         example_prompt=example,
         suffix="{input}:",
         epsilon=2000.0,
-        noise_multiplier=0.05,
+        noise=Noise(multiplier=0.05),
         max_tokens=2,
         instruction="Messages.",
-        generation_prompt="{topic}: {text}",
+        task=GenerationTask(record_prompt="{topic}: {text}"),
     )
     assert prompt.examples
     given: dict[str, Any] = {"llm": Spy(), "public_inputs": [CARD, WIRE], "max_queries": 4, "num_shots": 1, **loud()}

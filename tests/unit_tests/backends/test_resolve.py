@@ -14,6 +14,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import ConfigurableField
 from pydantic import ConfigDict, Field
 
+from langchain_dpicl import Decoding
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
@@ -255,7 +256,7 @@ class TestAwaitedConstruction:
 
         mark.set("mine")
         await DPFewShotPromptTemplate.afrom_private_examples(
-            self.private(), llm=Holder(), budget=Budget(epsilon=8.0, delta=1e-3), **OPTIONS, public_top_k=None
+            self.private(), llm=Holder(), budget=Budget(epsilon=8.0, delta=1e-3), **OPTIONS, decoding=Decoding(candidates="all")
         )
         assert seen == ["mine"]
 

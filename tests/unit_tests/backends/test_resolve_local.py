@@ -101,8 +101,7 @@ def template(llm: Any, **options: Any) -> DPFewShotPromptTemplate:
         budget=budget(),
         example_prompt=EXAMPLE,
         suffix="{input}",
-        progress=False,
-        **{**GENERATION, **options},
+        **{**GENERATION, **options}
     )
 
 

@@ -17,6 +17,7 @@ import pytest
 from langchain_core.prompts import PromptTemplate
 from langchain_core.stores import InMemoryByteStore
 
+from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.distributed.executor import MOST_DEATHS, JobResult, Worker, WorkerFactory, Workplace
@@ -791,12 +792,11 @@ class TestATemplate:
             component="demo",
             epsilon=4.0,
             max_tokens=3,
-            num_slots=4,
-            public_top_k=3,
+            rows=Rows(units=4),
+            decoding=Decoding(candidates=3),
             example_prompt=PromptTemplate.from_template("{text} -> {queue}"),
             suffix="{input} ->",
-            executor=house.crew(),
-            progress=False,
+            executor=house.crew()
         )
         assert len(prompt.examples or ()) == 2
         assert prompt.epsilon == 4.0
