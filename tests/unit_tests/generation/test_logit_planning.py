@@ -37,6 +37,7 @@ from langchain_dpicl.generation.plan import (
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TOKEN_MECHANISMS, TokenRule
+from langchain_dpicl.options import LogitNoise
 from langchain_dpicl.planning.expected_utility import RowDesign, occupancy, token_signal
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
@@ -357,16 +358,29 @@ class TestGenerateOnTheCommandLine:
             raise ConfigurationError("seen")
 
         monkeypatch.setattr(DemonstrationSynthesizer, "from_private_examples", asked)
-        rule = {"clip": 2.0, "temperature": 0.8, "blend_weight": 0.7, "center": "none"}
-        rule |= {"free_tokens": 0.3, "private_tokens": 4}
-        typed = [word for name, value in rule.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        typed = [
+            "--clip",
+            "2",
+            "--temperature",
+            "0.8",
+            "--blend-weight",
+            "0.7",
+            "--center",
+            "none",
+            "--free-tokens",
+            "0.3",
+            "--private-tokens",
+            "4",
+        ]
         grammar = ["--grammar-regex", "[a-z]+", "--sampling", "disjoint"]
         assert self.run(records, "--mechanism", "clip_and_blend", *typed, *grammar) == 2
-        assert {name: given[name] for name in rule} == rule
-        assert (given["mechanism"], given["sampling"]) == ("clip_and_blend", "disjoint")
-        assert given["grammar"].to_dict()["kind"] == "regex"
+        blend = {"clip": 2.0, "blend_weight": 0.7, "center": "none", "free_below": 0.3, "max_private_tokens": 4}
+        assert given["noise"] == LogitNoise("clip_and_blend", **blend)
+        assert given["rows"].sampling == "disjoint"
+        assert given["decoding"].grammar.to_dict()["kind"] == "regex"
+        assert given["decoding"].temperature == 0.8
         assert self.run(records) == 2
-        assert (given["sampling"], given["grammar"]) == ("poisson", None)
+        assert (given["rows"].sampling, given["decoding"].grammar) == ("poisson", None)
 
     def test_a_grammar_is_one_file_or_one_expression(self, tmp_path: Path) -> None:
         path = tmp_path / "schema.json"
