@@ -21,6 +21,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends import sync_async
 from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError, TrainingInterruptedError
+from langchain_dpicl.options import Rows
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs.query_runnable import RELEASE
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver
@@ -68,7 +69,7 @@ def a_synthesizer(store: InMemoryStore, **options: Any) -> Guest:
 
 
 def a_deal(store: InMemoryStore) -> Guest:
-    return a_synthesizer(store, sampling="disjoint", redraw_every=2)
+    return a_synthesizer(store, rows=Rows(sampling="disjoint"))
 
 
 def a_labeler(store: InMemoryStore, teachers: str, **options: Any) -> Guest:

@@ -220,7 +220,6 @@ OPTIONS: dict[str, Any] = {
     "example_prompt": PromptTemplate.from_template("text: {text}"),
     "suffix": "text: {input}",
     "max_tokens": 1,
-    "progress": False,
 }
 
 
@@ -256,7 +255,11 @@ class TestAwaitedConstruction:
 
         mark.set("mine")
         await DPFewShotPromptTemplate.afrom_private_examples(
-            self.private(), llm=Holder(), budget=Budget(epsilon=8.0, delta=1e-3), **OPTIONS, decoding=Decoding(candidates="all")
+            self.private(),
+            llm=Holder(),
+            budget=Budget(epsilon=8.0, delta=1e-3),
+            **OPTIONS,
+            decoding=Decoding(candidates="all"),
         )
         assert seen == ["mine"]
 
