@@ -17,6 +17,8 @@ from _local_model import FRAME_TOKENS, Size, input_ids, instruction, make_model,
 
 from langchain_dpicl import Budget, DemonstrationSynthesizer, Noise, PrivateExamples, Rows
 from langchain_dpicl.backends import HuggingFaceBackend
+from langchain_dpicl.options import LogitNoise
+from langchain_dpicl.options.rows import noise_of
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 
 RECORDS = 400
@@ -78,10 +80,12 @@ class Place:
                 llm=self.engine,
                 budget=Budget(epsilon=EPSILON, delta=1e-6),
                 epsilon=EPSILON,
-                noise=Noise(mechanism, multiplier=NOISE if mechanism in LOGIT_MECHANISMS else LITTLE_NOISE),
+                noise=noise_of(mechanism, Noise, LogitNoise).replace(
+                    multiplier=NOISE if mechanism in LOGIT_MECHANISMS else LITTLE_NOISE
+                ),
                 instruction=instruction(size),
-                rows=Rows(slots=self.size.slots, redraw_every=redraw_every or count),
-                max_tokens=count
+                rows=Rows(slots=self.size.slots, redraw_every=redraw_every or "run"),
+                max_tokens=count,
             )
 
             def job() -> int:

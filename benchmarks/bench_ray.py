@@ -93,7 +93,7 @@ def measured(where: str, private: PrivateExamples, workers: int, redraw_every: i
             rows=Rows(units=20, redraw_every=redraw_every),
             decoding=Decoding(candidates=4),
             component=f"{name}-{workers}-{redraw_every}",
-            executor=executor
+            executor=executor,
         )
         begun = time.perf_counter()
         return [time.perf_counter() - begun for _ in made.stream(progress=False)]

@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
     print("         {num_slots} {rows} expected, one sample per demonstration, {candidates} candidates".format(**plan))
     print("         epsilon {epsilon:.4f} at delta {delta:g}, {adjacency}".format(**plan))
 
-    released = DPFewShotPromptTemplate.from_synthesizer(
+    released = DPFewShotPromptTemplate.from_run(
         synthesizer,  # writes the demonstrations here; this is what costs
         example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
         suffix="question: {input}\ntopic:",

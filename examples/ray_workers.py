@@ -82,7 +82,7 @@ def written(folder: Path, *, workers: int, address: str | None) -> DPFewShotProm
             task=GenerationTask(record_prompt="topic: {label}\nquestion: {text}"),
             example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
             suffix="question: {input}\ntopic:",
-            executor=crew
+            executor=crew,
         )
     print(f"left in the ledger: epsilon {budget.remaining_epsilon:g}")
     budget.close()

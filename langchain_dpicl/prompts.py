@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 from abc import abstractmethod
@@ -29,6 +28,7 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import override
 
 from langchain_dpicl._construction import HidesInput
+from langchain_dpicl.budget.events import await_refusals
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations, epsilon_of
@@ -294,7 +294,9 @@ class ReleasedPrompt(HidesInput):
     @awaits(from_private_examples)
     async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> Self:
         """Async version of `from_private_examples`: it is planned in a thread; rows are scored concurrently."""
-        made, run = await asyncio.to_thread(cls._planned, private, **options)
+        given = options.get("budget")
+        config = given if isinstance(given, Mapping) else None
+        made, run = await await_refusals(lambda: cls._planned(private, **options), config, is_slow=True)
         return made.with_released(await run.arun())
 
     @classmethod

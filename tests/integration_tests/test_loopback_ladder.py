@@ -143,7 +143,7 @@ class TestVllm:
             suffix="text: {input}",
             instruction="Questions of bank customers.",
             rows=Rows(slots=2, shots=2),
-            max_tokens=3
+            max_tokens=3,
         )
         assert [sorted(example) for example in template.examples] == [["text"]]
         assert budget.remaining_epsilon == pytest.approx(2.0)

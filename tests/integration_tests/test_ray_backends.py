@@ -55,7 +55,7 @@ def test_workers_make_their_own_model_and_write_with_it(where: dict[str, str], t
             max_tokens=3,
             rows=Rows(units=2, redraw_every="run"),
             decoding=Decoding(candidates=5),
-            executor=workers
+            executor=workers,
         )
         released = made.run(progress=False)
     assert [one["queue"] for one in released.examples] == ["card", "cash"] * 2

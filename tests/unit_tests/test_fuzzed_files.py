@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 
+from langchain_dpicl.options import Noise
 from langchain_dpicl import (
     Budget,
     Decoding,
@@ -168,7 +169,13 @@ def released() -> dict[str, Target]:
     engine = FakeBackend(lambda prompt, prefix: dict.fromkeys(WORDS, 0.5), vocabulary=WORDS)
     writing: dict[str, Any] = {"llm": engine, "noise_multiplier": 2.0}
     demonstrations = DemonstrationSynthesizer.from_private_examples(
-        labelling_doubles.examples(), budget=house(), max_tokens=2, decoding=Decoding(candidates="all"), epsilon=4.0, **writing
+        labelling_doubles.examples(),
+        llm=engine,
+        budget=house(),
+        epsilon=4.0,
+        max_tokens=2,
+        noise=Noise(multiplier=2.0),
+        decoding=Decoding(candidates="all"),
     )
     labels = PromptPATELabeler.from_private_examples(
         labelling_doubles.examples(),

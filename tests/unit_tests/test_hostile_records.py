@@ -139,7 +139,7 @@ def template(texts: list[str], engine: Any, *, size: int = 6) -> DPFewShotPrompt
         max_tokens=1,
         instruction="Messages.",
         example_prompt=PromptTemplate.from_template("text: {text}"),
-        suffix="text: {input}"
+        suffix="text: {input}",
     )
 
 

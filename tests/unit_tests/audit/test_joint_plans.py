@@ -38,7 +38,13 @@ def declared(sizes: dict[str, int], adjacency: str, **plan: float) -> tuple[Valu
     with budget.plan(**plan) as joint:
         finder = ValueDiscovery.from_private_examples(private, "city", budget=budget, epsilon=2.0, delta=0.0165)
         DemonstrationSynthesizer.from_private_examples(
-            private, llm=fake, budget=budget, epsilon=20.0, noise=Noise(delta=0.003), max_tokens=2, decoding=Decoding(candidates="all")
+            private,
+            llm=fake,
+            budget=budget,
+            epsilon=20.0,
+            noise=Noise(delta=0.003),
+            max_tokens=2,
+            decoding=Decoding(candidates="all"),
         )
     return finder, joint.standing.terms
 

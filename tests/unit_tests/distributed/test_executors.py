@@ -608,7 +608,7 @@ class TestHandingOut:
 
     def test_disjoint_batches_stay_in_one_process(self, house: House) -> None:
         with pytest.raises(ConfigurationError, match="share one secret partition"):
-            house.synthesizer(house.crew(), rows=Rows(units=2, sampling="disjoint"), shots_per_label=2)
+            house.synthesizer(house.crew(), rows=Rows(slots=2, sampling="disjoint"), shots_per_label=2)
 
     @pytest.mark.parametrize("executor", ["dask", 3, object()])
     def test_other_executors_are_refused(self, house: House, executor: Any) -> None:
@@ -793,20 +793,10 @@ class TestCandidates:
 
 class TestATemplate:
     def test_is_made_from_what_workers_released(self, house: House) -> None:
-        prompt = DPFewShotPromptTemplate.from_private_examples(
-            records(str(house.ledger), PUBLIC_SIZE),
-            llm=engine(),
-            budget=house.budget(),
-            component="demo",
-            epsilon=4.0,
-            max_tokens=3,
-            rows=Rows(units=4),
-            decoding=Decoding(candidates=3),
-            example_prompt=PromptTemplate.from_template("{text} -> {queue}"),
-            suffix="{input} ->",
-            executor=house.crew(),
+        prompt = DPFewShotPromptTemplate.from_run(
+            house.synthesizer(house.crew()), example_prompt="{text} -> {queue}", suffix="{input} ->"
         )
-        assert len(prompt.examples or ()) == 2
+        assert len(prompt.examples or ()) == 6
         assert prompt.epsilon == 4.0
 
 
