@@ -18,6 +18,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import (
+    Decoding,
     DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     EmbeddedLLM,
@@ -113,13 +114,10 @@ def main() -> int:
     one = demonstrations_without_privacy(
         private_examples(),
         llm=model,
-        instruction=INSTRUCTION,
-        generation_prompt=GENERATION,
+        task=GenerationTask(INSTRUCTION, GENERATION),
         max_tokens=40,
-        rows="slots",
-        num_slots=1,
-        redraw_every=40,
-        public_top_k=None,
+        rows=Rows(slots=1, redraw_every="run"),
+        decoding=Decoding(candidates="all"),
     )
     print("one prompt, no noise (epsilon = infinity):")
     records = {record["text"] for record in bank_questions(num_per_label=SIZE)}
@@ -182,8 +180,7 @@ def public_demonstrations(model: EmbeddedLLM, shots: int) -> ReleasedDemonstrati
         llm=model,
         label_key="label",
         labels=LABELS,
-        instruction=INSTRUCTION,
-        generation_prompt=GENERATION,
+        task=GenerationTask(INSTRUCTION, GENERATION),
         shots_per_label=shots,
         max_tokens=24,
     )
@@ -194,11 +191,10 @@ def unprotected(model: EmbeddedLLM, shots: int) -> ReleasedDemonstrations:
     return demonstrations_without_privacy(
         private_examples(),
         llm=model,
-        instruction=INSTRUCTION,
-        generation_prompt=GENERATION,
+        task=GenerationTask(INSTRUCTION, GENERATION),
         shots_per_label=shots,
         max_tokens=24,
-        num_slots=80,
+        rows=Rows(units=80),
     )
 
 

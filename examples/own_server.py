@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
         shots_per_label=options.shots_per_label,
         rows=Rows(units=options.num_slots),
         max_tokens=options.max_tokens,
-        decoding=Decoding(candidates=None if options.full_vocabulary else 20),
+        decoding=Decoding(candidates="all" if options.full_vocabulary else 20),
     )
     for example in prompt.examples or []:
         print(f"   [{example['label']}] {example['text']}")

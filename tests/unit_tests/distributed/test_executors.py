@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
-from langchain_core.prompts import PromptTemplate
 from langchain_core.stores import InMemoryByteStore
 
 from langchain_dpicl import Decoding, Rows
@@ -40,7 +39,7 @@ from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from tests.canary import RECORD
 from tests.crews import Crew, House
-from tests.ray_places import PUBLIC_SIZE, engine, records, talker
+from tests.ray_places import engine, records, talker
 
 
 class Clock:
