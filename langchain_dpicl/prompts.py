@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, cast
 
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
@@ -35,6 +35,8 @@ from langchain_dpicl.released.demonstrations import ReleasedDemonstrations, epsi
 from langchain_dpicl.runs.door import awaits, door
 
 if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+
     from langchain_dpicl.budget.handler import BudgetLike
     from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
     from langchain_dpicl.options.base import LLM, TemplateLike, Where
@@ -295,7 +297,7 @@ class ReleasedPrompt(HidesInput):
     async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> Self:
         """Async version of `from_private_examples`: it is planned in a thread; rows are scored concurrently."""
         given = options.get("budget")
-        config = given if isinstance(given, Mapping) else None
+        config = cast("RunnableConfig", given) if isinstance(given, Mapping) else None
         made, run = await await_refusals(lambda: cls._planned(private, **options), config, is_slow=True)
         return made.with_released(await run.arun())
 

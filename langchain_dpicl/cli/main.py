@@ -305,6 +305,7 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
         embeddings = None if arguments.embeddings is None else load_named("--embeddings", arguments.embeddings)
         made = evolution_from(arguments, private, budget=budget, model=model, embeddings=embeddings, **spread)
         return made, budget
+    delta = spread.pop("delta", None)
     synthesizer = DemonstrationSynthesizer.from_private_examples(
         private,
         llm=model,
@@ -314,7 +315,7 @@ def _synthesizer(arguments: argparse.Namespace) -> tuple[DemonstrationSynthesize
         shots_per_label=arguments.shots_per_label,
         max_tokens=arguments.max_tokens,
         rows=_rows(arguments),
-        noise=_noise(arguments),
+        noise=_noise(arguments).replace(delta=delta),
         decoding=Decoding(
             candidates="all" if arguments.public_top_k is None else arguments.public_top_k,
             temperature=arguments.temperature,

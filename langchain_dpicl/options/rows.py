@@ -91,7 +91,8 @@ class LogitNoise(Option):
     delta: Probability | None = None
 
     def _check_together(self) -> None:
-        if self.mechanism != "clip_and_blend" and not self.blend_weight is self.center is None:
+        has_blend = self.blend_weight is not None or self.center is not None
+        if has_blend and self.mechanism != "clip_and_blend":
             blend = "'clip_and_blend' where blend_weight or center is given"
             raise fail("LogitNoise.mechanism", blend, self.mechanism)
         if (self.free_below is None) != (self.max_private_tokens is None):
