@@ -95,7 +95,7 @@ _PLACES: tuple[tuple[str, Any, str], ...] = (
     (MODEL, OutputHead, "some"),
     ("aggregation", ReleasePlan, "bound"),
     ("noise", GumbelMechanism, "release"),
-    ("candidates", DecodingSpec, "_narrowed"),
+    ("candidates", DecodingSpec, "_narrow_candidates"),
 )
 
 

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from _local_model import FRAME_TOKENS, Size, input_ids, instruction, make_model, make_tokenizer, words
 
-from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples
+from langchain_dpicl import Budget, DemonstrationSynthesizer, Noise, PrivateExamples, Rows
 from langchain_dpicl.backends import HuggingFaceBackend
+from langchain_dpicl.options import LogitNoise
+from langchain_dpicl.options.rows import noise_of
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 
 RECORDS = 400
@@ -78,13 +80,12 @@ class Place:
                 llm=self.engine,
                 budget=Budget(epsilon=EPSILON, delta=1e-6),
                 epsilon=EPSILON,
-                noise_multiplier=NOISE if mechanism in LOGIT_MECHANISMS else LITTLE_NOISE,
+                noise=noise_of(mechanism, Noise, LogitNoise).replace(
+                    multiplier=NOISE if mechanism in LOGIT_MECHANISMS else LITTLE_NOISE
+                ),
                 instruction=instruction(size),
-                mechanism=mechanism,
-                rows="slots",
-                num_slots=self.size.slots,
+                rows=Rows(slots=self.size.slots, redraw_every=redraw_every or "run"),
                 max_tokens=count,
-                redraw_every=redraw_every or count,
             )
 
             def job() -> int:

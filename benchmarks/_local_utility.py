@@ -10,20 +10,18 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from bench_trec import Bench, Task, load
-
-from langchain_dpicl import ReleasedDemonstrations
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import bank_questions
 
-WAYS: dict[str, dict[str, Any]] = {
-    "sample per token, gumbel (Tang)": {"mechanism": "gumbel", "redraw_every": 1},
-    "sample per text, gumbel": {"mechanism": "gumbel"},
-    "sample per text, recentered_clip": {"mechanism": "recentered_clip"},
+WAYS: dict[str, tuple[str, Literal["run"] | None]] = {
+    "sample per token, gumbel (Tang)": ("gumbel", None),
+    "sample per text, gumbel": ("gumbel", "run"),
+    "sample per text, recentered_clip": ("recentered_clip", "run"),
 }
 """Whoever redraws at every token reads all prompts anew for each; whoever keeps the sample keeps the cache."""
 ROWS = 80
@@ -70,25 +68,16 @@ def tasks(data: Path | None, *, queries: int, num_slots: int = ROWS, size: int =
     return found
 
 
-def written(bench: Bench, way: dict[str, Any], epsilon: float, *, shots: int) -> ReleasedDemonstrations:
-    """Returns demonstrations by one way, at a budget of their own."""
-    design = bench.design
-    bench.design = {**design, **way, "redraw_every": way.get("redraw_every", bench.arguments.max_tokens)}
-    try:
-        return bench.protected(epsilon, shots)
-    finally:
-        bench.design = design
-
-
 def accuracies(
     bench: Bench, epsilon: float, *, runs: int, shots: int, say: Callable[[str], None]
 ) -> dict[str, list[tuple[float, float]]]:
     """Returns (raw, calibrated) accuracies of every run of every way, and of no demonstrations."""
     found = {"no demonstrations": [bench.accuracy(None)]}
-    for name, way in WAYS.items():
+    for name, (noise, redraw_every) in WAYS.items():
         found[name] = []
+        rows = bench.rows.replace(redraw_every=redraw_every)
         for run in range(runs):
-            found[name].append(bench.accuracy(written(bench, way, epsilon, shots=shots)))
+            found[name].append(bench.accuracy(bench.protected(epsilon, shots, noise=noise, rows=rows)))
             say(f"{name}, run {run + 1} of {runs}")
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from _voting_task import Task
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -111,7 +111,7 @@ class Systems:
                 llm=self.llm,
                 instruction=f"{self.task.title}.",
                 max_tokens=_MAX_TOKENS,
-                num_slots=min(self.rows, *by_label.values()),
+                rows=Rows(units=min(self.rows, *by_label.values())),
             )
             example = PromptTemplate.from_template(self.task.wording.example_prompt)
             shown: dict[str, Any] = {"examples": list(written.examples), "example_prompt": example}
@@ -133,7 +133,7 @@ class Systems:
         """Returns the released few-shot prompt of a mechanism, one demonstration a label."""
         by_label = dict.fromkeys(self.task.labels, self.records // len(self.task.labels))
         # One sample for a whole text is what this mechanism is for.
-        redraw = {"redraw_every": _MAX_TOKENS} if mechanism == "recentered_clip" else {}
+        redraw: Literal["run"] | None = "run" if mechanism == "recentered_clip" else None
 
         def make(records: Sequence[Record]) -> DPFewShotPromptTemplate:
             return DPFewShotPromptTemplate.from_private_examples(
@@ -143,11 +143,9 @@ class Systems:
                 example_prompt=PromptTemplate.from_template(self.task.wording.example_prompt),
                 suffix=self.task.wording.suffix,
                 instruction=f"{self.task.title}.",
-                mechanism=mechanism,
+                noise=mechanism,
                 max_tokens=_MAX_TOKENS,
-                num_slots=min(self.rows, *by_label.values()),
-                progress=False,
-                **redraw,
+                rows=Rows(units=min(self.rows, *by_label.values()), redraw_every=redraw),
             )
 
         name = f"DPFewShotPromptTemplate, {mechanism}"

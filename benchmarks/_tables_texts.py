@@ -13,7 +13,15 @@ from _tables_cells import INSTRUCTION, NOISELESS, NON_PRIVATE, ZERO, Cell
 from _tables_files import DataFile, SlotTask, exact, generation_task, labelled, overlap, slot_task
 from _tables_room import Knobs, Result, Room, delta_of, epsilon_of, in_front
 
-from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, ReleasedDemonstrations
+from langchain_dpicl import (
+    Budget,
+    Decoding,
+    DemonstrationSynthesizer,
+    GenerationTask,
+    PrivateExamples,
+    ReleasedDemonstrations,
+    Rows,
+)
 from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
@@ -21,6 +29,7 @@ from langchain_dpicl.baselines import (
     real_demonstrations_without_privacy,
 )
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
+from langchain_dpicl.options import OpenLabel
 from langchain_dpicl.planning.expected_utility import RowDesign
 
 TEXT_KNOBS: dict[str, Any] = {
@@ -70,8 +79,8 @@ class Generation(bench_trec.Bench):
         told = {"delta": delta, "instruction": instruction, "max_tokens": knobs["max_tokens"], "rows": None}
         super().__init__(task, SimpleNamespace(**told, **_shape(knobs)))  # type: ignore[arg-type]
         self.model = engine
-        self.common = {**self.common, "llm": engine, "public_top_k": knobs["public_top_k"]}
-        self.design = {**self.design, "redraw_every": knobs["redraw_every"]}
+        self.common = {**self.common, "llm": engine, "decoding": Decoding(candidates=knobs["public_top_k"])}
+        self.rows = self.rows.replace(redraw_every=knobs["redraw_every"])
         self.knobs = knobs
 
     def released(self, at: str, epsilon: float) -> ReleasedDemonstrations | None:
@@ -83,7 +92,7 @@ class Generation(bench_trec.Bench):
             public = {"label_key": "label_name", "labels": self.task.labels, "shots_per_label": shots}
             return demonstrations_from_instruction(**self.common, **public)
         if at == NOISELESS:
-            return demonstrations_without_privacy(self.private(), shots_per_label=shots, **self.common, **self.design)
+            return demonstrations_without_privacy(self.private(), shots_per_label=shots, rows=self.rows, **self.common)
         if at == NON_PRIVATE:
             return real_demonstrations_without_privacy(self.private(), shots_per_label=shots)
         return DemonstrationSynthesizer.from_private_examples(
@@ -91,9 +100,9 @@ class Generation(bench_trec.Bench):
             budget=Budget(epsilon=epsilon, delta=self.delta),
             epsilon=epsilon,
             shots_per_label=shots,
-            mechanism=self.knobs["mechanism"],
+            rows=self.rows,
+            noise=self.knobs["mechanism"],
             **self.common,
-            **self.design,
         ).run(progress=False)
 
 
@@ -183,15 +192,15 @@ def written_slots(task: SlotTask, engine: Any, knobs: Knobs, instruction: str, c
         budget=Budget(epsilon=epsilon, delta=delta_of(size)),
         epsilon=epsilon,
         instruction=instruction,
-        generation_prompt=f"{label}: {{slot}}\n{text}: {{text}}",
-        open_label_key="slot",
-        max_label_tokens=knobs["max_label_tokens"],
+        task=GenerationTask(
+            record_prompt=f"{label}: {{slot}}\n{text}: {{text}}",
+            open_label=OpenLabel("slot", max_tokens=knobs["max_label_tokens"]),
+        ),
         shots_per_label=knobs["shots"],
         max_tokens=knobs["max_tokens"],
-        mechanism=knobs["mechanism"],
-        redraw_every=knobs["redraw_every"],
-        public_top_k=knobs["public_top_k"],
-        **_shape(knobs),
+        noise=knobs["mechanism"],
+        rows=Rows(slots=knobs["num_slots"], shots=knobs["shots_per_slot"], redraw_every=knobs["redraw_every"]),
+        decoding=Decoding(candidates=knobs["public_top_k"]),
     ).run(progress=False)
 
 

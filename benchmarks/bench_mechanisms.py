@@ -27,30 +27,29 @@ import numpy as np
 from bench_trec import Bench, Task, load
 from tqdm import tqdm
 
-from langchain_dpicl import DemonstrationSynthesizer, PrivacyBudgetCallbackHandler, ReleasedDemonstrations
+from langchain_dpicl import ReleasedDemonstrations
 from langchain_dpicl.baselines import demonstrations_from_instruction, real_demonstrations_without_privacy
+from langchain_dpicl.options import LogitNoise, Rows
 
 WORD = re.compile(r"[A-Za-z']+")
 
 
-def options_of(max_tokens: int) -> dict[str, dict[str, Any]]:
+def options_of(max_tokens: int, rows: Rows) -> dict[str, dict[str, Any]]:
     """The mechanisms and sampling plans that are compared, by the name that is printed."""
-    kept = {"redraw_every": max_tokens}
-    private_tokens = max(1, max_tokens // 3)
+    kept = rows.replace(redraw_every="run")
+    free = LogitNoise("recentered_clip", free_below=0.3, max_private_tokens=max(1, max_tokens // 3))
     return {
-        "gumbel, new sample per token (Tang)": {"mechanism": "gumbel", "redraw_every": 1},
-        "gumbel, one sample": {"mechanism": "gumbel", **kept},
-        "re-centred clip, one sample": {"mechanism": "recentered_clip", **kept},
-        "re-centred clip, new sample per token": {"mechanism": "recentered_clip", "redraw_every": 1},
-        "difference clip, one sample": {"mechanism": "difference_clip", **kept},
-        "clip and blend, one sample": {"mechanism": "clip_and_blend", **kept},
-        "re-centred clip, free tokens": {
-            "mechanism": "recentered_clip",
-            "free_tokens": 0.3,
-            "private_tokens": private_tokens,
-            **kept,
+        "gumbel, new sample per token (Tang)": {"noise": "gumbel", "rows": rows},
+        "gumbel, one sample": {"noise": "gumbel", "rows": kept},
+        "re-centred clip, one sample": {"noise": "recentered_clip", "rows": kept},
+        "re-centred clip, new sample per token": {"noise": "recentered_clip", "rows": rows},
+        "difference clip, one sample": {"noise": "difference_clip", "rows": kept},
+        "clip and blend, one sample": {"noise": "clip_and_blend", "rows": kept},
+        "re-centred clip, free tokens": {"noise": free, "rows": kept},
+        "re-centred clip, disjoint batches": {
+            "noise": "recentered_clip",
+            "rows": Rows(slots=rows.slots or rows.units, shots=rows.shots, sampling="disjoint"),
         },
-        "re-centred clip, disjoint batches": {"mechanism": "recentered_clip", "sampling": "disjoint"},
     }
 
 
@@ -95,15 +94,7 @@ class Mechanisms(Bench):
 
     def generated(self, epsilon: float, shots: int, options: dict[str, Any]) -> ReleasedDemonstrations:
         """Private demonstrations by one mechanism, on a budget of their own."""
-        return DemonstrationSynthesizer.from_private_examples(
-            self.private(),
-            budget=PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=self.delta),
-            epsilon=epsilon,
-            shots_per_label=shots,
-            **self.common,
-            **self.design,
-            **options,
-        ).run(progress=False)
+        return self.protected(epsilon, shots, **options)
 
     def measured(self, released: ReleasedDemonstrations) -> tuple[float, float, float]:
         """Raw and calibrated accuracy, and the mean distance of words."""
@@ -149,7 +140,7 @@ def run_file(path: Path, arguments: argparse.Namespace, words: dict[str, str]) -
         table[name] = [bench.measured(make()) for _ in range(arguments.runs)]
         print(f"{name:<40}{shown:>8}{cell(table[name])}", flush=True)
     for epsilon in arguments.epsilons:
-        for name, options in options_of(arguments.max_tokens).items():
+        for name, options in options_of(arguments.max_tokens, bench.rows).items():
             runs = [
                 bench.measured(bench.generated(epsilon, arguments.shots, options))
                 for _ in tqdm(range(arguments.runs), desc=name, leave=False, disable=None)

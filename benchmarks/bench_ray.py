@@ -21,7 +21,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from langchain_dpicl import DemonstrationSynthesizer, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl import (
+    Decoding,
+    DemonstrationSynthesizer,
+    Noise,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    Rows,
+)
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.distributed import RayExecutor, Workplace
 from langchain_dpicl.stores import PostgresMemo
@@ -80,12 +87,11 @@ def measured(where: str, private: PrivateExamples, workers: int, redraw_every: i
             llm=engine(call_ms=options.call_ms),
             budget=budget,
             epsilon=50.0,
-            noise_multiplier=20.0,
+            noise=Noise(multiplier=20.0),
             shots_per_label=items,
             max_tokens=options.tokens,
-            num_slots=20,
-            public_top_k=4,
-            redraw_every=redraw_every,
+            rows=Rows(units=20, redraw_every=redraw_every),
+            decoding=Decoding(candidates=4),
             component=f"{name}-{workers}-{redraw_every}",
             executor=executor,
         )

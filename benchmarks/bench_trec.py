@@ -40,6 +40,7 @@ from langchain_dpicl.baselines import (
     demonstrations_without_privacy,
     real_demonstrations_without_privacy,
 )
+from langchain_dpicl.options import GenerationTask, Rows
 
 EXAMPLE = PromptTemplate.from_template("text: {text}\nlabel: {label_name}")
 GENERATION = "label: {label_name}\ntext: {text}"
@@ -74,6 +75,12 @@ def load(path: Path, *, min_size: int, queries: int, words: dict[str, str]) -> T
     return Task(train, test[::step][:queries], kept, {label: sizes[label] for label in kept}, dropped)
 
 
+def _rows(shape: str | None, number: int, shots: int) -> Rows:
+    """Returns the shape of rows that was typed; unit rows by default where they show one record."""
+    is_slots = shape == "slots" or (shape is None and shots > 1)
+    return Rows(slots=number, shots=shots) if is_slots else Rows(units=number, shots=shots)
+
+
 class Bench:
     """Makes demonstrations by every method and asks the test questions."""
 
@@ -84,15 +91,10 @@ class Bench:
         self.delta = 1 / (10 * sum(task.sizes.values())) if arguments.delta is None else arguments.delta
         self.common: dict[str, Any] = {
             "llm": self.model,
-            "instruction": arguments.instruction,
-            "generation_prompt": GENERATION,
+            "task": GenerationTask(arguments.instruction, GENERATION),
             "max_tokens": arguments.max_tokens,
         }
-        self.design: dict[str, Any] = {
-            "num_slots": arguments.num_slots,
-            "rows": arguments.rows,
-            "shots_per_slot": arguments.shots_per_slot,
-        }
+        self.rows = _rows(arguments.rows, arguments.num_slots, arguments.shots_per_slot or 1)
 
     def private(self) -> PrivateExamples:
         """A fresh holder of the training records."""
@@ -100,15 +102,14 @@ class Bench:
             self.task.train, label_key="label_name", labels=self.task.labels, public_size=self.task.sizes
         )
 
-    def protected(self, epsilon: float, shots: int) -> ReleasedDemonstrations:
-        """Private demonstrations, on a budget of their own."""
+    def protected(self, epsilon: float, shots: int, **way: Any) -> ReleasedDemonstrations:
+        """Private demonstrations, on a budget of their own; `way` holds rows and noise other than the usual ones."""
         return DemonstrationSynthesizer.from_private_examples(
             self.private(),
             budget=PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=self.delta),
             epsilon=epsilon,
             shots_per_label=shots,
-            **self.common,
-            **self.design,
+            **{"rows": self.rows, **self.common, **way},
         ).run(progress=False)
 
     def methods(self, shots: int) -> list[tuple[str, Callable[[], ReleasedDemonstrations | None]]]:
@@ -121,7 +122,7 @@ class Bench:
             (
                 "no noise, eps inf",
                 lambda: demonstrations_without_privacy(
-                    self.private(), shots_per_label=shots, **self.common, **self.design
+                    self.private(), shots_per_label=shots, rows=self.rows, **self.common
                 ),
             )
         )

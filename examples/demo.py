@@ -18,14 +18,17 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import (
+    Decoding,
     DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     EmbeddedLLM,
     LabelAnswers,
+    GenerationTask,
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
     ReleasedDemonstrations,
+    Rows,
 )
 from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
@@ -66,9 +69,9 @@ def private_run(model: EmbeddedLLM, epsilon: float, *, shots: int, show: bool) -
         epsilon=epsilon,
         shots_per_label=shots,
         instruction=INSTRUCTION,
-        generation_prompt=GENERATION,
+        task=GenerationTask(record_prompt=GENERATION),
         max_tokens=24,
-        num_slots=80,
+        rows=Rows(units=80),
     )
     if show:
         plan = synthesizer.plan
@@ -113,13 +116,10 @@ def main() -> int:
     one = demonstrations_without_privacy(
         private_examples(),
         llm=model,
-        instruction=INSTRUCTION,
-        generation_prompt=GENERATION,
+        task=GenerationTask(INSTRUCTION, GENERATION),
         max_tokens=40,
-        rows="slots",
-        num_slots=1,
-        redraw_every=40,
-        public_top_k=None,
+        rows=Rows(slots=1, redraw_every="run"),
+        decoding=Decoding(candidates="all"),
     )
     print("one prompt, no noise (epsilon = infinity):")
     records = {record["text"] for record in bank_questions(num_per_label=SIZE)}
@@ -182,8 +182,7 @@ def public_demonstrations(model: EmbeddedLLM, shots: int) -> ReleasedDemonstrati
         llm=model,
         label_key="label",
         labels=LABELS,
-        instruction=INSTRUCTION,
-        generation_prompt=GENERATION,
+        task=GenerationTask(INSTRUCTION, GENERATION),
         shots_per_label=shots,
         max_tokens=24,
     )
@@ -194,11 +193,10 @@ def unprotected(model: EmbeddedLLM, shots: int) -> ReleasedDemonstrations:
     return demonstrations_without_privacy(
         private_examples(),
         llm=model,
-        instruction=INSTRUCTION,
-        generation_prompt=GENERATION,
+        task=GenerationTask(INSTRUCTION, GENERATION),
         shots_per_label=shots,
         max_tokens=24,
-        num_slots=80,
+        rows=Rows(units=80),
     )
 
 

@@ -24,10 +24,13 @@ from langchain_dpicl import (
     ChatLocal,
     DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
+    GenerationTask,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
+    Rows,
 )
 from langchain_dpicl.backends import HuggingFaceBackend
+from langchain_dpicl.options import LogitNoise
 
 SIZE = 500
 DELTA = 1e-5
@@ -105,11 +108,11 @@ def plan_demonstrations(
         llm=engine,
         budget=budget,
         epsilon=budget.epsilon,
-        mechanism="recentered_clip",
+        noise=LogitNoise("recentered_clip"),
         max_tokens=max_tokens,
-        redraw_every=max_tokens,  # one sample, and one cache, for the whole text
+        rows=Rows(redraw_every="run"),  # one sample, and one cache, for the whole text
         instruction="Questions of bank customers.",
-        generation_prompt="topic: {label}\nquestion: {text}",
+        task=GenerationTask(record_prompt="topic: {label}\nquestion: {text}"),
     )
 
 
@@ -140,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
     print("         {num_slots} {rows} expected, one sample per demonstration, {candidates} candidates".format(**plan))
     print("         epsilon {epsilon:.4f} at delta {delta:g}, {adjacency}".format(**plan))
 
-    released = DPFewShotPromptTemplate.from_synthesizer(
+    released = DPFewShotPromptTemplate.from_run(
         synthesizer,  # writes the demonstrations here; this is what costs
         example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
         suffix="question: {input}\ntopic:",

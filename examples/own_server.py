@@ -16,7 +16,14 @@ from bank_questions import LABELS, bank_questions
 from langchain_core.prompts import PromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
 
-from langchain_dpicl import DPFewShotPromptTemplate, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl import (
+    Decoding,
+    DPFewShotPromptTemplate,
+    GenerationTask,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    Rows,
+)
 from langchain_dpicl.backends import LangChainBackend
 
 SIZE = 600
@@ -63,13 +70,13 @@ def main(argv: list[str] | None = None) -> None:
         budget=budget,
         epsilon=options.epsilon,
         instruction="Questions of bank customers.",
-        generation_prompt="topic: {label}\nquestion: {text}",
+        task=GenerationTask(record_prompt="topic: {label}\nquestion: {text}"),
         example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
         suffix="question: {input}\ntopic:",
         shots_per_label=options.shots_per_label,
-        num_slots=options.num_slots,
+        rows=Rows(units=options.num_slots),
         max_tokens=options.max_tokens,
-        public_top_k=None if options.full_vocabulary else 20,
+        decoding=Decoding(candidates="all" if options.full_vocabulary else 20),
     )
     for example in prompt.examples or []:
         print(f"   [{example['label']}] {example['text']}")

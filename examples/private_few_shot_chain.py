@@ -25,10 +25,12 @@ from langchain_dpicl import (
     DPFewShotPromptTemplate,
     DPICLError,
     EmbeddedLLM,
+    GenerationTask,
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
     ReleasedDemonstrations,
+    Rows,
     verify_report,
 )
 
@@ -65,10 +67,10 @@ def release(path: Path) -> None:
         budget=budget,
         epsilon=EPSILON,
         shots_per_label=2,
-        num_slots=NUM_SLOTS,
+        rows=Rows(units=NUM_SLOTS),
         max_tokens=20,
         instruction=INSTRUCTION,
-        generation_prompt="topic: {label}\nquestion: {text}",
+        task=GenerationTask(record_prompt="topic: {label}\nquestion: {text}"),
         **TASK,
     )
     prompt.save_released(path)

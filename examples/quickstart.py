@@ -18,6 +18,7 @@ from langchain_dpicl import (
     DPFewShotPromptTemplate,
     DPVotingRunnable,
     EmbeddedLLM,
+    GenerationTask,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
     Rows,
@@ -52,10 +53,10 @@ def main() -> None:
         llm=EmbeddedLLM(),  # sees the private prompts
         budget=budget,
         epsilon=2.0,
-        num_slots=2 * NUM_SLOTS,
+        rows=Rows(units=2 * NUM_SLOTS),
         max_tokens=20,
         instruction="Questions of bank customers.",
-        generation_prompt="topic: {label}\nquestion: {text}",
+        task=GenerationTask(record_prompt="topic: {label}\nquestion: {text}"),
         example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
         suffix="question: {input}\ntopic:",
     )

@@ -23,8 +23,10 @@ from langchain_core.prompts import PromptTemplate
 from langchain_dpicl import (
     DPFewShotPromptTemplate,
     EmbeddedLLM,
+    GenerationTask,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
+    Rows,
     verify_report,
 )
 from langchain_dpicl.distributed import RayExecutor, Workplace
@@ -75,10 +77,9 @@ def written(folder: Path, *, workers: int, address: str | None) -> DPFewShotProm
             component="few-shot",  # under this name the next run finds what was released
             shots_per_label=2,
             max_tokens=12,
-            redraw_every=12,  # one sample, one ticket and one write per text
-            num_slots=40,
+            rows=Rows(units=40, redraw_every="run"),  # one sample, one ticket and one write per text
             instruction="Questions of bank customers.",
-            generation_prompt="topic: {label}\nquestion: {text}",
+            task=GenerationTask(record_prompt="topic: {label}\nquestion: {text}"),
             example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
             suffix="question: {input}\ntopic:",
             executor=crew,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, cast
 
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
@@ -29,12 +28,15 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import override
 
 from langchain_dpicl._construction import HidesInput
+from langchain_dpicl.budget.events import await_refusals
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations, epsilon_of
 from langchain_dpicl.runs.door import awaits, door
 
 if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+
     from langchain_dpicl.budget.handler import BudgetLike
     from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
     from langchain_dpicl.options.base import LLM, TemplateLike, Where
@@ -294,7 +296,9 @@ class ReleasedPrompt(HidesInput):
     @awaits(from_private_examples)
     async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> Self:
         """Async version of `from_private_examples`: it is planned in a thread; rows are scored concurrently."""
-        made, run = await asyncio.to_thread(cls._planned, private, **options)
+        given = options.get("budget")
+        config = cast("RunnableConfig", given) if isinstance(given, Mapping) else None
+        made, run = await await_refusals(lambda: cls._planned(private, **options), config, is_slow=True)
         return made.with_released(await run.arun())
 
     @classmethod

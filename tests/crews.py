@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.distributed.executor import Executor, Job, JobResult, Worker, WorkerFactory
@@ -113,8 +114,8 @@ class House:
             "epsilon": 4.0,
             "shots_per_label": 3,
             "max_tokens": 3,
-            "num_slots": 4,
-            "public_top_k": 3,
+            "rows": Rows(units=4),
+            "decoding": Decoding(candidates=3),
         }
         given |= {"llm": engine(), "budget": self.budget(), "component": "demo", "executor": executor, **options}
         return DemonstrationSynthesizer.from_private_examples(records(str(self.ledger), PUBLIC_SIZE), **given)

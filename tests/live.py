@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.prompts import PromptTemplate
 
+from langchain_dpicl import Rows
 from langchain_dpicl.backends.private_calls.call import Reply, Request, SilentModel
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.canary import RECORD
@@ -23,9 +24,7 @@ GENERATION: dict[str, Any] = {
     "epsilon": 4.0,
     "instruction": "Questions of bank customers.",
     "shots_per_label": 1,
-    "rows": "slots",
-    "num_slots": 4,
-    "shots_per_slot": 2,
+    "rows": Rows(slots=4, shots=2),
     "max_tokens": 3,
 }
 

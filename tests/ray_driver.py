@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
+from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.distributed.ray import RayExecutor
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from tests.ray_places import PUBLIC_SIZE, engine, records
 
 SHOTS = 6
-OPTIONS = {"epsilon": 2.0, "shots_per_label": SHOTS, "max_tokens": 3, "num_slots": 4, "public_top_k": 3}
+OPTIONS: dict[str, Any] = {
+    "epsilon": 2.0,
+    "shots_per_label": SHOTS,
+    "max_tokens": 3,
+    "rows": Rows(units=4, redraw_every="run"),
+    "decoding": Decoding(candidates=3),
+}
 
 
 def main(ledger: str, memo: str, component: str, workers: str, seconds: str) -> None:
@@ -30,7 +38,6 @@ def main(ledger: str, memo: str, component: str, workers: str, seconds: str) -> 
         llm=engine(),
         budget=PrivacyBudgetCallbackHandler.open(ledger),
         component=component,
-        redraw_every=3,
         executor=executor,
         **OPTIONS,
     )

@@ -97,7 +97,7 @@ class WritingOptions:
         """How texts are written from released tokens."""
         return Decoding(
             candidates="all" if self.public_top_k is None else self.public_top_k,
-            stop=self.stop,
+            stop=None if self.stop is None else tuple(self.stop),
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,

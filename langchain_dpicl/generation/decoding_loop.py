@@ -403,7 +403,8 @@ def make_script(
             "top tokens. Take a local model, a server with enough top_logprobs, or noise='gumbel'."
         )
         raise CapabilityError(msg)
-    open_labels, segments = None, (Segment("text", max_tokens),)
+    open_labels: tuple[str, ...] | None = None
+    segments: tuple[Segment, ...] = (Segment("text", max_tokens),)
     if task.open_label is not None:
         open_labels = task.open_label.values
         if open_labels is None:
@@ -462,7 +463,7 @@ def check_texts(name: str, values: Sequence[str], *, least: int = 1) -> tuple[st
 def generated_fields(private: PrivateExamples, task: GenerationTask | None) -> frozenset[str]:
     """Returns the fields of a demonstration that these examples are declared to give."""
     label_key = _label_key(private, GenerationTask.of(task, None).open_label)
-    return frozenset({private.text_key, label_key} - {None})
+    return frozenset({private.text_key} if label_key is None else {private.text_key, label_key})
 
 
 def check_example_prompt(example_prompt: Any, fields: Collection[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeAlias, get_args, overload
+from typing import Any, Literal, TypeAlias, get_args, overload, TypeVar
 
 from langchain_dpicl.options.base import Count, Option, Positive, Probability, Share
 from langchain_dpicl.privacy._validate import fail, plain_or_type
@@ -91,7 +91,8 @@ class LogitNoise(Option):
     delta: Probability | None = None
 
     def _check_together(self) -> None:
-        if self.mechanism != "clip_and_blend" and not self.blend_weight is self.center is None:
+        has_blend = self.blend_weight is not None or self.center is not None
+        if has_blend and self.mechanism != "clip_and_blend":
             blend = "'clip_and_blend' where blend_weight or center is given"
             raise fail("LogitNoise.mechanism", blend, self.mechanism)
         if (self.free_below is None) != (self.max_private_tokens is None):
@@ -118,12 +119,14 @@ class ConfidentGNMax(Option):
     delta: Probability | None = None
 
 
+N = TypeVar("N", bound=Option)
+M = TypeVar("M", bound=Option)
+
+
 @overload
-def noise_of(value: object, usual: type[Noise], /) -> Noise: ...
+def noise_of(value: object, kind: type[N], /) -> N: ...
 @overload
-def noise_of(value: object, usual: type[Noise], other: type[LogitNoise], /) -> Noise | LogitNoise: ...
-@overload
-def noise_of(value: object, usual: type[Noise], other: type[ConfidentGNMax], /) -> Noise | ConfidentGNMax: ...
+def noise_of(value: object, kind: type[N], other: type[M], /) -> N | M: ...
 @overload
 def noise_of(value: object, /, *kinds: type[Any]) -> Any: ...
 def noise_of(value: object, /, *kinds: Any) -> Any:

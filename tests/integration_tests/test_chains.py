@@ -16,6 +16,7 @@ from langchain_dpicl import (
     DPFewShotChatMessagePromptTemplate,
     DPFewShotPromptTemplate,
     EmbeddedLLM,
+    GenerationTask,
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
@@ -40,7 +41,7 @@ OPTIONS: dict[str, Any] = {
     "epsilon": 4.0,
     "max_tokens": 12,
     "instruction": "Questions of bank customers.",
-    "generation_prompt": "topic: {topic}\nquestion: {text}",
+    "task": GenerationTask(record_prompt="topic: {topic}\nquestion: {text}"),
 }
 
 

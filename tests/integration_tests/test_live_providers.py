@@ -20,6 +20,7 @@ from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend, next_t
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.exceptions import CapabilityError
+from langchain_dpicl.options import Decoding
 from tests.canary import RECORD, VOTE, Seen, aobserve, leaks, observe
 from tests.live import (
     GENERATION,
@@ -69,7 +70,7 @@ class Writes:
 
     def test_demonstrations_are_written_unheard(self, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
         model, paid, calls = self.model(servers), budget(), PrivateCalls(monkeypatch)
-        options = {**GENERATION, "public_top_k": self.top_k, "budget": paid}
+        options = {**GENERATION, "decoding": Decoding(candidates=self.top_k), "budget": paid}
         made = lambda: DPFewShotPromptTemplate.from_private_examples(records(), llm=model, **options)  # noqa: E731
         self.check(observe(made), paid, calls)
         assert calls.awaited == 0
@@ -78,7 +79,7 @@ class Writes:
         self, servers: Servers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model, paid, calls = self.model(servers), budget(), PrivateCalls(monkeypatch)
-        options = {**GENERATION, "public_top_k": self.top_k, "budget": paid}
+        options = {**GENERATION, "decoding": Decoding(candidates=self.top_k), "budget": paid}
         made = lambda: DPFewShotPromptTemplate.afrom_private_examples(records(), llm=model, **options)  # noqa: E731
         self.check(await aobserve(made), paid, calls)
         assert calls.awaited == calls.made
@@ -356,7 +357,7 @@ class TestRefusedWithAdvice:
         model = openai_model("ChatOpenAI", servers.served().url)
         for make in (_blocking, _awaited):
             backend, paid = LangChainBackend(model, continuation="instruct"), budget()
-            template = await make(records(), llm=backend, budget=paid, public_top_k=20, **GENERATION)
+            template = await make(records(), llm=backend, budget=paid, decoding=Decoding(candidates=20), **GENERATION)
             assert len(template.examples) == 1
             assert paid.remaining_epsilon == pytest.approx(2.0)
         assert calls.made >= 8

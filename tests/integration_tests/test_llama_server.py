@@ -29,6 +29,7 @@ from langchain_dpicl.backends.private_calls.call import Reply, Request, SilentMo
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
+from langchain_dpicl.options import Decoding, LogitNoise, Rows
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.reports.report import verify_report
@@ -347,7 +348,7 @@ class TestDemonstrations:
     def given(self, server: Server, kind: Kind, *, whole: bool) -> dict[str, Any]:
         """The stock client itself, or the engine that asks it for every token."""
         if whole:
-            return {**OPTIONS, "llm": server.full(kind), "public_top_k": None}
+            return {**OPTIONS, "llm": server.full(kind), "decoding": Decoding(candidates="all")}
         return {**OPTIONS, "llm": server.model(kind)}
 
     def test_are_written_by_a_chat_model(self, server: Server, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
@@ -401,11 +402,15 @@ def test_a_dress_rehearsal_shows_that_the_longest_prompt_does_not_fit(server: Se
 @pytest.mark.parametrize(
     "options",
     [
-        {"mechanism": "recentered_clip"},
-        {"mechanism": "difference_clip", "public_top_k": None},
-        {"mechanism": "clip_and_blend", "clip": 8.0, "temperature": 1.0, "epsilon": 300.0},
-        {"mechanism": "recentered_clip", "free_tokens": 0.2, "private_tokens": 2},
-        {"mechanism": "recentered_clip", "sampling": "disjoint"},
+        {"noise": LogitNoise("recentered_clip")},
+        {"noise": LogitNoise("difference_clip"), "decoding": Decoding(candidates="all")},
+        {
+            "noise": LogitNoise("clip_and_blend", clip=8.0),
+            "decoding": Decoding(candidates=20, temperature=1.0),
+            "epsilon": 300.0,
+        },
+        {"noise": LogitNoise("recentered_clip", free_below=0.2, max_private_tokens=2)},
+        {"noise": LogitNoise("recentered_clip"), "rows": Rows(slots=3, shots=2, sampling="disjoint")},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -413,19 +418,11 @@ def test_logit_mechanisms_write_from_a_server_that_shows_its_vocabulary(
     server: Server, kind: Kind, options: dict[str, Any]
 ) -> None:
     budget = PrivacyBudgetCallbackHandler(epsilon=400.0, delta=1e-5)
-    given = {
-        **OPTIONS,
-        "rows": "slots",
-        "num_slots": 3,
-        "shots_per_slot": 2,
-        "max_tokens": 4,
-        "redraw_every": 4,
-        **options,
-    }
+    given = {**OPTIONS, "rows": Rows(slots=3, shots=2, redraw_every="run"), "max_tokens": 4, **options}
     private = PrivateExamples(QUESTIONS, public_size=len(QUESTIONS))
     prompt = DPFewShotPromptTemplate.from_private_examples(private, llm=server.full(kind), budget=budget, **given)
     assert len(prompt.examples) == 2
-    assert prompt.released.plan["mechanism"] == options["mechanism"]
+    assert prompt.released.plan["mechanism"] == options["noise"].mechanism
     assert prompt.released.plan["temperature"] == pytest.approx(1.0)
     assert verify_report(budget.report().to_dict()).ok
 
@@ -437,7 +434,7 @@ def test_logit_mechanisms_refuse_a_server_of_top_tokens(server: Server) -> None:
             PrivateExamples(QUESTIONS, public_size=20),
             llm=server.model("chat"),
             budget=budget,
-            mechanism="recentered_clip",
+            noise=LogitNoise("recentered_clip"),
             **OPTIONS,
         )
     assert budget.report().to_dict()["shares"] == []

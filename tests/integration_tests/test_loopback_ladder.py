@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from langchain_core.prompts import PromptTemplate
 
+from langchain_dpicl import Rows
 from langchain_dpicl.backends.embedded.model import EmbeddedModel
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
@@ -141,9 +142,7 @@ class TestVllm:
             example_prompt=PromptTemplate.from_template("text: {text}"),
             suffix="text: {input}",
             instruction="Questions of bank customers.",
-            rows="slots",
-            num_slots=2,
-            shots_per_slot=2,
+            rows=Rows(slots=2, shots=2),
             max_tokens=3,
         )
         assert [sorted(example) for example in template.examples] == [["text"]]

@@ -29,6 +29,7 @@ from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
@@ -164,11 +165,11 @@ class Generation(Scene):
             example_prompt=PromptTemplate.from_template("text: {text}\nqueue: {queue}"),
             suffix="text: {input}\nqueue:",
             instruction="Questions of bank customers.",
-            rows="slots",
-            shots_per_slot=2,
+            budget=Budget(epsilon=1e6, delta=1e-4, store=self.store),
+            epsilon=1e5,
+            rows=Rows(slots=3, shots=2),
             max_tokens=2,
-            mechanism="gumbel",
-            **self.options(num_slots=3),
+            noise=Noise("gumbel", multiplier=2.0),
         )
         self.kept = [made, made.examples]
         return [sorted(example) for example in made.examples]

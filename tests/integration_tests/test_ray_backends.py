@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.distributed.ray import RayExecutor
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -52,9 +53,8 @@ def test_workers_make_their_own_model_and_write_with_it(where: dict[str, str], t
             component="texts",
             shots_per_label=2,
             max_tokens=3,
-            redraw_every=3,
-            num_slots=2,
-            public_top_k=5,
+            rows=Rows(units=2, redraw_every="run"),
+            decoding=Decoding(candidates=5),
             executor=workers,
         )
         released = made.run(progress=False)

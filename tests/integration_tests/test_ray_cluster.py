@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from scipy.stats import binom
 
+from langchain_dpicl import Decoding, Noise, Rows
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.distributed.ray import RayExecutor
@@ -106,10 +107,10 @@ def cluster(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) 
 
 
 NOISE: dict[str, Any] = {
-    "noise_multiplier": 1.0,
-    "redraw_every": 3,
+    "noise": Noise(multiplier=1.0),
+    "rows": Rows(units=4, redraw_every=3),
     "instruction": LAW,
-    "public_top_k": OTHERS + 1,
+    "decoding": Decoding(candidates=OTHERS + 1),
 }
 ROWS = 4
 FALSE_ALARM = 1e-6
@@ -138,7 +139,7 @@ def test_one_process_has_the_law_and_32_texts_a_label_tell_wrong_noise_and_missi
     """False alarm below 1e-6; each of the wrong ones passes with a chance below 1e-2."""
     assert has_the_law(by_one_process(200))
     for noise in (0.5, 2.0):
-        assert not has_the_law(by_one_process(32, noise_multiplier=noise))
+        assert not has_the_law(by_one_process(32, noise=Noise(multiplier=noise)))
     others = [{"text": f"somebody {place}", "queue": LABELS[place % 2]} for place in range(8)]
     without = PrivateExamples(others, label_key="queue", labels=LABELS, public_size=PUBLIC_SIZE, dataset_id="others")
     assert not has_the_law(by_one_process(32, without))
@@ -170,7 +171,7 @@ def test_many_texts_of_workers_have_the_law_of_one_process(cluster: Cluster) -> 
 
 
 def test_a_killed_worker_loses_its_burnt_ticket_and_nothing_else(cluster: Cluster) -> None:
-    made = cluster.synthesizer("killed", shots_per_label=3, redraw_every=3)
+    made = cluster.synthesizer("killed", shots_per_label=3, rows=Rows(units=4, redraw_every=3))
     cluster.kill_file.touch()
     with pytest.raises(PrivacyBudgetExceededError, match="requested 1 more, remaining 0") as refusal:
         made.run(progress=False)
@@ -196,7 +197,7 @@ def test_a_killed_driver_loses_nothing_that_was_released(cluster: Cluster, tmp_p
         told = [json.loads(line) for line in lines]
         child.send_signal(signal.SIGKILL)
         told += map(json.loads, child.stdout.read().splitlines())
-    again = cluster.synthesizer("driven", shots_per_label=SHOTS, redraw_every=3)
+    again = cluster.synthesizer("driven", shots_per_label=SHOTS, rows=Rows(units=4, redraw_every=3))
     try:
         found = again.run(progress=False).examples
     except PrivacyBudgetExceededError:  # it was killed between burning and keeping
@@ -246,7 +247,7 @@ def test_a_ledger_in_a_file_is_refused_beside_a_cluster_of_others(cluster: Clust
 def test_ray_holds_no_record_and_tells_nobody_of_us(cluster: Cluster) -> None:
     """Last: over all that crossed, and all logs, spilt objects and events of the runs above, with an engine that raises."""
     cluster.fail_file.touch()
-    cluster.synthesizer("failing", shots_per_label=1, redraw_every=3).run(progress=False)
+    cluster.synthesizer("failing", shots_per_label=1, rows=Rows(units=4, redraw_every=3)).run(progress=False)
     cluster.fail_file.unlink()
     ray = cluster.workers._ray
     session = Path(ray._private.worker.global_worker.node.get_session_dir_path())

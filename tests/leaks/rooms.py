@@ -16,7 +16,7 @@ from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl import FewShotTask, LabelAnswers, Noise, Rows, Serving
+from langchain_dpicl import FewShotTask, LabelAnswers, Noise, Rows, Serving, Decoding
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -50,10 +50,10 @@ DOMAIN = [b" my", b" card"]
 CHOICES = ["my", "card"]
 OPTIONS: dict[str, Any] = {
     "epsilon": 8.0,
-    "noise_multiplier": 2.0,
+    "noise": Noise(multiplier=2.0),
     "max_tokens": 2,
-    "num_slots": 4,
-    "public_top_k": 3,
+    "rows": Rows(units=4),
+    "decoding": Decoding(candidates=3),
     "instruction": "Messages.",
 }
 
@@ -108,21 +108,20 @@ def few_shot_prompt(scene: Scene) -> Runnable[Any, Any]:
     backend = engine(scene, "chat")
     example = PromptTemplate.from_template("{text} -> {topic}")
 
-    def options(config: RunnableConfig) -> dict[str, Any]:
+    def options() -> dict[str, Any]:
         budget = PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-4)
-        given = {"llm": backend, "budget": budget, "example_prompt": example, "suffix": "{input} ->", **OPTIONS}
-        return given if scene.given_config is None else {**given, "config": config}
+        return {"llm": backend, "budget": budget, "example_prompt": example, "suffix": "{input} ->", **OPTIONS}
 
     def shown(prompt: DPFewShotPromptTemplate, given: dict[str, Any]) -> str:
         scene.objects += [prompt, prompt.partial(input="x"), given["budget"], given["budget"].report(), backend]
         return prompt.format(input="x") + json.dumps(prompt.privacy_report)
 
-    def make(_: Any, config: RunnableConfig) -> str:
-        given = options(config)
+    def make(_: Any) -> str:
+        given = options()
         return shown(DPFewShotPromptTemplate.from_private_examples(_kept(scene), **given), given)
 
-    async def amake(_: Any, config: RunnableConfig) -> str:
-        given = options(config)
+    async def amake(_: Any) -> str:
+        given = options()
         return shown(await DPFewShotPromptTemplate.afrom_private_examples(_kept(scene), **given), given)
 
     return RunnableLambda(make, amake)

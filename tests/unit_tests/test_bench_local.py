@@ -269,16 +269,16 @@ def test_growth_measures_each_size_once_and_draws_it(tmp_path: Path, monkeypatch
 @pytest.mark.benches
 def test_ways_are_compared_at_one_epsilon_and_leave_the_bench_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = _local_utility.tasks(Path("nowhere.jsonl.gz"), queries=8, num_slots=5, size=20)["bank questions"]
-    design, seen = dict(bench.design), []
-    monkeypatch.setattr(bench, "protected", lambda epsilon, shots: seen.append((epsilon, shots, dict(bench.design))))
+    rows, seen = bench.rows, []
+    monkeypatch.setattr(bench, "protected", lambda epsilon, shots, **way: seen.append((epsilon, shots, way)))
     monkeypatch.setattr(bench, "accuracy", lambda released: (0.25, 0.5))
     found = _local_utility.accuracies(bench, 2.0, runs=1, shots=3, say=lambda said: None)
-    assert bench.design == design
+    assert bench.rows == rows
     assert [(epsilon, shots) for epsilon, shots, _ in seen] == [(2.0, 3)] * 3
-    assert [(used["mechanism"], used["redraw_every"]) for *_, used in seen] == [
-        ("gumbel", 1),
-        ("gumbel", 24),
-        ("recentered_clip", 24),
+    assert [(used["noise"], used["rows"].redraw_every) for *_, used in seen] == [
+        ("gumbel", None),
+        ("gumbel", "run"),
+        ("recentered_clip", "run"),
     ]
     assert set(found) == {"no demonstrations", *_local_utility.WAYS}
     assert "25.0 +- 0.0" in _local_utility.line("a way", found["no demonstrations"])

@@ -17,6 +17,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.prompts import PromptTemplate
 from pydantic import BaseModel
 
+from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import DPICLError, RecordError, SynthesisInterruptedError
@@ -58,8 +59,8 @@ def run(llm: Any, budget: PrivacyBudgetCallbackHandler | None = None, **options:
         budget=budget or PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-5),
         epsilon=8.0,
         max_tokens=3,
-        num_slots=20,
-        public_top_k=3,
+        rows=Rows(units=20),
+        decoding=Decoding(candidates=3),
         instruction="Messages.",
         example_prompt=PromptTemplate.from_template("{text} -> {topic}"),
         suffix="{input} ->",
@@ -126,8 +127,8 @@ async def test_nothing_shows_while_demonstrations_are_made_async() -> None:
             budget=PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-5),
             epsilon=8.0,
             max_tokens=2,
-            num_slots=10,
-            public_top_k=3,
+            rows=Rows(units=10),
+            decoding=Decoding(candidates=3),
             example_prompt=PromptTemplate.from_template("{text} -> {topic}"),
             suffix="{input} ->",
         )
@@ -161,8 +162,8 @@ def test_an_outage_in_the_middle_shows_nothing_either() -> None:
         budget=PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-5),
         epsilon=8.0,
         max_tokens=3,
-        num_slots=20,
-        public_top_k=3,
+        rows=Rows(units=20),
+        decoding=Decoding(candidates=3),
     )
     llm.raises["text:"] = lambda text: StatusError(text, status_code=400)
     with pytest.raises(SynthesisInterruptedError) as caught:

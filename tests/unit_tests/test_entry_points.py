@@ -17,6 +17,7 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import DPICLError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import Decoding, GenerationTask, Noise, Rows
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from tests.contracts.front_room import (
@@ -36,9 +37,9 @@ from tests.tiny_vote import TinyVote, tiny_engine
 
 DESIGN: dict[str, Any] = {
     "epsilon": 2000.0,
-    "noise_multiplier": 0.05,
-    "num_slots": 20,
-    "generation_prompt": "{topic}: {text}",
+    "noise": Noise(multiplier=0.05),
+    "rows": Rows(units=20),
+    "task": GenerationTask(record_prompt="{topic}: {text}"),
     "instruction": "Messages.",
 }
 
@@ -82,7 +83,12 @@ class TestDemonstrationSynthesizer(MakesDemonstrations):
         return self.make(room, component="twice")
 
     def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
-        faults: list[dict[str, Any]] = [{"max_tokens": 0}, {"budget": "one"}, {"stop": 5}, {"generation_prompt": "{x}"}]
+        faults: list[dict[str, Any]] = [
+            {"max_tokens": 0},
+            {"budget": "one"},
+            {"decoding": Decoding(stop=("",))},
+            {"task": GenerationTask(record_prompt="{x}")},
+        ]
         return [lambda fault=fault: self.make(room, **fault) for fault in faults]
 
     def test_each_demonstration_is_told_as_a_charge_of_its_own(self, room: Room) -> None:
@@ -108,7 +114,7 @@ class TestDemonstrationSynthesizer(MakesDemonstrations):
         assert room.charged == room.releases == 10
         assert observer.named(REFUSED) == []
 
-    @pytest.mark.parametrize("options", [{"budget": None}, {"epsilon": 2e5, "noise_multiplier": 0.5}])
+    @pytest.mark.parametrize("options", [{"budget": None}, {"epsilon": 2e5, "noise": Noise(multiplier=0.5)}])
     def test_a_refused_construction_is_told_once(self, room: Room, options: dict[str, Any]) -> None:
         observer = Observer()
         before = room.lines()
@@ -122,7 +128,7 @@ class TestDemonstrationSynthesizer(MakesDemonstrations):
     def test_a_budget_of_the_runs_own_config_is_shown_in_the_refusal(self, room: Room) -> None:
         observer = Observer()
         config: RunnableConfig = {"callbacks": [observer, room.budget]}
-        options = {"budget": None, "epsilon": 2e5, "noise_multiplier": 0.5}
+        options = {"budget": None, "epsilon": 2e5, "noise": Noise(multiplier=0.5)}
         with pytest.raises(PrivacyBudgetExceededError) as refusal:
             RunnableLambda(lambda _: [self.make(room, **options)]).invoke(0, config)
         (told,) = observer.named(REFUSED)
@@ -159,7 +165,7 @@ class MakesPrompts(MakesDemonstrations):
         return maker
 
     def make_refused(self, room: Room) -> Callable[[bool], Any]:
-        return self.make(room, epsilon=2e5, noise_multiplier=0.5)
+        return self.make(room, epsilon=2e5, noise=Noise(multiplier=0.5))
 
     def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
         faults: list[dict[str, Any]] = [

@@ -22,6 +22,7 @@ from langchain_core.documents import Document
 
 from langchain_dpicl import (
     Budget,
+    Decoding,
     DemonstrationSynthesizer,
     DocumentSynthesizer,
     LabelAnswers,
@@ -38,6 +39,7 @@ from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
 from langchain_dpicl.evolution.evolution import EvolutionCheckpoint, Population
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
@@ -170,7 +172,13 @@ def released() -> dict[str, Target]:
     engine = FakeBackend(lambda prompt, prefix: dict.fromkeys(WORDS, 0.5), vocabulary=WORDS)
     writing: dict[str, Any] = {"llm": engine, "noise_multiplier": 2.0}
     demonstrations = DemonstrationSynthesizer.from_private_examples(
-        labelling_doubles.examples(), budget=house(), max_tokens=2, public_top_k=None, epsilon=4.0, **writing
+        labelling_doubles.examples(),
+        llm=engine,
+        budget=house(),
+        epsilon=4.0,
+        max_tokens=2,
+        noise=Noise(multiplier=2.0),
+        decoding=Decoding(candidates="all"),
     )
     labels = PromptPATELabeler.from_private_examples(
         labelling_doubles.examples(),

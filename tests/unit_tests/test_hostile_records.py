@@ -15,7 +15,7 @@ from langchain_core.documents import Document
 from langchain_core.load import dumps, loads
 from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PrivateExamples
+from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, Noise, PrivateExamples, Rows
 from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.options import LabelAnswers, Noise, Rows
 from langchain_dpicl.privacy import accounting
@@ -136,10 +136,8 @@ def template(texts: list[str], engine: Any, *, size: int = 6) -> DPFewShotPrompt
         llm=engine,
         budget=budget(),
         epsilon=1e4,
-        noise_multiplier=2.0,
-        num_slots=3,
-        rows="slots",
-        shots_per_slot=1,
+        noise=Noise(multiplier=2.0),
+        rows=Rows(slots=3),
         max_tokens=1,
         instruction="Messages.",
         example_prompt=PromptTemplate.from_template("text: {text}"),

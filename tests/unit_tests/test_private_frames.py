@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from langchain_dpicl import GenerationTask, Noise, Rows
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.rows import rows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options.rows import NoiseName
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
@@ -72,13 +74,15 @@ class Session:
 
 
 def synthesizer(backend: Any, *, extra: str = CANARY, **options: Any) -> DemonstrationSynthesizer:
-    given = {"num_slots": 150, "max_tokens": 4, "redraw_every": 2, "noise_multiplier": 0.3, "epsilon": 200.0, **options}
+    given = {"rows": Rows(units=150, redraw_every=2), "noise": Noise(multiplier=0.3), **options}
     return DemonstrationSynthesizer.from_private_examples(
         PrivateExamples([*COMMON, extra], public_size=150),
         llm=backend,
         budget=PrivacyBudgetCallbackHandler(epsilon=300.0, delta=1e-5),
         instruction="Messages.",
-        generation_prompt="{text}",
+        task=GenerationTask(record_prompt="{text}"),
+        max_tokens=4,
+        epsilon=200.0,
         **given,
     )
 
@@ -179,7 +183,7 @@ class TestAStop:
         assert [looks for looks in named if CANARY in looks or "my card was" in looks] == []
 
     def test_a_ledger_that_fails_at_commit_leaves_no_rows_in_our_frames(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS), redraw_every=1)
+        made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS), rows=Rows(units=150))
 
         def full(self: Any, count: int = 1) -> None:
             raise LedgerError("disk full")
@@ -221,11 +225,11 @@ class TestAStop:
 
 
 @pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])
-def test_a_caller_s_numpy_error_state_turns_no_record_into_an_exception(mechanism: str) -> None:
+def test_a_caller_s_numpy_error_state_turns_no_record_into_an_exception(mechanism: NoiseName) -> None:
     def odd(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
         return {" my": 4.9e-322} if CANARY in prompt else {" my": 0.9, " card": 0.05}
 
-    made = synthesizer(FakeBackend(odd, vocabulary=WORDS), mechanism=mechanism, extra=CANARY)
+    made = synthesizer(FakeBackend(odd, vocabulary=WORDS), noise=Noise(mechanism, multiplier=0.3), extra=CANARY)
     with np.errstate(all="raise"):
         assert made.run().examples
 

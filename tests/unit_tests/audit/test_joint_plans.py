@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from langchain_dpicl import Budget, DemonstrationSynthesizer, Noise, PrivateExamples, ValueDiscovery
+from langchain_dpicl import Budget, DemonstrationSynthesizer, Noise, PrivateExamples, ValueDiscovery, Decoding
 from langchain_dpicl.audit.bounds import ALARM, clopper_pearson_lower
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError
@@ -40,7 +40,13 @@ def declared(sizes: dict[str, int], adjacency: str, **plan: float) -> tuple[Valu
             private, field="city", budget=budget, epsilon=2.0, noise=Noise(delta=0.0165)
         )
         DemonstrationSynthesizer.from_private_examples(
-            private, llm=fake, budget=budget, epsilon=20.0, delta=0.003, max_tokens=2, public_top_k=None
+            private,
+            llm=fake,
+            budget=budget,
+            epsilon=20.0,
+            noise=Noise(delta=0.003),
+            max_tokens=2,
+            decoding=Decoding(candidates="all"),
         )
     return finder, joint.standing.terms
 

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PromptPATEExampleSelector
+from langchain_dpicl import (
+    Budget,
+    DPFewShotPromptTemplate,
+    DPVotingRunnable,
+    GenerationTask,
+    Noise,
+    PromptPATEExampleSelector,
+)
 from langchain_dpicl.backends import sync_async
 from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError, TrainingInterruptedError
 from langchain_dpicl.options import LabelAnswers, Noise, Rows, Serving, Student
@@ -68,7 +75,7 @@ def a_synthesizer(store: InMemoryStore, **options: Any) -> Guest:
 
 
 def a_deal(store: InMemoryStore) -> Guest:
-    return a_synthesizer(store, sampling="disjoint", redraw_every=2)
+    return a_synthesizer(store, rows=Rows(sampling="disjoint"))
 
 
 def a_labeler(store: InMemoryStore, teachers: str, **options: Any) -> Guest:
@@ -288,10 +295,10 @@ async def test_components_are_built_off_the_loop_too() -> None:
         example_prompt=example,
         suffix="{input}:",
         epsilon=2000.0,
-        noise_multiplier=0.05,
+        noise=Noise(multiplier=0.05),
         max_tokens=2,
         instruction="Messages.",
-        generation_prompt="{topic}: {text}",
+        task=GenerationTask(record_prompt="{topic}: {text}"),
     )
     assert prompt.examples
     given: dict[str, Any] = {

@@ -15,6 +15,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import ConfigurableField
 from pydantic import ConfigDict, Field
 
+from langchain_dpicl import Decoding
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
@@ -239,7 +240,6 @@ OPTIONS: dict[str, Any] = {
     "example_prompt": PromptTemplate.from_template("text: {text}"),
     "suffix": "text: {input}",
     "max_tokens": 1,
-    "progress": False,
 }
 
 
@@ -275,7 +275,11 @@ class TestAwaitedConstruction:
 
         mark.set("mine")
         await DPFewShotPromptTemplate.afrom_private_examples(
-            self.private(), llm=Holder(), budget=Budget(epsilon=8.0, delta=1e-3), **OPTIONS, public_top_k=None
+            self.private(),
+            llm=Holder(),
+            budget=Budget(epsilon=8.0, delta=1e-3),
+            **OPTIONS,
+            decoding=Decoding(candidates="all"),
         )
         assert seen == ["mine"]
 

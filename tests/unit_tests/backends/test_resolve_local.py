@@ -18,6 +18,7 @@ from langchain_dpicl import (
     DPFewShotPromptTemplate,
     DPVotingRunnable,
     LabelAnswers,
+    GenerationTask,
     LabelClassifier,
     PrivateExamples,
     PromptPATELabeler,
@@ -35,6 +36,7 @@ from langchain_dpicl.exceptions import (
     UnsilencableModelError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import LogitNoise
 from langchain_dpicl.serving.models import ChatLocal, LocalLLM
 from tests import tiny_hf
 from tests.canary import RECORD, Recorder, leaks, observe
@@ -86,10 +88,9 @@ def budget(epsilon: float = 500.0) -> Budget:
 GENERATION: dict[str, Any] = {
     "epsilon": 100.0,
     "max_tokens": 4,
-    "num_slots": 4,
+    "rows": Rows(units=4, redraw_every="run"),
     "instruction": "Instruction: write a short message",
-    "generation_prompt": "{topic}: {text}",
-    "redraw_every": 4,
+    "task": GenerationTask(record_prompt="{topic}: {text}"),
 }
 
 
@@ -103,7 +104,6 @@ def template(llm: Any, **options: Any) -> DPFewShotPromptTemplate:
         budget=budget(),
         example_prompt=EXAMPLE,
         suffix="{input}",
-        progress=False,
         **{**GENERATION, **options},
     )
 
@@ -197,7 +197,7 @@ class TestTakingApart:
 class TestWork:
     def test_one_model_generates_privately_and_serves(self):
         model = ChatLocal(backend=as_backend(stock_chat()), max_tokens=6)
-        prompt = template(model, mechanism="recentered_clip")
+        prompt = template(model, noise=LogitNoise("recentered_clip"))
         assert [example["topic"] for example in prompt.examples] == list(LABELS)
         assert prompt.privacy_report["epsilon"] <= 100.0
         chain = prompt | model | StrOutputParser()
@@ -241,7 +241,7 @@ class TestSilence:
         model = self.watched(kind, recorder)
 
         def work() -> None:
-            template(model, mechanism="recentered_clip")
+            template(model, noise=LogitNoise("recentered_clip"))
             DPVotingRunnable.from_private_examples(
                 private_examples(), llm=model, budget=budget(), max_queries=1, **VOTING
             ).invoke(ASKED)

@@ -17,7 +17,7 @@ from langchain_dpicl.baselines import (
 )
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
-from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows, Decoding, GenerationTask
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.doubles import WORDS
 
@@ -36,7 +36,7 @@ def engine() -> FakeBackend:
 
 UNPROTECTED = [
     lambda private: demonstrations_without_privacy(
-        private, llm=engine(), num_slots=10, max_tokens=6, generation_prompt="{topic}: {text}"
+        private, llm=engine(), rows=Rows(units=10), max_tokens=6, task=GenerationTask(record_prompt="{topic}: {text}")
     ),
     real_demonstrations_without_privacy,
 ]
@@ -75,7 +75,7 @@ def test_instruction_only_costs_nothing_and_calls_nothing_private() -> None:
         label_key="topic",
         labels=("a", "b"),
         instruction="Write.",
-        temperature=0.0,
+        decoding=Decoding(top_k=1),
         max_tokens=9,
         shots_per_label=2,
     )

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
-from langchain_core.prompts import PromptTemplate
 from langchain_core.stores import InMemoryByteStore
 
+from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.distributed.executor import MOST_DEATHS, JobResult, Worker, WorkerFactory, Workplace
@@ -40,7 +40,7 @@ from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from tests.canary import RECORD
 from tests.crews import Crew, House
-from tests.ray_places import PUBLIC_SIZE, engine, records, talker
+from tests.ray_places import engine, records, talker
 
 
 class Clock:
@@ -151,7 +151,13 @@ class TestAnExecutorUsedAgain:
         assert told == ["First.", "Second."]
 
     def test_has_keys_that_outlive_pickling_and_tell_orders_apart(self, house: House) -> None:
-        changes: list[dict[str, Any]] = [{}, {"instruction": "x"}, {"epsilon": 3.0}, {"max_tokens": 2}, {"stop": ["."]}]
+        changes: list[dict[str, Any]] = [
+            {},
+            {"instruction": "x"},
+            {"epsilon": 3.0},
+            {"max_tokens": 2},
+            {"decoding": Decoding(stop=(".",))},
+        ]
         works = [house.synthesizer(house.crew(), **one)._elsewhere.work for one in changes]
         works += [
             house.labeler(house.crew(), ["a"], **one)._elsewhere.work for one in ({}, {"task": FewShotTask(prefix="x")})
@@ -181,7 +187,7 @@ class TestAWorkerThatDies:
 
     def test_behind_its_commit_has_lost_and_doubled_nothing(self, house: House) -> None:
         crew = house.crew(dies=lambda number, job: "after" if number in {1, 4} else False)
-        made = house.synthesizer(crew, redraw_every=3)
+        made = house.synthesizer(crew, rows=Rows(units=4, redraw_every=3))
         made.run(progress=False)
         assert made.finished
         assert lines(house, RESERVE) == lines(house, COMMIT) == 6
@@ -303,7 +309,7 @@ class TestAWorkerThatDies:
 class TestABurntTicket:
     def test_stays_burnt_and_what_it_was_for_is_told_as_missing(self, house: House) -> None:
         # Somebody else burns one ticket of the share and is gone, as a worker that is killed within a block.
-        made = house.synthesizer(house.crew(), redraw_every=3)
+        made = house.synthesizer(house.crew(), rows=Rows(units=4, redraw_every=3))
         template = made.plan.tickets()[0].template
         made._share.reserve(template, label="card").burn()
         with pytest.raises(PrivacyBudgetExceededError, match="requested 1 more, remaining 0") as refusal:
@@ -313,25 +319,27 @@ class TestABurntTicket:
         assert lines(house, RESERVE) == 6
         assert lines(house, COMMIT) == 5
         with pytest.raises(PrivacyBudgetExceededError):
-            house.synthesizer(house.crew(), redraw_every=3).run(progress=False)
+            house.synthesizer(house.crew(), rows=Rows(units=4, redraw_every=3)).run(progress=False)
         assert lines(house, RESERVE) == 6  # nothing more was granted
 
     def test_of_several_jobs_are_told_together(self, house: House) -> None:
-        made = house.synthesizer(house.crew(), redraw_every=3)
+        made = house.synthesizer(house.crew(), rows=Rows(units=4, redraw_every=3))
         made._share.reserve(made.plan.tickets()[0].template, label="card", count=3).burn(3)
         with pytest.raises(PrivacyBudgetExceededError, match="requested 3 more, remaining 0"):
             made.run(progress=False)
         assert Counter(one["queue"] for one in made.demonstrations) == {"cash": 3}
 
     def test_of_a_text_with_one_ticket_a_token_costs_one_token(self, house: House) -> None:
-        made = house.synthesizer(house.crew(), redraw_every=1)
+        made = house.synthesizer(house.crew(), rows=Rows(units=4, redraw_every=1))
         made._share.reserve(made.plan.tickets()[0].template, label="card").burn()
         assert len(made.run(progress=False).examples) == 6
         assert sum(one.count for one in house.budget().dangling()) == 1
 
     def test_a_draft_left_behind_is_gone_on_with(self, house: House) -> None:
         stop = house.memo.parent / "stop"
-        made = house.synthesizer(house.crew(num_workers=1, options={"stop_file": str(stop)}), redraw_every=1)
+        made = house.synthesizer(
+            house.crew(num_workers=1, options={"stop_file": str(stop)}), rows=Rows(units=4, redraw_every=1)
+        )
         stop.touch()
         with pytest.raises(SynthesisInterruptedError):
             made.run(progress=False)
@@ -339,7 +347,7 @@ class TestABurntTicket:
         spent = lines(house, RESERVE)
         assert spent == 1  # one token was released, and then the public model was out
         crew = house.crew(num_workers=1)
-        assert len(house.synthesizer(crew, redraw_every=1).run(progress=False).examples) == 6
+        assert len(house.synthesizer(crew, rows=Rows(units=4, redraw_every=1)).run(progress=False).examples) == 6
         assert lines(house, RESERVE) <= 18
         assert house.budget().dangling() == ()
 
@@ -432,7 +440,7 @@ class TestATurn:
     def run_of(self, house: House, kind: str) -> Any:
         crew = house.crew(num_workers=1)
         if kind == "demo":
-            return house.synthesizer(crew, redraw_every=1)
+            return house.synthesizer(crew, rows=Rows(units=4, redraw_every=1))
         return house.labeler(crew, ["one"], max_queries=2)
 
     def job(self, made: Any) -> Any:
@@ -454,14 +462,14 @@ class TestWhatIsReleased:
             commit(ticket, count)
 
         monkeypatch.setattr(Reservation, "commit", counted)
-        house.synthesizer(house.crew(), redraw_every=1).run(progress=False)
+        house.synthesizer(house.crew(), rows=Rows(units=4, redraw_every=1)).run(progress=False)
         before = len(kept)
         assert kept == list(range(1, before + 1))
         house.labeler(house.crew(), ("one", "two")).run(progress=False)
         assert kept == list(range(1, before + 3))
 
     def test_is_not_taken_from_somebody_who_goes_on_with_it(self, house: House) -> None:
-        made = house.synthesizer(house.crew(), redraw_every=1)
+        made = house.synthesizer(house.crew(), rows=Rows(units=4, redraw_every=1))
         place = house.setup().place()
         place._is_one_host = True
         remember = place.memo.remember
@@ -602,7 +610,7 @@ class TestHandingOut:
 
     def test_disjoint_batches_stay_in_one_process(self, house: House) -> None:
         with pytest.raises(ConfigurationError, match="share one secret partition"):
-            house.synthesizer(house.crew(), sampling="disjoint", num_slots=2, shots_per_label=2)
+            house.synthesizer(house.crew(), rows=Rows(slots=2, sampling="disjoint"), shots_per_label=2)
 
     @pytest.mark.parametrize("executor", ["dask", 3, object()])
     def test_other_executors_are_refused(self, house: House, executor: Any) -> None:
@@ -786,21 +794,10 @@ class TestCandidates:
 
 class TestATemplate:
     def test_is_made_from_what_workers_released(self, house: House) -> None:
-        prompt = DPFewShotPromptTemplate.from_private_examples(
-            records(str(house.ledger), PUBLIC_SIZE),
-            llm=engine(),
-            budget=house.budget(),
-            component="demo",
-            epsilon=4.0,
-            max_tokens=3,
-            num_slots=4,
-            public_top_k=3,
-            example_prompt=PromptTemplate.from_template("{text} -> {queue}"),
-            suffix="{input} ->",
-            executor=house.crew(),
-            progress=False,
+        prompt = DPFewShotPromptTemplate.from_run(
+            house.synthesizer(house.crew()), example_prompt="{text} -> {queue}", suffix="{input} ->"
         )
-        assert len(prompt.examples or ()) == 2
+        assert len(prompt.examples or ()) == 6
         assert prompt.epsilon == 4.0
 
 

@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import DPFreeFormRunnable, DPVotingRunnable
+from langchain_dpicl import (
+    Decoding,
+    DPFreeFormRunnable,
+    DPVotingRunnable,
+    GenerationTask,
+    Noise,
+    PromptPATELabeler,
+    Rows,
+)
 from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
@@ -27,7 +35,7 @@ from langchain_dpicl.exceptions import (
     SynthesisInterruptedError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer, DisjointBatches
-from langchain_dpicl.options import Rows
+from langchain_dpicl.options import Rows, LogitNoise, OpenLabel
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -98,20 +106,18 @@ def dealing(private: PrivateExamples | None = None, **options: Any) -> Demonstra
     given: dict[str, Any] = {
         "llm": Watched(),
         "budget": house(),
-        "sampling": "disjoint",
+        "rows": Rows(slots=SLOTS, shots=SIZE, sampling="disjoint"),
         "shots_per_label": DEMONSTRATIONS,
         "max_tokens": LENGTH,
-        "num_slots": SLOTS,
-        "shots_per_slot": SIZE,
-        "noise_multiplier": 0.03,
+        "noise": Noise(multiplier=0.03),
         "epsilon": 1e5,
-        "generation_prompt": "{topic}: {text}",
+        "task": GenerationTask(record_prompt="{topic}: {text}"),
         "instruction": "Messages.",
         "component": "deal",
         **options,
     }
-    if given["llm"].max_top_k is None and given.get("free_tokens") is None:
-        given.setdefault("public_top_k", None)
+    if given["llm"].max_top_k is None and not isinstance(given["noise"], LogitNoise):
+        given.setdefault("decoding", Decoding(candidates="all"))
     return DemonstrationSynthesizer.from_private_examples(private or private_examples(), **given)
 
 
@@ -150,7 +156,7 @@ def test_two_deals_are_not_alike() -> None:
 
 def test_an_engine_that_carries_the_public_row_is_told_the_rows_of_one_batch() -> None:
     engine = full_engine()
-    dealing(llm=engine, mechanism="recentered_clip", clip=12.0).run()
+    dealing(llm=engine, noise=LogitNoise("recentered_clip", clip=12.0, multiplier=0.03)).run()
     assert [opened["num_rows"] for opened in engine.opened] == [SLOTS] * DEMONSTRATIONS * len(LABELS)
     placed = [unit for opened in engine.opened[::2] for row in ids(opened["prompts"]) for unit in row]
     assert sorted(placed) == sorted(f"id{n}" for n in range(SIZE))
@@ -160,7 +166,7 @@ def test_records_without_labels_have_one_deal() -> None:
     spy, budget = Watched(), house()
     records = [{"text": f"my card was declined id{n}."} for n in range(SIZE)]
     private = PrivateExamples(records, public_size=SIZE)
-    made = dealing(private, llm=spy, budget=budget, generation_prompt="q: {text}")
+    made = dealing(private, llm=spy, budget=budget, task=GenerationTask(record_prompt="q: {text}"))
     assert [example["text"] for example in made.run().examples] == ["my card was declined"] * DEMONSTRATIONS
     assert len({unit for prompts in spy.private_prompts for row in ids(prompts) for unit in row}) == SIZE
     assert counts(budget) == {f"reserve {DEAL}": 1, f"commit {DEAL}": 1}
@@ -213,7 +219,7 @@ def test_the_share_is_the_price_of_one_deal(adjacency: str) -> None:
     """Under replacement a deal is priced as one batch: no theorem hides where a replaced unit stands."""
     budget = Budget(epsilon=4.0, delta=1e-5, adjacency=adjacency)
     private = private_examples(dataset_id="letters")
-    shape = {"num_slots": 4, "shots_per_slot": 2, "epsilon": 4.0, "noise_multiplier": 5.0}
+    shape = {"rows": Rows(slots=4, shots=2, sampling="disjoint"), "epsilon": 4.0, "noise": Noise(multiplier=5.0)}
     plan = dealing(private, budget=budget, **shape).plan
     rate = DEMONSTRATIONS * 4 * 2 * 1.5 / SIZE
     assert plan.release.sampler == AllocatedSlots(rate, DEMONSTRATIONS, 4, 2)
@@ -261,7 +267,7 @@ def test_a_finished_run_releases_nothing_again() -> None:
 
 
 def test_a_deal_of_one_demonstration_is_one_sample() -> None:
-    plan = dealing(shots_per_label=1, shots_per_slot=2).plan
+    plan = dealing(shots_per_label=1, rows=Rows(slots=SLOTS, shots=2, sampling="disjoint")).plan
     batch = RepeatedEvent(BoundedRangeEvent(1 / 0.03), LENGTH)
     assert {ticket.event for ticket in plan.tickets()} == {SubsampledEvent(batch, SLOTS * 2 * 1.5 / SIZE)}
 
@@ -426,7 +432,7 @@ class Runs:
         monkeypatch.setattr(GumbelMechanism, "release", counted_release)
 
 
-FREE: dict[str, Any] = {"mechanism": "recentered_clip", "clip": 12.0, "noise_multiplier": 0.01}
+FREE = LogitNoise("recentered_clip", clip=12.0, multiplier=0.01, free_below=0.3, max_private_tokens=2)
 """Noise of the test so small that it errs with probability below 1e-9."""
 
 
@@ -457,8 +463,8 @@ def test_private_tokens_and_runs_of_the_test_are_counted_over_all_attempts(
     private_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = Runs(monkeypatch)
-    options = {**FREE, "free_tokens": 0.3, "private_tokens": private_tokens}
-    made = dealing(llm=Flaky(), max_tokens=6, shots_per_label=2, **options)
+    noise = FREE.replace(max_private_tokens=private_tokens)
+    made = dealing(llm=Flaky(), max_tokens=6, shots_per_label=2, noise=noise)
     assert until_done(made) > 4
     assert runs.started == runs.private == 2 * len(LABELS) * private_tokens
 
@@ -467,8 +473,8 @@ def test_a_run_of_the_test_that_a_stop_struck_goes_on(monkeypatch: pytest.Monkey
     """The rows are as the public prompt: one run asks all questions, over all attempts, and no token is private."""
     runs = Runs(monkeypatch)
     records = [{"text": "unheard", "topic": label} for label in LABELS] * SIZE
-    options = {**FREE, "free_tokens": 0.9, "private_tokens": 2}
-    made = dealing(private_examples(records), llm=Flaky(), max_tokens=6, shots_per_label=2, **options)
+    noise = FREE.replace(free_below=0.9)
+    made = dealing(private_examples(records), llm=Flaky(), max_tokens=6, shots_per_label=2, noise=noise)
     assert until_done(made) > 4
     assert (runs.started, runs.private) == (2 * len(LABELS), 0)
 
@@ -482,10 +488,8 @@ def open_labels(llm: Any, **options: Any) -> DemonstrationSynthesizer:
     return dealing(
         private,
         llm=llm,
-        generation_prompt="up {topic}\nq: {text}",
-        open_label_key="topic",
-        max_label_tokens=2,
-        **{"stop": ["\n", "top"], **options},
+        task=GenerationTask(record_prompt="up {topic}\nq: {text}", open_label=OpenLabel("topic", max_tokens=2)),
+        **{"decoding": Decoding(stop=("\n", "top")), **options},
     )
 
 
@@ -573,7 +577,7 @@ def of_batch(made: DemonstrationSynthesizer) -> dict[str, Any]:
         "length": LENGTH,
         "backend": made._script.backend,
         "render": made._script.wording.renderer("text", {"topic": "card"}),
-        "choose": made._script.decoding.choose,
+        "choose": made._script.decoder.choose,
         "prefix": (),
     }
 
@@ -617,7 +621,7 @@ def test_a_deal_releases_by_its_batches_only(deal: Any) -> None:
     with pytest.raises(PrivacyBudgetError, match="Use blocks"):
         next(sample.next_release(rows=lambda _: None, render=lambda _: "", width=2))
     with pytest.raises(PrivacyBudgetError, match="disjoint"):
-        other = dealing(sampling="poisson", redraw_every=LENGTH, component="p").plan.release
+        other = dealing(rows=Rows(slots=SLOTS, shots=SIZE, redraw_every=LENGTH), component="p").plan.release
         dealt_sample.DealtSample(None, other, length=1)  # type: ignore[arg-type]
 
 
@@ -689,11 +693,10 @@ def test_who_answers_queries_refuses_deals_before_any_charge(front: Any, options
     assert budget.report().to_dict()["shares"] == []
 
 
-@pytest.mark.parametrize("fault", [{"rows": "units", "shots_per_slot": 1}, {"num_slots": SIZE + 1}], ids=str)
-def test_faults_raise_before_any_charge(fault: dict[str, Any]) -> None:
+def test_more_slots_than_units_are_refused_before_any_charge() -> None:
     budget = house()
     with pytest.raises(ConfigurationError):
-        dealing(budget=budget, **fault)
+        dealing(budget=budget, rows=Rows(slots=SIZE + 1, sampling="disjoint"))
     assert budget.report().to_dict()["shares"] == []
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl import Decoding, GenerationTask, Noise, Rows
 from langchain_dpicl.backends.embedded.model import EmbeddedModel
 from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedError
 from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import LogitNoise
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 from tests.doubles import WORDS, SpyBackend
@@ -72,13 +74,12 @@ def writing(text: str = "my card was declined", **options: Any) -> Demonstration
     given: dict[str, Any] = {
         "llm": SpyBackend(word_copier(WORDS), vocabulary=WORDS),
         "budget": house(),
-        "grammar": MESSAGE,
+        "decoding": Decoding(grammar=MESSAGE),
         "max_tokens": 6,
-        "num_slots": 10,
-        "shots_per_slot": 3,
-        "noise_multiplier": 0.03,
+        "rows": Rows(slots=10, shots=3),
+        "noise": Noise(multiplier=0.03),
         "epsilon": 1e5,
-        "generation_prompt": "q: {text}",
+        "task": GenerationTask(record_prompt="q: {text}"),
         "instruction": "Messages.",
         "component": "text",
         **options,
@@ -87,10 +88,13 @@ def writing(text: str = "my card was declined", **options: Any) -> Demonstration
     return DemonstrationSynthesizer.from_private_examples(private, **given)
 
 
+JSON = Decoding(candidates="all", grammar=Grammar.json_schema(SCHEMA))
+
+
 def json_writing(engine: str, **options: Any) -> DemonstrationSynthesizer:
-    given = {"max_tokens": 8, "public_top_k": None if engine != "top tokens" else 60, **options}
+    given = {"max_tokens": 8, "decoding": JSON.replace(candidates=60) if engine == "top tokens" else JSON, **options}
     llm = given.pop("llm", None) or ENGINES[engine](characters_of_records, CHARACTERS)
-    return writing(RECORD, llm=llm, grammar=Grammar.json_schema(SCHEMA), **given)
+    return writing(RECORD, llm=llm, **given)
 
 
 def text_of(made: DemonstrationSynthesizer) -> str:
@@ -115,13 +119,13 @@ def test_a_forced_token_is_no_release_and_burns_no_ticket(engine: str, releases:
 @pytest.mark.parametrize("redraw_every", [1, 3, 8])
 def test_json_demonstrations_cost_what_is_open_in_them(engine: str, redraw_every: int, releases: list[int]) -> None:
     """Open are the kind, by one letter, and two digits."""
-    made = json_writing(engine, redraw_every=redraw_every)
+    made = json_writing(engine, rows=Rows(slots=10, shots=3, redraw_every=redraw_every))
     assert json.loads(text_of(made)) == {"kind": "ham", "n": 73}
     assert len(releases) == 3
 
 
 async def test_async_generation_gives_the_same(releases: list[int]) -> None:
-    released = await json_writing("public row in the batch", redraw_every=8).arun()
+    released = await json_writing("public row in the batch", rows=Rows(slots=10, shots=3, redraw_every=8)).arun()
     assert json.loads(released.examples[0]["text"]) == {"kind": "ham", "n": 73}
     assert len(releases) == 3
 
@@ -129,7 +133,12 @@ async def test_async_generation_gives_the_same(releases: list[int]) -> None:
 @pytest.mark.parametrize("mechanism", ["recentered_clip", "difference_clip", "clip_and_blend"])
 @pytest.mark.parametrize("engine", ["whole vocabulary", "public row in the batch"])
 def test_logit_mechanisms_follow_a_grammar(engine: str, mechanism: str, releases: list[int]) -> None:
-    made = json_writing(engine, mechanism=mechanism, clip=12.0, redraw_every=8, public_top_k=10)
+    made = json_writing(
+        engine,
+        noise=LogitNoise(mechanism, clip=12.0, multiplier=0.03),
+        rows=Rows(slots=10, shots=3, redraw_every=8),
+        decoding=JSON.replace(candidates=10),
+    )
     assert json.loads(text_of(made)) == {"kind": "ham", "n": 73}
     assert len(releases) == 3
 
@@ -145,21 +154,21 @@ def test_rows_read_forced_text_as_well() -> None:
         return real(prompt, prefix)
 
     spy._row = row  # type: ignore[method-assign]
-    text_of(json_writing("", llm=spy, redraw_every=8))
+    text_of(json_writing("", llm=spy, rows=Rows(slots=10, shots=3, redraw_every=8)))
     assert list(dict.fromkeys(seen)) == [b'{"kind": "', b'{"kind": "ham", "n": ', b'{"kind": "ham", "n": 7']
 
 
 @pytest.mark.parametrize("engine", ["whole vocabulary", "public row in the batch"])
 def test_a_forced_text_that_could_be_spelled_in_several_ways_is_no_choice(engine: str, releases: list[int]) -> None:
     llm = ENGINES[engine](characters_of_records, [*CHARACTERS, '{"', "kind", '": "'])
-    made = json_writing("", llm=llm, redraw_every=8)
+    made = json_writing("", llm=llm, rows=Rows(slots=10, shots=3, redraw_every=8))
     assert json.loads(text_of(made)) == {"kind": "ham", "n": 73}
     assert len(releases) == 3
 
 
 def test_a_text_that_is_forced_from_end_to_end_reads_no_record(releases: list[int]) -> None:
     budget, spy = house(), SpyBackend(word_copier(WORDS), vocabulary=WORDS)
-    made = writing(llm=spy, budget=budget, grammar=Grammar.choices([" my card was late"]))
+    made = writing(llm=spy, budget=budget, decoding=Decoding(grammar=Grammar.choices([" my card was late"])))
     assert text_of(made) == "my card was late"
     assert releases == []
     assert spy.private_prompts == []
@@ -192,7 +201,13 @@ def test_the_embedded_model_writes_json(releases: list[int]) -> None:
     schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}, "note": {"type": "string"}}}
     grammar = Grammar.json_schema({**schema, "required": ["mood", "note"]})
     record = '{"mood": "bad", "note": "the card was declined"}'
-    made = writing(record, llm=EmbeddedModel(), grammar=grammar, max_tokens=4, redraw_every=4)
+    made = writing(
+        record,
+        llm=EmbeddedModel(),
+        decoding=Decoding(grammar=grammar),
+        max_tokens=4,
+        rows=Rows(slots=10, shots=3, redraw_every="run"),
+    )
     found = json.loads(text_of(made))
     assert set(found) == {"mood", "note"}
     assert found["mood"] == "bad"
@@ -203,7 +218,7 @@ def test_no_candidate_that_fits_ends_the_text_and_gives_the_tickets_back(release
     """The model reports two tokens, and neither can follow."""
     budget = house()
     spy = SpyBackend(lambda prompt, prefix: {" up": 0.5, " top": 0.4, " card": 0.1}, max_top_k=2)
-    made = writing(llm=spy, budget=budget, grammar=Grammar.regex(" my (card|transfer)"))
+    made = writing(llm=spy, budget=budget, decoding=Decoding(grammar=Grammar.regex(" my (card|transfer)")))
     assert text_of(made) in {"my card", "my transfer"}  # closed by public rule
     assert releases == []
     assert spy.private_prompts == []
@@ -216,7 +231,7 @@ def test_a_grammar_that_the_vocabulary_cannot_follow_to_its_end_ends_the_text(en
     """There are no digits; nothing is released for the place where one should stand."""
     budget = house()
     llm = ENGINES[engine](word_copier(WORDS), WORDS)
-    made = writing(llm=llm, budget=budget, grammar=Grammar.regex(" my (card|transfer) [0-9]{2}"))
+    made = writing(llm=llm, budget=budget, decoding=Decoding(grammar=Grammar.regex(" my (card|transfer) [0-9]{2}")))
     assert text_of(made).startswith("my card")
     assert len(releases) == 1
     name = "text: 1 token on one sample"
@@ -224,7 +239,7 @@ def test_a_grammar_that_the_vocabulary_cannot_follow_to_its_end_ends_the_text(en
 
 
 def test_a_text_whose_grammar_can_go_on_ends_where_its_records_end(releases: list[int]) -> None:
-    made = writing(grammar=Grammar.regex("( [a-z]+)+"), max_tokens=6)
+    made = writing(decoding=Decoding(grammar=Grammar.regex("( [a-z]+)+")), max_tokens=6)
     assert text_of(made) == "my card was declined"
     assert len(releases) == 5  # the end is one of them: it was not forced
 
@@ -235,12 +250,12 @@ def test_a_text_whose_grammar_can_go_on_ends_where_its_records_end(releases: lis
 def test_a_grammar_says_itself_where_a_text_ends() -> None:
     words = [*WORDS, "\n", "."]
     grammar = Grammar.choices([" my card\n was late.", " my card\n was declined."])
-    options: dict[str, Any] = {"grammar": grammar, "llm": SpyBackend(word_copier(words), vocabulary=words)}
-    made = writing(**options)
+    written, llm = Decoding(grammar=grammar), SpyBackend(word_copier(words), vocabulary=words)
+    made = writing(decoding=written, llm=llm)
     assert text_of(made) in {"my card\n was late.", "my card\n was declined."}
     assert made.run().plan["stop"] == []
-    assert text_of(writing(**options, stop=["\n"])) == "my card"
-    assert writing(grammar=None).run().plan["stop"] == ["\n"]
+    assert text_of(writing(decoding=written.replace(stop=("\n",)), llm=llm)) == "my card"
+    assert writing(decoding=None).run().plan["stop"] == ["\n"]
 
 
 # --- stops and what goes on -----------------------------------------------------------------------------------------
@@ -252,7 +267,7 @@ def test_an_interrupted_text_goes_on_inside_its_grammar(
     failing_call: int, redraw_every: int, releases: list[int]
 ) -> None:
     spy = SpyBackend(characters_of_records, vocabulary=CHARACTERS, fail_public_call=failing_call)
-    made = json_writing("", llm=spy, redraw_every=redraw_every)
+    made = json_writing("", llm=spy, rows=Rows(slots=10, shots=3, redraw_every=redraw_every))
     with pytest.raises(SynthesisInterruptedError):
         made.run()
     assert len(releases) == failing_call - 1
@@ -293,7 +308,9 @@ def test_a_stop_between_forced_tokens_repeats_and_loses_none(
 def test_a_deal_goes_on_inside_a_grammar(releases: list[int]) -> None:
     spy = SpyBackend(characters_of_records, vocabulary=CHARACTERS, fail_public_call=3)
     budget = house()
-    made = json_writing("", llm=spy, sampling="disjoint", shots_per_label=2, budget=budget)
+    made = json_writing(
+        "", llm=spy, rows=Rows(slots=10, shots=3, sampling="disjoint"), shots_per_label=2, budget=budget
+    )
     with pytest.raises(SynthesisInterruptedError):
         made.run()
     assert made._deals is not None
@@ -311,8 +328,8 @@ def test_a_deal_goes_on_inside_a_grammar(releases: list[int]) -> None:
 def test_free_tokens_stay_inside_the_grammar(releases: list[int]) -> None:
     """Private are two tokens, after which the public model writes; it likes no letter more than another."""
     engine = FullFake(characters_of_records, vocabulary=CHARACTERS)
-    options = {"mechanism": "recentered_clip", "clip": 12.0, "noise_multiplier": 0.01, "free_tokens": 0.5}
-    made = json_writing("", llm=engine, redraw_every=8, private_tokens=2, **options)
+    noise = LogitNoise("recentered_clip", clip=12.0, free_below=0.5, max_private_tokens=2, multiplier=0.01)
+    made = json_writing("", llm=engine, rows=Rows(slots=10, shots=3, redraw_every="run"), noise=noise)
     found = json.loads(text_of(made))
     assert found["kind"] == "ham"
     assert 70 <= found["n"] <= 79
@@ -327,24 +344,24 @@ def test_the_plan_of_a_release_shows_the_grammar() -> None:
     released = json_writing("whole vocabulary").run()
     assert released.plan["grammar"] == {"kind": "json_schema", "schema": {**SCHEMA, "additionalProperties": False}}
     assert json.loads(json.dumps(dict(released.plan)))["grammar"] == released.plan["grammar"]
-    assert "grammar" not in writing(grammar=None).run().plan
+    assert "grammar" not in writing(decoding=None).run().plan
 
 
 def test_another_grammar_is_another_share() -> None:
     """A share of the same name is found again with what it has left only where all that is public is the same."""
     budget, private = house(), PrivateExamples(["my card was declined"] * SIZE, public_size=SIZE)
-    options: dict[str, Any] = {"budget": budget, "component": "text", "epsilon": 1e5, "noise_multiplier": 0.03}
-    options |= {"llm": SpyBackend(word_copier(WORDS), vocabulary=WORDS), "max_tokens": 6, "num_slots": 10}
+    options: dict[str, Any] = {"budget": budget, "component": "text", "epsilon": 1e5, "noise": Noise(multiplier=0.03)}
+    options |= {"llm": SpyBackend(word_copier(WORDS), vocabulary=WORDS), "max_tokens": 6, "rows": Rows(units=10)}
     make = DemonstrationSynthesizer.from_private_examples
-    make(private, grammar=MESSAGE, **options).run()
+    make(private, decoding=Decoding(grammar=MESSAGE), **options).run()
     with pytest.raises(Exception, match="text"):
-        make(private, grammar=Grammar.regex(" my [a-z ]+"), **options).run()
+        make(private, decoding=Decoding(grammar=Grammar.regex(" my [a-z ]+")), **options).run()
 
 
 UNFIT: dict[str, Any] = {
-    "no text": lambda: writing(grammar=Grammar.regex("(")),
-    "no token": lambda: writing(grammar=Grammar.regex("[0-9]+")),
-    "no grammar": lambda: writing(grammar=" my [a-z]+"),
+    "no text": lambda: writing(decoding=Decoding(grammar=Grammar.regex("("))),
+    "no token": lambda: writing(decoding=Decoding(grammar=Grammar.regex("[0-9]+"))),
+    "no grammar": lambda: writing(decoding=Decoding(grammar=" my [a-z]+")),
 }
 
 
@@ -372,6 +389,6 @@ def test_without_llguidance_the_error_names_the_extra(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigurationError, match=r"langchain-dpicl\[grammar\]"):
         Grammar.regex(" my")
     with pytest.raises(ConfigurationError, match=r"langchain-dpicl\[grammar\]"):
-        writing(grammar=grammar, budget=budget)
+        writing(decoding=Decoding(grammar=grammar), budget=budget)
     assert budget.report().to_dict()["shares"] == []
-    assert writing(grammar=None, budget=budget).run().examples  # who asks for no grammar needs no extra
+    assert writing(decoding=None, budget=budget).run().examples  # who asks for no grammar needs no extra

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from langchain_core.prompts import PromptTemplate
 
+from langchain_dpicl import Decoding, FewShotTask, GenerationTask, Noise, Rows
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.exceptions import (
@@ -19,6 +20,8 @@ from langchain_dpicl.exceptions import (
     SynthesisInterruptedError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import LogitNoise, OpenLabel
+from langchain_dpicl.options.rows import NoiseName
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.doubles import WORDS, SpyBackend
 
@@ -46,9 +49,9 @@ def synthesizer(private: PrivateExamples, **options: Any) -> DemonstrationSynthe
         "llm": engine(),
         "budget": handler(),
         "epsilon": 2000.0,
-        "noise_multiplier": 0.05,
+        "noise": Noise(multiplier=0.05),
         "max_tokens": 6,
-        "generation_prompt": "{topic}: {text}",
+        "task": GenerationTask(record_prompt="{topic}: {text}"),
         "instruction": "Messages.",
         **options,
     }
@@ -69,16 +72,13 @@ def test_async_generation_gives_the_same() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])
-@pytest.mark.parametrize(("rows", "shots"), [("units", 1), ("slots", 2)])
+@pytest.mark.parametrize("rows", [Rows(units=20), Rows(slots=20, shots=2)], ids=str)
 @pytest.mark.parametrize("redraw_every", [1, 4, 6])
-def test_every_design_generates(mechanism: str, rows: str, shots: int, redraw_every: int) -> None:
+def test_every_design_generates(mechanism: NoiseName, rows: Rows, redraw_every: int) -> None:
     made = synthesizer(
         private_examples(),
-        mechanism=mechanism,
-        rows=rows,
-        shots_per_slot=shots,
-        redraw_every=redraw_every,
-        num_slots=20,
+        noise=Noise(mechanism, multiplier=0.05),
+        rows=rows.replace(redraw_every=redraw_every),
     )
     assert made.run().examples[0]["text"] == "my card was declined"
 
@@ -96,7 +96,7 @@ def test_a_label_reads_its_own_records_only() -> None:
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_noise_is_calibrated_to_the_share(adjacency: str) -> None:
     budget = handler(epsilon=4.0, adjacency=adjacency)
-    made = synthesizer(private_examples(), budget=budget, epsilon=2.0, noise_multiplier=None)
+    made = synthesizer(private_examples(), budget=budget, epsilon=2.0, noise=None)
     assert 1.9 < made.plan.epsilon <= 2.0
     assert made.plan.delta == pytest.approx(5e-6)
     report = made.run().report
@@ -106,62 +106,68 @@ def test_noise_is_calibrated_to_the_share(adjacency: str) -> None:
 
 def test_nothing_is_charged_or_called_until_it_runs() -> None:
     budget, spy = handler(epsilon=4.0), engine()
-    synthesizer(private_examples(), llm=spy, budget=budget, epsilon=2.0, noise_multiplier=None)
+    synthesizer(private_examples(), llm=spy, budget=budget, epsilon=2.0, noise=None)
     assert spy.private_prompts == []
 
 
-FAULTS: list[dict[str, Any]] = [
-    {"epsilon": 0.0},
-    {"epsilon": -1.0},
-    {"epsilon": float("nan")},
-    {"epsilon": None, "noise_multiplier": None},
-    {"noise_multiplier": 0.0},
-    {"noise_multiplier": float("nan")},
-    {"delta": 0.0},
-    {"delta": 1.5},
-    {"budget": handler(delta=3e-4)},  # above 1 / (10 * public_size)
-    {"max_tokens": 0},
-    {"shots_per_label": 0},
-    {"num_slots": 0},
-    {"num_slots": 201},  # public_size < num_slots
-    {"shots_per_slot": 0},
-    {"rows": "columns"},
-    {"rows": "units", "shots_per_slot": 2},
-    {"mechanism": "laplace"},
-    {"sampling": "fixed"},
-    {"sampling": "shuffle"},
-    {"redraw_every": 0},
-    {"redraw_every": 7},
-    {"overfill": 0.0},
-    {"public_top_k": 0},
-    {"temperature": 0.5},
-    {"mechanism": "gaussian", "temperature": -1.0},
-    {"mechanism": "gaussian", "top_p": 0.0},
-    {"stop": "\n"},
-    {"stop": [""]},
-    {"generation_prompt": "{text} {topic}"},
-    {"generation_prompt": "{text}"},
-    {"generation_prompt": "{other} {topic} {text}"},
-    {"generation_prompt": "{topic} {text:>9}"},
-    {"generation_prompt": "{topic.x} {text}"},
-    {"generation_prompt": "{topic} {text"},
-    {"instruction": 5},
-    {"instruction": b"x"},
-    {"generation_prompt": 5},
-    {"stop": 5},
-    {"component": ""},
-    {"example_prompt": PromptTemplate.from_template("{text:d}")},
-    {"example_prompt": PromptTemplate.from_template("{other}")},
-    {"open_labels": ("a",)},
-    {"open_label_key": "topic"},
-]
+def worded(template: Any) -> dict[str, Any]:
+    return {"task": GenerationTask(record_prompt=template)}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_public_faults_raise_before_any_charge_or_private_call(fault: dict[str, Any]) -> None:
-    budget, spy = fault.get("budget", handler()), engine()
+FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "epsilon 0": lambda: {"epsilon": 0.0},
+    "epsilon below 0": lambda: {"epsilon": -1.0},
+    "epsilon nan": lambda: {"epsilon": float("nan")},
+    "no epsilon": lambda: {"epsilon": None, "noise": None},
+    "no noise": lambda: {"noise": Noise(multiplier=0.0)},
+    "noise nan": lambda: {"noise": Noise(multiplier=float("nan"))},
+    "delta 0": lambda: {"noise": Noise(delta=0.0)},
+    "delta above 1": lambda: {"noise": Noise(delta=1.5)},
+    "delta above 1 / (10 * public_size)": dict,
+    "no tokens": lambda: {"max_tokens": 0},
+    "no shots": lambda: {"shots_per_label": 0},
+    "no units": lambda: {"rows": Rows(units=0)},
+    "more rows than units": lambda: {"rows": Rows(units=201)},
+    "no records per slot": lambda: {"rows": Rows(shots=0)},
+    "units of two records": lambda: {"rows": Rows(units=40, shots=2)},
+    "rows by name": lambda: {"rows": "units"},
+    "mechanism": lambda: {"noise": "laplace"},
+    "fixed samples with labels": lambda: {"rows": Rows(sampling="fixed")},
+    "a partition": lambda: {"rows": Rows(slots=2, sampling="partition")},
+    "no redraw": lambda: {"rows": Rows(redraw_every=0)},
+    "redraw after the end": lambda: {"rows": Rows(redraw_every=7)},
+    "fill": lambda: {"rows": Rows(slots=2, fill=0.0)},
+    "no candidates": lambda: {"decoding": Decoding(candidates=0)},
+    "temperature of an index": lambda: {"decoding": Decoding(temperature=0.5)},
+    "temperature below 0": lambda: {"noise": "gaussian", "decoding": Decoding(temperature=-1.0)},
+    "top_p 0": lambda: {"noise": "gaussian", "decoding": Decoding(top_p=0.0)},
+    "top_p of logits": lambda: {"noise": "recentered_clip", "decoding": Decoding(top_p=0.5)},
+    "one stop": lambda: {"decoding": Decoding(stop="\n")},  # type: ignore[arg-type]
+    "empty stop": lambda: {"decoding": Decoding(stop=("",))},
+    "text first": lambda: worded("{text} {topic}"),
+    "no label field": lambda: worded("{text}"),
+    "another field": lambda: worded("{other} {topic} {text}"),
+    "format spec": lambda: worded("{topic} {text:>9}"),
+    "attribute": lambda: worded("{topic.x} {text}"),
+    "open brace": lambda: worded("{topic} {text"),
+    "a number as template": lambda: worded(5),
+    "a number as instruction": lambda: {"instruction": 5},
+    "bytes as instruction": lambda: {"instruction": b"x"},
+    "two instructions": lambda: {"instruction": "a", "task": GenerationTask("b")},
+    "a task of another kind": lambda: {"task": FewShotTask("a", "b")},
+    "words of evolution": lambda: {"task": GenerationTask(hints=("be brief",))},
+    "no name": lambda: {"component": ""},
+    "open and declared label": lambda: {"task": GenerationTask(open_label=OpenLabel("topic"))},
+    "half a test": lambda: {"noise": LogitNoise("recentered_clip", free_below=0.1)},
+    "blend of another": lambda: {"noise": LogitNoise("recentered_clip", center="max")},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_public_faults_raise_before_any_charge_or_private_call(fault: str) -> None:
+    spy, budget = engine(), handler(delta=3e-4 if fault == "delta above 1 / (10 * public_size)" else 1e-5)
     with pytest.raises(ConfigurationError):
-        synthesizer(private_examples(), **{"budget": budget, "llm": spy, **fault})
+        synthesizer(private_examples(), **{"budget": budget, "llm": spy, **FAULTS[fault]()})
     assert spy.private_prompts == []
     assert budget.report().to_dict()["shares"] == []
 
@@ -169,8 +175,8 @@ def test_public_faults_raise_before_any_charge_or_private_call(fault: dict[str, 
 def test_a_share_that_does_not_fit_binds_nothing() -> None:
     private = private_examples()
     with pytest.raises(PrivacyBudgetExceededError):
-        synthesizer(private, budget=handler(epsilon=0.1), epsilon=0.5, noise_multiplier=None)
-    assert synthesizer(private, budget=handler(epsilon=1.0), epsilon=0.5, noise_multiplier=None).run().examples
+        synthesizer(private, budget=handler(epsilon=0.1), epsilon=0.5, noise=None)
+    assert synthesizer(private, budget=handler(epsilon=1.0), epsilon=0.5, noise=None).run().examples
 
 
 @pytest.mark.parametrize("error", [ConnectionError("x"), KeyboardInterrupt(), RuntimeError("y")], ids=repr)
@@ -185,7 +191,9 @@ def test_whatever_stops_a_run_loses_nothing_released(error: BaseException, redra
                 raise error
             return super().top_tokens(prompt, prefix, top_k=top_k)
 
-    made = synthesizer(private_examples(), llm=Flaky(word_copier(WORDS), vocabulary=WORDS), redraw_every=redraw_every)
+    made = synthesizer(
+        private_examples(), llm=Flaky(word_copier(WORDS), vocabulary=WORDS), rows=Rows(redraw_every=redraw_every)
+    )
     with pytest.raises((SynthesisInterruptedError, type(error))) as caught:
         made.run()
     kept = made.demonstrations
@@ -229,7 +237,7 @@ def test_no_budget_is_refused() -> None:
 
 def test_the_budget_is_found_in_the_config_and_in_the_context() -> None:
     budget = handler()
-    assert synthesizer(private_examples(), budget=None, config={"callbacks": [budget]}).run().examples
+    assert synthesizer(private_examples(), budget={"callbacks": [budget]}).run().examples
     with get_privacy_budget_callback(epsilon=1e4, delta=1e-5):
         assert synthesizer(private_examples(), budget=None).run().examples
 
@@ -244,9 +252,9 @@ def test_another_budget_is_refused() -> None:
 
 def test_an_exhausted_budget_is_refused_with_requested_and_remaining() -> None:
     private, budget, spy = private_examples(), handler(epsilon=3.0), engine()
-    synthesizer(private, budget=budget, epsilon=2.0, noise_multiplier=None).run()
+    synthesizer(private, budget=budget, epsilon=2.0, noise=None).run()
     with pytest.raises(PrivacyBudgetExceededError) as caught:
-        synthesizer(private, budget=budget, epsilon=2.0, noise_multiplier=None, llm=spy)
+        synthesizer(private, budget=budget, epsilon=2.0, noise=None, llm=spy)
     assert caught.value.requested == pytest.approx(2.0)
     assert caught.value.remaining == pytest.approx(1.0, abs=0.11)
     assert spy.private_prompts == []
@@ -260,7 +268,12 @@ def test_noise_too_small_for_the_share_is_refused() -> None:
 def test_a_short_text_gives_its_tickets_back_and_a_block_does_not() -> None:
     for redraw_every, left in ((1, 2), (6, 0)):
         budget = handler()
-        made = synthesizer(private_examples(), budget=budget, redraw_every=redraw_every, stop=("declined", "late"))
+        made = synthesizer(
+            private_examples(),
+            budget=budget,
+            rows=Rows(redraw_every=redraw_every),
+            decoding=Decoding(stop=("declined", "late")),
+        )
         made.run()
         share = made._share
         template = next(t.template for t in made.plan.tickets())
@@ -271,7 +284,7 @@ def test_a_short_text_gives_its_tickets_back_and_a_block_does_not() -> None:
 
 
 def test_a_stop_string_ends_the_text_and_is_cut() -> None:
-    released = synthesizer(private_examples(), stop=(" was", " is")).run()
+    released = synthesizer(private_examples(), decoding=Decoding(stop=(" was", " is"))).run()
     assert [example["text"] for example in released.examples] == ["my card", "my transfer"]
 
 
@@ -283,7 +296,7 @@ def test_the_text_ends_with_the_model_and_at_the_cap() -> None:
 @pytest.mark.parametrize("redraw_every", [1, 3])
 def test_an_outage_keeps_the_charge_and_what_was_released_and_resumes(failing_call: int, redraw_every: int) -> None:
     spy, budget = engine(fail_public_call=failing_call), handler()
-    made = synthesizer(private_examples(), llm=spy, budget=budget, redraw_every=redraw_every, max_tokens=7)
+    made = synthesizer(private_examples(), llm=spy, budget=budget, rows=Rows(redraw_every=redraw_every), max_tokens=7)
     with pytest.raises(SynthesisInterruptedError) as caught:
         made.run()
     assert caught.value.__cause__ is None
@@ -350,12 +363,10 @@ class TestNothingDependsOnTheRecords:
         ],
         ids=["none", "one", "one label", "empty texts", "braces", "huge"],
     )
-    @pytest.mark.parametrize(
-        "design", [{"rows": "units"}, {"rows": "slots", "shots_per_slot": 3, "num_slots": 50}], ids=str
-    )
-    def test_any_records_give_the_same_plan_and_the_same_type_of_result(self, records: Any, design: Any) -> None:
-        made = synthesizer(private_examples(records), **design)
-        reference = synthesizer(private_examples(), **design)
+    @pytest.mark.parametrize("design", [Rows(), Rows(slots=50, shots=3)], ids=str)
+    def test_any_records_give_the_same_plan_and_the_same_type_of_result(self, records: Any, design: Rows) -> None:
+        made = synthesizer(private_examples(records), rows=design)
+        reference = synthesizer(private_examples(), rows=design)
         assert made.plan == reference.plan
         released = made.run()
         assert [example["topic"] for example in released.examples] == ["card", "transfer"]
@@ -365,13 +376,13 @@ class TestNothingDependsOnTheRecords:
         spy = engine()
         records = [{**record, "user": "u1"} for record in RECORDS]
         private = private_examples(records, unit_key="user")
-        synthesizer(private, llm=spy, num_slots=200).run()
+        synthesizer(private, llm=spy, rows=Rows(units=200)).run()
         assert max(len(prompts) for prompts in spy.private_prompts) <= 1
 
     def test_removing_a_unit_keeps_the_rates_and_forgets_the_text(self) -> None:
         spy = engine()
         private = private_examples([{"text": "my CANARY", "topic": "card"}, *RECORDS])
-        made = synthesizer(private, llm=spy, num_slots=200)
+        made = synthesizer(private, llm=spy, rows=Rows(units=200))
         before = made.plan
         private.remove(0)
         made.run()
@@ -387,7 +398,12 @@ class TestOpenLabels:
 
     def test_a_label_drawn_from_a_public_list_is_never_a_record_s(self) -> None:
         made = synthesizer(
-            self.films(), open_label_key="topic", open_labels=("alpha", "beta"), shots_per_label=4, epsilon=9e3
+            self.films(),
+            task=GenerationTask(
+                record_prompt="{topic}: {text}", open_label=OpenLabel("topic", values=("alpha", "beta"))
+            ),
+            shots_per_label=4,
+            epsilon=9e3,
         )
         assert {example["topic"] for example in made.run().examples} <= {"alpha", "beta"}
 
@@ -395,9 +411,7 @@ class TestOpenLabels:
         # The label is the first word after "topic", which the records agree on.
         made = synthesizer(
             self.films(),
-            generation_prompt="topic {topic}\nmy {text}",
-            open_label_key="topic",
-            max_label_tokens=2,
+            task=GenerationTask(record_prompt="topic {topic}\nmy {text}", open_label=OpenLabel("topic", max_tokens=2)),
             max_tokens=3,
         )
         segments = {ticket.template: ticket.max_count for ticket in made.plan.tickets()}
@@ -409,25 +423,30 @@ class TestOpenLabels:
 class TestGaussianDecoding:
     @pytest.mark.parametrize(
         "decoding",
-        [{"temperature": 0.01}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0, "top_p": 1e-6}],
+        [Decoding(temperature=0.01), Decoding(temperature=1.0, top_k=1), Decoding(temperature=1.0, top_p=1e-6)],
         ids=str,
     )
-    def test_sharp_sampling_is_argmax(self, decoding: dict[str, Any]) -> None:
-        made = synthesizer(private_examples(), mechanism="gaussian", **decoding)
+    def test_sharp_sampling_is_argmax(self, decoding: Decoding) -> None:
+        made = synthesizer(private_examples(), noise=Noise("gaussian", multiplier=0.05), decoding=decoding)
         assert made.run().examples[0]["text"] == "my card was declined"
 
 
 def test_a_top_k_engine_caps_the_public_candidates_and_shows_it() -> None:
     spy = SpyBackend(word_copier(WORDS), max_top_k=4)
-    made = synthesizer(private_examples(), llm=spy, public_top_k=100)
+    made = synthesizer(private_examples(), llm=spy, decoding=Decoding(candidates=100))
     assert made.plan.candidates == 5
     assert made.run().plan["public_top_k"] == 4
 
 
 def test_the_whole_vocabulary_can_be_the_domain_and_needs_an_engine_that_has_it() -> None:
-    assert synthesizer(private_examples(), public_top_k=None).run().examples[0]["text"] == "my card was declined"
+    assert (
+        synthesizer(private_examples(), decoding=Decoding(candidates="all")).run().examples[0]["text"]
+        == "my card was declined"
+    )
     with pytest.raises(ConfigurationError, match="top tokens only"):
-        synthesizer(private_examples(), llm=SpyBackend(word_copier(WORDS), max_top_k=4), public_top_k=None)
+        synthesizer(
+            private_examples(), llm=SpyBackend(word_copier(WORDS), max_top_k=4), decoding=Decoding(candidates="all")
+        )
 
 
 def test_a_token_no_record_wants_needs_the_public_list() -> None:
@@ -437,15 +456,15 @@ def test_a_token_no_record_wants_needs_the_public_list() -> None:
         return {" secret": 1.0} if "my" in prompt else {" public": 0.6, " other": 0.4}
 
     spy = SpyBackend(private_only, vocabulary=[" public", " other", " secret"])
-    made = synthesizer(private_examples(), llm=spy, public_top_k=2, max_tokens=3)
+    made = synthesizer(private_examples(), llm=spy, decoding=Decoding(candidates=2), max_tokens=3)
     assert "secret" not in " ".join(example["text"] for example in made.run().examples)
 
 
 def test_components_declared_in_a_plan_cost_less_together_and_run_after_it() -> None:
     private, budget = private_examples(), handler(epsilon=10.0)
     with budget.plan():
-        first = synthesizer(private, budget=budget, epsilon=2.0, noise_multiplier=None)
-        second = synthesizer(private, budget=budget, epsilon=2.0, noise_multiplier=None)
+        first = synthesizer(private, budget=budget, epsilon=2.0, noise=None)
+        second = synthesizer(private, budget=budget, epsilon=2.0, noise=None)
         with pytest.raises(DPICLError):
             first.run()
     assert first.run().examples

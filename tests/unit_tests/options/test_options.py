@@ -145,6 +145,8 @@ class TestChecks:
             (lambda: Noise(multiplier=math.nan), "finite"),
             (lambda: Noise(delta=1.0), "less than 1"),
             (lambda: LogitNoise("gumbel"), "recentered_clip"),  # type: ignore[arg-type]
+            (lambda: LogitNoise("difference_clip", center="max"), "clip_and_blend"),
+            (lambda: LogitNoise("difference_clip", free_below=0.3), "max_private_tokens"),
             (lambda: FewShotTask(labels="ab"), "a list of texts, found 'ab'"),  # type: ignore[arg-type]
             (lambda: LabelAnswers(abstain_below=0.5, min_votes=2.0), "abstain_below or min_votes"),
             (lambda: LabelAnswers(scores=1), "a valid boolean"),  # type: ignore[arg-type]

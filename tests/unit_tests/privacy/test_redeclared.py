@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from langchain_dpicl import Budget, DemonstrationSynthesizer, PrivateExamples, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetMismatchError, PrivateAccessError, RecordError
+from langchain_dpicl.options import Decoding, Rows
 from langchain_dpicl.privacy.data import units
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
@@ -400,23 +401,30 @@ def test_a_label_of_units_that_were_split_anew_has_no_known_size(monkeypatch: py
     made = split(private, labels=("card",), public_size=100)
     words = [" my", " card"]
 
-    def writer(**sampled: Any) -> DemonstrationSynthesizer:
+    def writer(rows: Rows) -> DemonstrationSynthesizer:
         llm = FakeBackend(word_copier(words), vocabulary=words)
-        given = {"epsilon": 1.0, "max_tokens": 2, "public_top_k": None, "num_slots": 10, **sampled}
-        return DemonstrationSynthesizer.from_private_examples(made, llm=llm, budget=budget, **given)
+        return DemonstrationSynthesizer.from_private_examples(
+            made,
+            llm=llm,
+            budget=budget,
+            epsilon=1.0,
+            max_tokens=2,
+            rows=rows,
+            decoding=Decoding(candidates="all"),
+        )
 
     with pytest.raises(ConfigurationError, match=r"sampling.*declared later"):
-        writer(sampling="fixed")
+        writer(Rows(slots=10, sampling="fixed"))
     assert budget.remaining_epsilon == 1.0
     assert private._ledger_id is None
-    assert writer().plan.release.sampler.name == "poisson_units"
+    assert writer(Rows(units=10)).plan.release.sampler.name == "poisson_units"
     assert verify_report(budget.report()).ok
     # Made elsewhere, or before it was refused.
     monkeypatch.setattr("langchain_dpicl.release.declare_share._check_sizes_known", lambda *_: None)
     budget = Budget(epsilon=1.0, delta=1e-6, adjacency="replace_one")
     private = found([record("card")] * 60 + [record("login")] * 40, public_size=100)
     made = split(private, labels=("card",), public_size=100)
-    writer(sampling="fixed")
+    writer(Rows(slots=10, sampling="fixed"))
     assert any("labels whose sizes are private" in problem for problem in verify_report(budget.report()).problems)
 
 

@@ -7,30 +7,34 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl import Noise, Rows
+from langchain_dpicl.options import LogitNoise
 from langchain_dpicl.reports.report import verify_report
 from tests.full_doubles import full_engine
 from tests.sealed_files import with_digest
 from tests.unit_tests.generation.test_synthesis import handler
 from tests.unit_tests.privacy.accounting.test_logit_corridor import writing
 
+SLOTS = Rows(slots=10, shots=2, redraw_every="run")
+FREE = LogitNoise("recentered_clip", free_below=0.5, max_private_tokens=2, multiplier=3.0)
+DEAL: dict[str, Any] = {"rows": SLOTS.replace(sampling="disjoint"), "shots_per_label": 2}
 PLANS: dict[str, dict[str, Any]] = {
     "one sample": {},
-    "per token": {"redraw_every": 1},
-    "blend": {"mechanism": "clip_and_blend", "blend_weight": 0.7, "center": "none"},
-    "units": {"rows": "units", "num_slots": 20},
-    "free": {"free_tokens": 0.5, "private_tokens": 2},
-    "free, few": {"free_tokens": 0.5, "private_tokens": 50},
-    "disjoint": {"sampling": "disjoint", "shots_per_label": 2},
-    "disjoint, free": {"sampling": "disjoint", "shots_per_label": 2, "free_tokens": 0.5, "private_tokens": 2},
-    "disjoint, gumbel": {"sampling": "disjoint", "shots_per_label": 2, "mechanism": "gumbel"},
+    "per token": {"rows": SLOTS.replace(redraw_every=1)},
+    "blend": {"noise": LogitNoise("clip_and_blend", blend_weight=0.7, center="none", multiplier=3.0)},
+    "units": {"rows": Rows(units=20, redraw_every="run")},
+    "free": {"noise": FREE},
+    "free, few": {"noise": FREE.replace(max_private_tokens=50)},
+    "disjoint": DEAL,
+    "disjoint, free": {**DEAL, "noise": FREE},
+    "disjoint, gumbel": {**DEAL, "noise": Noise("gumbel", multiplier=3.0)},
 }
 
 
 def reported(options: dict[str, Any]) -> dict[str, Any]:
     budget = handler()
-    given = {"clip": None, "noise_multiplier": 3.0, "num_slots": 10, "shots_per_slot": 2, "epsilon": 400.0, **options}
-    if options.get("rows") == "units":
-        given["shots_per_slot"] = None
+    noise = LogitNoise("recentered_clip", multiplier=3.0)
+    given = {"noise": noise, "rows": SLOTS, "epsilon": 400.0, **options}
     writing(llm=full_engine(), budget=budget, **given)
     report: dict[str, Any] = budget.report().to_dict()
     return report

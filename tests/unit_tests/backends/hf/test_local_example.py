@@ -82,7 +82,7 @@ def test_one_sample_serves_one_demonstration_and_one_engine_does_both(example: A
         (1, label) for label in example.LABELS
     ]
     assert budget.remaining_epsilon == 0
-    prompt = DPFewShotPromptTemplate.from_synthesizer(
+    prompt = DPFewShotPromptTemplate.from_run(
         synthesizer,
         example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
         suffix="question: {input}\ntopic:",

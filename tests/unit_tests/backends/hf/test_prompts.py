@@ -1,9 +1,12 @@
+import asyncio
 import copy
+import inspect
 import json
 import math
 import pickle
 import sys
-from types import ModuleType, SimpleNamespace
+import warnings
+from types import ModuleType
 from typing import ClassVar
 
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.example_selectors import LengthBasedExampleSelector
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.load import dumps
+from langchain_core.load import dumps, loads
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import (
@@ -26,12 +29,14 @@ from langchain_core.prompts import (
 )
 from langchain_core.runnables import ConfigurableField
 
+from langchain_dpicl import Decoding, GenerationTask
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, SynthesisInterruptedError
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+from langchain_dpicl.runs.generation_run import GenerationRun
 from tests.sealed_files import paid, sealed
 
 CANARY = "canary-7f3a-private"
@@ -436,13 +441,13 @@ def test_with_shots_takes_a_count(count):
 # -- from private examples ----------------------------------------------------------------------------------------
 
 
-class Examples(SimpleNamespace):
-    """Stands for PrivateExamples: public fields, and a text nobody may show."""
+def private_examples(fields=("text", "queue")):
+    """Examples with a text that nobody may show."""
+    label = fields[1]
+    return PrivateExamples([{"text": CANARY, label: "card"}], label_key=label, labels=["card"], public_size=100)
 
-    def __init__(self, fields=("text", "queue")):
-        super().__init__(fields=fields, secret=CANARY)
 
-
+@GenerationRun.register
 class Synthesizer:
     """Stands for the real one: records how it was built and run."""
 
@@ -458,15 +463,15 @@ class Synthesizer:
         cls.built.append(cls(private, options))
         return cls.built[-1]
 
-    def run(self, *, progress=None):
-        self.runs.append(("run", progress))
+    def run(self):
+        self.runs.append("run")
         if len(self.runs) <= self.failures:
             raise SynthesisInterruptedError("stopped half-way", synthesizer=self)
         return RELEASED
 
-    async def arun(self, *, progress=None):
-        released = self.run(progress=progress)
-        self.runs[-1] = ("arun", progress)
+    async def arun(self):
+        released = self.run()
+        self.runs[-1] = "arun"
         return released
 
 
@@ -483,44 +488,53 @@ def synthesizer(monkeypatch):
 
 @pytest.mark.parametrize(("cls", "line"), CLASSES)
 async def test_private_examples_become_a_template_sync_and_async(cls, line, synthesizer):
-    private, llm = Examples(), FakeBackend(word_copier([" a"]), vocabulary=[" a"])
-    arguments = {"llm": llm, "budget": "budget", "epsilon": 1.5, "example_prompt": line, "progress": False, **TASK}
+    private, llm = private_examples(), FakeBackend(word_copier([" a"]), vocabulary=[" a"])
+    arguments = {"llm": llm, "budget": "budget", "epsilon": 1.5, "example_prompt": line, **TASK}
     first = cls.from_private_examples(private, **arguments)
     second = await cls.afrom_private_examples(private, **arguments)
     assert first == second == released_prompt(cls, line)
-    assert [one.runs for one in synthesizer.built] == [[("run", False)], [("arun", False)]]
+    assert [one.runs for one in synthesizer.built] == [["run"], ["arun"]]
     assert all(one.private is private and one.options["llm"] is llm for one in synthesizer.built)
 
 
 @pytest.mark.parametrize(("cls", "line"), CLASSES)
-def test_each_option_goes_to_the_template_or_to_the_synthesizer(cls, line, synthesizer):
-    prompt = cls.from_private_examples(
-        Examples(),
-        llm="llm",
-        epsilon=1.0,
-        instruction="Write.",
-        config={"tags": ["t"]},
-        example_prompt=line,
-        shots_per_label=2,
-        stop=("\n",),
-        generation_prompt="{text}",
-        partial_variables={"kind": "mail"},
-        metadata={"m": 1},
-        **TASK,
-    )
+def test_each_option_goes_to_the_synthesizer(cls, line, synthesizer):
+    task, decoding = GenerationTask(record_prompt="{text}"), Decoding(stop=("\n",))
+    options = {"instruction": "Write.", "task": task, "shots_per_label": 2, "decoding": decoding, "noise": "gaussian"}
+    cls.from_private_examples(private_examples(), llm="llm", epsilon=1.0, example_prompt=line, **options, **TASK)
+    kept = {name: value for name, value in synthesizer.built[0].options.items() if value is not None}
+    assert kept == {"llm": "llm", "epsilon": 1.0, "max_tokens": 60, **options}
+
+
+@pytest.mark.parametrize(("cls", "line"), CLASSES)
+def test_other_fields_of_the_template_are_given_with_the_run(cls, line, synthesizer):
+    run = synthesizer(private_examples(), {})
+    prompt = cls.from_run(run, example_prompt=line, partial_variables={"kind": "mail"}, metadata={"m": 1}, **TASK)
     assert prompt.partial_variables == {"kind": "mail"}
     assert prompt.metadata == {"m": 1}
-    assert synthesizer.built[0].options == {
-        "llm": "llm",
-        "budget": None,
-        "epsilon": 1.0,
-        "instruction": "Write.",
-        "config": {"tags": ["t"]},
-        "example_prompt": line,
-        "shots_per_label": 2,
-        "stop": ("\n",),
-        "generation_prompt": "{text}",
-    }
+
+
+def test_an_example_prompt_may_be_a_text(synthesizer):
+    run = synthesizer(private_examples(), {})
+    prompt = DPFewShotPromptTemplate.from_run(run, example_prompt=LINE.template, **TASK)
+    assert prompt == released_prompt(DPFewShotPromptTemplate, LINE)
+    with pytest.raises(ConfigurationError, match="example_prompt"):
+        DPFewShotPromptTemplate.from_run(run, example_prompt="{text", **TASK)
+
+
+@pytest.mark.parametrize("run", [None, RELEASED, "llm"])
+def test_only_a_run_of_demonstrations_becomes_a_template(run):
+    with pytest.raises(ConfigurationError, match="DemonstrationSynthesizer or PrivateEvolution"):
+        DPFewShotPromptTemplate.from_run(run, example_prompt=LINE, **TASK)
+
+
+@pytest.mark.parametrize(("cls", "line"), CLASSES)
+def test_both_constructors_explain_a_wrong_keyword_and_have_one_signature(cls, line):
+    assert inspect.signature(cls.from_private_examples) == inspect.signature(cls.afrom_private_examples)
+    with pytest.raises(ConfigurationError, match=rf"{cls.__name__}.*found 'slots'. Give rows=Rows\(slots=...\)"):
+        cls.from_private_examples(private_examples(), llm="llm", example_prompt=line, slots=3, **TASK)
+    with pytest.raises(ConfigurationError, match=rf"{cls.__name__}.*found 'slots'. Give rows=Rows\(slots=...\)"):
+        asyncio.run(cls.afrom_private_examples(private_examples(), llm="llm", example_prompt=line, slots=3, **TASK))
 
 
 BAD_TEMPLATES = [
@@ -529,7 +543,7 @@ BAD_TEMPLATES = [
     {"suffix": 3},
     {"prefix": None},
     {"prefix": "{0}"},
-    {"example_prompt": "Ticket: {text}"},
+    {"example_prompt": "Ticket: {text"},
     {"example_prompt": None},
     {"template_format": "jinja2"},
     {"output_parser": "text"},
@@ -542,20 +556,19 @@ BAD_TEMPLATES = [
 
 
 @pytest.mark.parametrize(("cls", "line"), CLASSES)
-@pytest.mark.parametrize("bad", BAD_TEMPLATES)
+@pytest.mark.parametrize("bad", BAD_TEMPLATES, ids=str)
 async def test_a_bad_template_argument_fails_before_a_synthesizer_exists(cls, line, bad, synthesizer):
-    arguments = {"llm": "llm", "example_prompt": line, **TASK} | bad
+    arguments = {"example_prompt": line, **TASK} | bad
     with pytest.raises(ConfigurationError) as caught:
-        cls.from_private_examples(Examples(), **arguments)
+        cls.from_private_examples(private_examples(), llm="llm", **arguments)
     assert CANARY not in str(caught.value)
     with pytest.raises(ConfigurationError):
-        await cls.afrom_private_examples(Examples(), **arguments)
-    ready = synthesizer(Examples(), {})
-    arguments.pop("llm")
+        await cls.afrom_private_examples(private_examples(), llm="llm", **arguments)
+    ready = synthesizer(private_examples(), {})
     with pytest.raises(ConfigurationError):
-        cls.from_synthesizer(ready, **arguments)
+        cls.from_run(ready, **arguments)
     with pytest.raises(ConfigurationError):
-        await cls.afrom_synthesizer(ready, **arguments)
+        await cls.afrom_run(ready, **arguments)
     with pytest.raises(ConfigurationError):
         cls.from_released(RELEASED, **arguments)
     assert synthesizer.built == []
@@ -564,16 +577,18 @@ async def test_a_bad_template_argument_fails_before_a_synthesizer_exists(cls, li
 
 def test_the_string_template_needs_a_suffix_before_anything_is_spent(synthesizer):
     with pytest.raises(ConfigurationError, match="suffix"):
-        DPFewShotPromptTemplate.from_private_examples(Examples(), llm="llm", example_prompt=LINE)
+        DPFewShotPromptTemplate.from_private_examples(private_examples(), llm="llm", example_prompt=LINE)
     assert synthesizer.built == []
-    alone = DPFewShotChatMessagePromptTemplate.from_private_examples(Examples(), llm="llm", example_prompt=TURNS)
+    alone = DPFewShotChatMessagePromptTemplate.from_private_examples(
+        private_examples(), llm="llm", example_prompt=TURNS
+    )
     assert len(alone.format_messages()) == 8
 
 
 @pytest.mark.parametrize(("cls", "line"), CLASSES)
 def test_variables_of_the_line_must_be_declared_fields(cls, line, synthesizer):
     with pytest.raises(ConfigurationError, match=r"\['queue'\]"):
-        cls.from_private_examples(Examples(fields=("text", "label")), llm="llm", example_prompt=line, **TASK)
+        cls.from_private_examples(private_examples(fields=("text", "label")), llm="llm", example_prompt=line, **TASK)
     assert synthesizer.built == []
 
 
@@ -589,12 +604,41 @@ def test_bare_records_are_refused_without_being_shown(private, synthesizer):
 async def test_an_interrupted_synthesis_resumes_from_its_synthesizer(cls, line, synthesizer):
     synthesizer.failures = 2
     with pytest.raises(SynthesisInterruptedError) as caught:
-        cls.from_private_examples(Examples(), llm="llm", example_prompt=line, **TASK)
+        cls.from_private_examples(private_examples(), llm="llm", example_prompt=line, **TASK)
     with pytest.raises(SynthesisInterruptedError):
-        await cls.afrom_synthesizer(caught.value.synthesizer, example_prompt=line, **TASK)
-    prompt = cls.from_synthesizer(caught.value.synthesizer, example_prompt=line, **TASK)
+        await cls.afrom_run(caught.value.synthesizer, example_prompt=line, **TASK)
+    prompt = cls.from_run(caught.value.synthesizer, example_prompt=line, **TASK)
     assert prompt == released_prompt(cls, line)
     assert len(synthesizer.built) == 1
+
+
+# -- stock templates ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize(("cls", "line"), CLASSES)
+def test_a_stock_template_says_the_same_and_langchain_dumps_and_loads_it(cls, line, text):
+    released = ReleasedDemonstrations(({"text": text, "queue": text}, *EXAMPLES), REPORT, PLAN)
+    fields = {"partial_variables": {"kind": "mail"}, "metadata": {"m": 1}, "tags": ["t"]}
+    if cls is DPFewShotPromptTemplate:
+        fields["example_separator"] = "\n{-}\n"
+    prompt = cls.from_released(released, example_prompt=line, **fields, **TASK)
+    stock = prompt.to_stock()
+    assert type(stock) in {PromptTemplate, ChatPromptTemplate}
+    assert stock.input_variables == prompt.input_variables == ["input"]
+    assert (stock.metadata, stock.tags) == ({"m": 1}, ["t"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `loads` is beta
+        again = loads(dumps(stock), allowed_objects="core")
+    for one in (stock, again):
+        assert one.invoke({"input": "{x}"}) == prompt.invoke({"input": "{x}"})
+
+
+@pytest.mark.parametrize(("cls", "line"), CLASSES)
+def test_a_template_with_a_selector_has_no_stock_form(cls, line):
+    selector = LengthBasedExampleSelector(examples=EXAMPLES, example_prompt=LINE)
+    with pytest.raises(ConfigurationError, match="selector"):
+        cls(example_selector=selector, example_prompt=line, suffix="{input}", input_variables=["input"]).to_stock()
 
 
 # -- what observers see -------------------------------------------------------------------------------------------
@@ -613,7 +657,7 @@ class Recorder(BaseCallbackHandler):
 
 @pytest.mark.parametrize(("cls", "line"), CLASSES)
 def test_dumps_traces_and_repr_show_released_demonstrations_only(cls, line, synthesizer):
-    prompt = cls.from_private_examples(Examples(), llm="llm", example_prompt=line, **TASK)
+    prompt = cls.from_private_examples(private_examples(), llm="llm", example_prompt=line, **TASK)
     recorder = Recorder()
     prompt.invoke({"kind": "mail", "input": "x"}, {"callbacks": [recorder]})
     shown = [*recorder.seen, repr(prompt), str(prompt), dumps(prompt), prompt.model_dump_json()]
@@ -652,7 +696,7 @@ def real_arguments(**engine):
         RECORDS * 100, text_key="text", label_key="queue", labels=["card", "transfer"], public_size=200
     )
     budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-6)
-    options = {"shots_per_label": 1, "max_tokens": 3, "public_top_k": 5, "progress": False}
+    options = {"shots_per_label": 1, "max_tokens": 3, "decoding": Decoding(candidates=5)}
     return private, {"llm": model, "budget": budget, "epsilon": 2.0, **options}
 
 
@@ -685,6 +729,6 @@ def test_a_model_failure_half_way_is_resumed_for_what_was_charged(cls, line):
     with pytest.raises(SynthesisInterruptedError) as caught:
         cls.from_private_examples(private, example_prompt=line, **TASK, **arguments)
     assert arguments["budget"].remaining_epsilon == pytest.approx(2.0, abs=1e-9)
-    prompt = cls.from_synthesizer(caught.value.synthesizer, example_prompt=line, progress=False, **TASK)
+    prompt = cls.from_run(caught.value.synthesizer, example_prompt=line, **TASK)
     assert len(prompt.examples) == 2
     assert arguments["budget"].remaining_epsilon == pytest.approx(2.0, abs=1e-9)

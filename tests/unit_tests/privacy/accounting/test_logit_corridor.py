@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from langchain_dpicl import Decoding, Noise, Rows
 from langchain_dpicl.backends.base import Domain
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.rows.vocabulary_rows import FullRowSource, PublicRowContext, log_rows, softmax_rows
@@ -22,6 +24,8 @@ from langchain_dpicl.exceptions import (
     SynthesisInterruptedError,
 )
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin, temperature_of
+from langchain_dpicl.options import LogitNoise
+from langchain_dpicl.options.rows import LogitNoiseName, noise_of
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -44,7 +48,11 @@ WANTED = {"my card was declined", "my transfer is late"}
 
 
 def writing(private: Any = None, **options: Any) -> Any:
-    given = {"mechanism": "recentered_clip", "redraw_every": 6, "noise_multiplier": 0.02, "clip": 12.0, **options}
+    given = {
+        "noise": LogitNoise("recentered_clip", clip=12.0, multiplier=0.02),
+        "rows": Rows(redraw_every="run"),
+        **options,
+    }
     return synthesizer(private or private_examples(), **given)
 
 
@@ -71,9 +79,9 @@ class Sums:
 
 @pytest.mark.parametrize("engine", [plain, full_engine], ids=["public asked apart", "public in the batch"])
 @pytest.mark.parametrize("mechanism", LOGIT_MECHANISMS)
-@pytest.mark.parametrize("shape", [{"rows": "units"}, {"rows": "slots", "num_slots": 20, "shots_per_slot": 2}], ids=str)
-def test_what_most_records_agree_on_comes_out(engine: Any, mechanism: str, shape: dict[str, Any]) -> None:
-    released = writing(llm=engine(), mechanism=mechanism, **shape).run()
+@pytest.mark.parametrize("rows", [Rows(redraw_every="run"), Rows(slots=20, shots=2, redraw_every="run")], ids=str)
+def test_what_most_records_agree_on_comes_out(engine: Any, mechanism: LogitNoiseName, rows: Rows) -> None:
+    released = writing(llm=engine(), noise=LogitNoise(mechanism, clip=12.0, multiplier=0.02), rows=rows).run()
     assert {example["text"] for example in released.examples} == WANTED
     assert released.plan["mechanism"] == mechanism
     assert released.plan["clip"] == 12.0
@@ -88,7 +96,7 @@ def test_async_generation_gives_the_same() -> None:
 def test_probabilities_are_the_same_from_logits(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     same_coins(monkeypatch, 3)
     sums = Sums(monkeypatch)
-    writing(llm=engine(), mechanism="gumbel", clip=None, noise_multiplier=0.05, num_slots=4, shots_per_slot=2).run()
+    writing(llm=engine(), noise=Noise("gumbel", multiplier=0.05), rows=Rows(slots=4, shots=2, redraw_every="run")).run()
     assert all((rows >= 0).all() and np.allclose(rows.sum(axis=1), 1.0) for rows in sums.matrices)
     assert all(rows.shape[0] == 4 for rows in sums.matrices)
     kept = [rows for rows in sums.matrices if rows.shape[1] == len(WORDS)]
@@ -98,7 +106,7 @@ def test_probabilities_are_the_same_from_logits(engine: Any, monkeypatch: pytest
 
 def test_a_session_is_told_public_things_only_and_every_row_keeps_its_place() -> None:
     engine = full_engine()
-    writing(llm=engine, num_slots=5, shots_per_slot=2, overfill=0.02).run()
+    writing(llm=engine, rows=Rows(slots=5, shots=2, fill=0.02, redraw_every="run")).run()
     opened = engine.opened[0]
     assert opened["num_rows"] == 5 == len(opened["prompts"])
     assert opened["shared"] == "Messages.\n\n"
@@ -110,7 +118,7 @@ def test_a_session_is_told_public_things_only_and_every_row_keeps_its_place() ->
 
 def test_the_number_of_unit_rows_is_not_told() -> None:
     engine = full_engine()
-    writing(llm=engine, rows="units", num_slots=20).run()
+    writing(llm=engine, rows=Rows(units=20, redraw_every="run")).run()
     assert {opened["num_rows"] for opened in engine.opened} == {None}
 
 
@@ -123,15 +131,12 @@ def test_one_record_moves_one_row(mechanism: str, engine: Any, monkeypatch: pyte
         same_coins(monkeypatch, 11)
         with monkeypatch.context() as patched:
             sums = Sums(patched)
-            options = {} if mechanism == "gumbel" else {"clip": 12.0}
+            noise = noise_of(mechanism, Noise, LogitNoise).replace(multiplier=0.02)
             writing(
                 private_examples(records),
                 llm=engine(),
-                mechanism=mechanism,
-                num_slots=40,
-                shots_per_slot=5,
-                overfill=1.0,
-                **{"clip": None, **options},
+                noise=noise.replace(clip=12.0) if isinstance(noise, LogitNoise) else noise,
+                rows=Rows(slots=40, shots=5, fill=1.0, redraw_every="run"),
             ).run()
         seen.append(sums)
     first, second = seen
@@ -153,7 +158,7 @@ def test_an_engine_that_raises_for_one_prompt_fails_that_row_alone(monkeypatch: 
     records = [*RECORDS[:-1], {"text": "broken record", "topic": "transfer"}]
     sums = Sums(monkeypatch)
     engine = full_engine(breaks_on="broken record")
-    writing(private_examples(records), llm=engine, num_slots=2, shots_per_slot=200, overfill=200.0).run()
+    writing(private_examples(records), llm=engine, rows=Rows(slots=2, shots=200, fill=200.0, redraw_every="run")).run()
     dead = [int(np.isnan(rows).all(axis=1).sum()) for rows in sums.matrices]
     assert set(dead) <= {0, 1}
     assert 1 in dead
@@ -169,7 +174,7 @@ def test_an_engine_that_raises_for_one_prompt_fails_that_row_alone(monkeypatch: 
 def test_unit_rows_that_are_scored_by_themselves_keep_their_number_secret() -> None:
     records = [*RECORDS[:-1], {"text": "broken record", "topic": "transfer"}]
     engine = full_engine(breaks_on="broken record")
-    writing(private_examples(records), llm=engine, rows="units", num_slots=200).run()
+    writing(private_examples(records), llm=engine, rows=Rows(units=200, redraw_every="run")).run()
     assert {opened["num_rows"] for opened in engine.opened} == {None}
     assert any(len(opened["prompts"]) == 1 for opened in engine.opened)
 
@@ -239,7 +244,11 @@ def test_a_stop_in_the_public_question_shows_no_prompt(monkeypatch: pytest.Monke
 def test_an_engine_of_top_tokens_is_refused_before_anything_is_charged(mechanism: str) -> None:
     budget = handler()
     with pytest.raises(CapabilityError, match="whole vocabulary"):
-        writing(llm=FakeBackend(word_copier(WORDS), max_top_k=5), mechanism=mechanism, budget=budget)
+        writing(
+            llm=FakeBackend(word_copier(WORDS), max_top_k=5),
+            noise=LogitNoise(mechanism, clip=12.0, multiplier=0.02),
+            budget=budget,
+        )
     assert budget.report().to_dict()["shares"] == []
 
 
@@ -247,7 +256,9 @@ def test_an_engine_of_top_tokens_is_refused_before_anything_is_charged(mechanism
 
 
 def test_the_share_is_the_price_of_bounded_range_tokens_on_one_sample() -> None:
-    made = writing(noise_multiplier=4.0, clip=None, num_slots=20, shots_per_slot=2)
+    made = writing(
+        noise=LogitNoise("recentered_clip", multiplier=4.0), rows=Rows(slots=20, shots=2, redraw_every="run")
+    )
     rate = made.plan.release.sampler.sampling_rate
     block = SubsampledEvent(RepeatedEvent(BoundedRangeEvent(0.25), 6), rate)
     by_hand = ParallelEvent(made.plan.partition, tuple((label, block) for label in LABELS))
@@ -255,21 +266,23 @@ def test_the_share_is_the_price_of_bounded_range_tokens_on_one_sample() -> None:
     assert made.plan.epsilon == pytest.approx(price, rel=1e-6)
 
 
-@pytest.mark.parametrize("shape", [{"rows": "units", "num_slots": 20}, {"num_slots": 20, "shots_per_slot": 2}], ids=str)
+@pytest.mark.parametrize("rows", [Rows(units=20, redraw_every="run"), Rows(slots=20, shots=2, redraw_every="run")])
 @pytest.mark.parametrize("mechanism", LOGIT_MECHANISMS)
-def test_clip_temperature_and_noise_hang_together(mechanism: str, shape: dict[str, Any]) -> None:
-    solved = writing(mechanism=mechanism, clip=None, noise_multiplier=3.0, **shape).plan
+def test_clip_temperature_and_noise_hang_together(mechanism: LogitNoiseName, rows: Rows) -> None:
+    solved = writing(noise=LogitNoise(mechanism, multiplier=3.0), rows=rows).plan
     clip = solved.release.aggregation.clip
     assert temperature_of(solved.release) == pytest.approx(1.0)
-    factor = (2.0 if shape.get("rows") == "units" else 4.0) * (0.5 if mechanism == "clip_and_blend" else 1.0)
+    factor = (2.0 if rows.units else 4.0) * (0.5 if mechanism == "clip_and_blend" else 1.0)
     assert clip == pytest.approx(20.0 / (factor * 3.0))
-    given = writing(mechanism=mechanism, clip=clip, temperature=1.0, noise_multiplier=None, **shape).plan
+    given = writing(noise=LogitNoise(mechanism, clip=clip), decoding=Decoding(temperature=1.0), rows=rows).plan
     assert given.noise_multiplier == pytest.approx(3.0)
     assert given.epsilon == pytest.approx(solved.epsilon, rel=1e-4)
 
 
 def test_a_given_clip_and_epsilon_make_the_temperature() -> None:
-    plan = writing(clip=2.0, noise_multiplier=None, epsilon=4.0, num_slots=20, shots_per_slot=2).plan
+    plan = writing(
+        noise=LogitNoise("recentered_clip", clip=2.0), epsilon=4.0, rows=Rows(slots=20, shots=2, redraw_every="run")
+    ).plan
     assert plan.epsilon <= 4.0
     assert temperature_of(plan.release) == pytest.approx(plan.noise_multiplier * 4 * 2.0 / 20)
 
@@ -277,29 +290,35 @@ def test_a_given_clip_and_epsilon_make_the_temperature() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"mechanism": "gumbel", "clip": 1.0},
-        {"mechanism": "gaussian", "clip": None, "free_tokens": 0.5, "private_tokens": 2},
-        {"blend_weight": 0.5},
-        {"center": "max"},
-        {"mechanism": "clip_and_blend", "blend_weight": 0.0},
-        {"mechanism": "clip_and_blend", "center": "mean"},
-        {"clip": 1.0, "temperature": 1.0, "noise_multiplier": 1.0},
-        {"temperature": 0.0},
-        {"free_tokens": 0.5},
-        {"private_tokens": 3},
-        {"free_tokens": 1.0, "private_tokens": 3},
-        {"free_tokens": 0.5, "private_tokens": 0},
-        {"free_tokens": 0.5, "private_tokens": 3, "redraw_every": 2},
-        {"top_k": 5},
-        {"top_p": 0.5},
-        {"clip": -1.0},
+        lambda: {"noise": LogitNoise("gumbel", clip=1.0)},  # type: ignore[arg-type]
+        lambda: {"noise": Noise("gaussian", free_below=0.5)},  # type: ignore[call-arg]
+        lambda: {"noise": LogitNoise("recentered_clip", blend_weight=0.5)},
+        lambda: {"noise": LogitNoise("recentered_clip", center="max")},
+        lambda: {"noise": LogitNoise("clip_and_blend", blend_weight=0.0)},
+        lambda: {"noise": LogitNoise("clip_and_blend", blend_weight=1.1)},
+        lambda: {"noise": LogitNoise("clip_and_blend", center="mean")},  # type: ignore[arg-type]
+        lambda: {
+            "noise": LogitNoise("recentered_clip", clip=1.0, multiplier=1.0),
+            "decoding": Decoding(temperature=1.0),
+        },
+        lambda: {"decoding": Decoding(temperature=0.0)},
+        lambda: {"noise": LogitNoise("recentered_clip", free_below=0.5)},
+        lambda: {"noise": LogitNoise("recentered_clip", max_private_tokens=3)},
+        lambda: {"noise": LogitNoise("recentered_clip", free_below=1.0, max_private_tokens=3)},
+        lambda: {"noise": LogitNoise("recentered_clip", free_below=0.5, max_private_tokens=0)},
+        lambda: {
+            "noise": LogitNoise("recentered_clip", free_below=0.5, max_private_tokens=3),
+            "rows": Rows(redraw_every=2),
+        },
+        lambda: {"decoding": Decoding(top_k=5)},
+        lambda: {"decoding": Decoding(top_p=0.5)},
+        lambda: {"noise": LogitNoise("recentered_clip", clip=-1.0)},
     ],
-    ids=str,
 )
-def test_public_faults_raise_before_any_charge(options: dict[str, Any]) -> None:
+def test_public_faults_raise_before_any_charge(options: Callable[[], dict[str, Any]]) -> None:
     budget = handler()
     with pytest.raises(ConfigurationError):
-        writing(budget=budget, **options)
+        writing(budget=budget, **options())
     assert budget.report().to_dict()["shares"] == []
 
 
@@ -308,10 +327,14 @@ def test_public_faults_raise_before_any_charge(options: dict[str, Any]) -> None:
 
 def test_top_k_plus_takes_what_one_row_could_lift_among_the_top() -> None:
     rule = TokenRule("difference_clip", clip=3.0)
-    plan = writing(mechanism="difference_clip", clip=3.0, num_slots=20, shots_per_slot=2).plan.release
+    plan = writing(
+        noise=LogitNoise("difference_clip", clip=3.0, multiplier=0.02), rows=Rows(slots=20, shots=2, redraw_every="run")
+    ).plan.release
     assert rule.is_logit
     assert public_margin(plan) == pytest.approx(2 * 3.0 / 20)  # 2 C / s, not 2 C / (s + 1)
-    blend = writing(mechanism="clip_and_blend", num_slots=20, shots_per_slot=2).plan.release
+    blend = writing(
+        noise=LogitNoise("clip_and_blend", clip=12.0, multiplier=0.02), rows=Rows(slots=20, shots=2, redraw_every="run")
+    ).plan.release
     assert public_margin(blend) == 0.0
 
 
@@ -329,7 +352,7 @@ def test_the_likeliest_candidates_keep_their_order_and_their_number() -> None:
 
 def test_the_end_of_a_text_is_a_candidate_after_the_first_token_only() -> None:
     widths: list[int] = []
-    made = writing(llm=full_engine(), public_top_k=3)
+    made = writing(llm=full_engine(), decoding=Decoding(candidates=3))
     walk = made._script
 
     class Spy:
@@ -368,11 +391,8 @@ def test_tokens_that_the_public_model_would_write_cost_nothing(monkeypatch: pyte
     made = writing(
         private_examples(records),
         llm=engine,
-        free_tokens=0.9,
-        private_tokens=2,
-        noise_multiplier=0.02,
-        num_slots=20,
-        shots_per_slot=2,
+        noise=LogitNoise("recentered_clip", clip=12.0, free_below=0.9, max_private_tokens=2, multiplier=0.02),
+        rows=Rows(slots=20, shots=2, redraw_every="run"),
     )
     made.run()
     assert sums.matrices == []
@@ -384,7 +404,11 @@ def test_tokens_that_the_public_model_would_write_cost_nothing(monkeypatch: pyte
 def test_rows_far_from_the_public_distribution_pay_until_the_cap_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = full_engine()
     sums = Sums(monkeypatch)
-    made = writing(llm=engine, free_tokens=0.3, private_tokens=2, noise_multiplier=0.01, num_slots=20, shots_per_slot=2)
+    made = writing(
+        llm=engine,
+        noise=LogitNoise("recentered_clip", clip=12.0, free_below=0.3, max_private_tokens=2, multiplier=0.01),
+        rows=Rows(slots=20, shots=2, redraw_every="run"),
+    )
     released = made.run()
     assert len(sums.matrices) == 2 * len(LABELS)
     assert all(example["text"].split()[:2] in (["my", "card"], ["my", "transfer"]) for example in released.examples)
@@ -392,7 +416,10 @@ def test_rows_far_from_the_public_distribution_pay_until_the_cap_is_reached(monk
 
 
 def test_free_tokens_are_priced_as_runs_of_the_test_and_private_tokens() -> None:
-    made = writing(free_tokens=0.5, private_tokens=2, noise_multiplier=4.0, clip=None, num_slots=20, shots_per_slot=2)
+    made = writing(
+        noise=LogitNoise("recentered_clip", free_below=0.5, max_private_tokens=2, multiplier=4.0),
+        rows=Rows(slots=20, shots=2, redraw_every="run"),
+    )
     plan = made.plan.release
     assert plan.test is not None
     # A run costs a quarter of a token, in zCDP: (2 / n)^2 / 2 = (1 / 4) (1 / 4)^2 / 8.
@@ -414,7 +441,7 @@ def test_a_model_call_error_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
     "spoilt", [[np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]], ids=["NaN", "infinite", "nothing can follow"]
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("free", [{}, {"free_tokens": 0.5, "private_tokens": 2}], ids=["all private", "free tokens"])
+@pytest.mark.parametrize("free", [{}, {"free_below": 0.5, "max_private_tokens": 2}], ids=["all private", "free tokens"])
 def test_an_engine_without_numbers_for_the_public_prompt_is_named_as_the_fault(
     spoilt: list[float], is_async: bool, free: dict[str, Any]
 ) -> None:
@@ -431,7 +458,8 @@ def test_an_engine_without_numbers_for_the_public_prompt_is_named_as_the_fault(
         return found
 
     engine.logits_of = logits_of  # type: ignore[method-assign]
-    made = writing(llm=engine, num_slots=20, shots_per_slot=2, **free)
+    noise = LogitNoise("recentered_clip", clip=12.0, multiplier=0.02, **free)
+    made = writing(llm=engine, rows=Rows(slots=20, shots=2, redraw_every="run"), noise=noise)
     with pytest.raises(ModelCallError, match="no numbers for the public prompt"):
         asyncio.run(made.arun()) if is_async else made.run()
     assert public[0] == 1
