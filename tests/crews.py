@@ -13,7 +13,6 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.distributed.executor import Executor, Job, JobResult, Worker, WorkerFactory
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import Rows
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.stores import SQLiteMemo
 from tests.ray_places import PUBLIC_SIZE, engine, records

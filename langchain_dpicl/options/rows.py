@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeAlias, get_args, overload, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 from langchain_dpicl.options.base import Count, Option, Positive, Probability, Share
 from langchain_dpicl.privacy._validate import fail, plain_or_type

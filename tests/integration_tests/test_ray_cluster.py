@@ -28,7 +28,6 @@ from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.evolution.writing import PublicTextJob
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import Rows
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE

@@ -16,7 +16,7 @@ from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl import FewShotTask, LabelAnswers, Noise, Rows, Serving, Decoding
+from langchain_dpicl import Decoding, FewShotTask, LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend

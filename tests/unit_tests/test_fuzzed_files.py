@@ -39,7 +39,6 @@ from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
 from langchain_dpicl.evolution.evolution import EvolutionCheckpoint, Population
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
-from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import InMemoryStore

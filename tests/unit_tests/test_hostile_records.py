@@ -17,7 +17,7 @@ from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, Noise, PrivateExamples, Rows
 from langchain_dpicl.backends.fake import word_copier
-from langchain_dpicl.options import LabelAnswers, Noise, Rows
+from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from langchain_dpicl import Budget, DemonstrationSynthesizer, Noise, PrivateExamples, ValueDiscovery, Decoding
+from langchain_dpicl import Budget, Decoding, DemonstrationSynthesizer, Noise, PrivateExamples, ValueDiscovery
 from langchain_dpicl.audit.bounds import ALARM, clopper_pearson_lower
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import AccountantsDisagreeError, PrivacyBudgetExceededError

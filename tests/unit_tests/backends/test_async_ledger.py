@@ -21,7 +21,7 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends import sync_async
 from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError, TrainingInterruptedError
-from langchain_dpicl.options import LabelAnswers, Noise, Rows, Serving, Student
+from langchain_dpicl.options import LabelAnswers, Rows, Serving, Student
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs.query_runnable import RELEASE
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver

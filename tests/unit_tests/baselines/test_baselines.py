@@ -17,7 +17,7 @@ from langchain_dpicl.baselines import (
 )
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
-from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows, Decoding, GenerationTask
+from langchain_dpicl.options import Decoding, FewShotTask, GenerationTask, LabelAnswers, Rows
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.doubles import WORDS
 

@@ -32,7 +32,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     SynthesisInterruptedError,
 )
-from langchain_dpicl.options import FewShotTask, Rows
+from langchain_dpicl.options import FewShotTask
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE

@@ -21,7 +21,6 @@ from langchain_dpicl import (
     DPVotingRunnable,
     GenerationTask,
     Noise,
-    PromptPATELabeler,
     Rows,
 )
 from langchain_dpicl.backends.fake import word_copier
@@ -35,7 +34,7 @@ from langchain_dpicl.exceptions import (
     SynthesisInterruptedError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer, DisjointBatches
-from langchain_dpicl.options import Rows, LogitNoise, OpenLabel
+from langchain_dpicl.options import LogitNoise, OpenLabel
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
