@@ -8,7 +8,7 @@ import functools
 import html
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeAlias, get_type_hints, runtime_checkable
 
 from annotated_types import Gt, Interval
@@ -49,6 +49,7 @@ Where: TypeAlias = "str | os.PathLike[str]"
 Count: TypeAlias = Annotated[int, Interval(ge=1, le=MAX_INT)]
 CountOrZero: TypeAlias = Annotated[int, Interval(ge=0, le=MAX_INT)]
 Positive: TypeAlias = Annotated[float, Gt(0)]
+NotNegative: TypeAlias = Annotated[float, Interval(ge=0)]
 Probability: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
 Share: TypeAlias = Annotated[float, Interval(gt=0, le=1)]
 Texts: TypeAlias = Annotated[tuple[Annotated[str, Strict()], ...], Strict(strict=False)]
@@ -162,6 +163,21 @@ class Option(metaclass=_NamesChecked):
             for name, value in self.to_dict().items()
         )
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
+
+
+def refuse_unused(option: Option, used: Collection[str], component: str) -> None:
+    """Refuses fields that differ from their defaults and that a component does not use.
+
+    Args:
+      option: what the caller gave.
+      used: names of the fields that the component uses.
+      component: its class, for the message.
+
+    Raises:
+      ConfigurationError: there is such a field.
+    """
+    if unused := sorted(set(option.to_dict()) - set(used)):
+        raise fail(type(option).__name__, f"fields among {sorted(used)} for {component}", unused)
 
 
 def did_you_mean(name: str, option: type[Option]) -> str:

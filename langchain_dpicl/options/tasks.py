@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts
+from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
     from langchain_core.prompts import FewShotPromptTemplate
@@ -85,6 +86,25 @@ class GenerationTask(Option):
     open_label: OpenLabel | None = None
     variation_prompt: TemplateLike | None = None
     hints: Texts = ()
+
+    @classmethod
+    def of(cls, task: Self | None, instruction: str | None) -> Self:
+        """Returns the wording that `task=` and the flat `instruction=` of a component give together.
+
+        Args:
+          task: the caller's option; None: only the instruction was given.
+          instruction: the flat parameter.
+
+        Raises:
+          ConfigurationError: both give an instruction.
+        """
+        if instruction is None:
+            return task or cls()
+        if task is None:
+            return cls(instruction)
+        if task.instruction is not None:
+            raise fail("instruction", "it once, as instruction= or in task=", "both")
+        return task.replace(instruction=instruction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
