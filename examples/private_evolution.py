@@ -20,6 +20,7 @@ from langchain_dpicl import (
     PrivateExamples,
 )
 from langchain_dpicl.backends import LocalEmbeddings
+from langchain_dpicl.options import Evolution
 
 SIZE = 400
 ROUNDS = 3
@@ -50,9 +51,8 @@ def evolve() -> PrivateEvolution:
         instruction=INSTRUCTION,
         budget=PrivacyBudgetCallbackHandler(epsilon=EPSILON, delta=1e-5),
         epsilon=EPSILON,
-        rounds=ROUNDS,
         shots_per_label=2,
-        num_survivors=SURVIVORS,
+        evolution=Evolution(rounds=ROUNDS, num_survivors=SURVIVORS),
     )
 
 

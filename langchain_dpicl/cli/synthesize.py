@@ -412,10 +412,18 @@ def check_evolution(arguments: argparse.Namespace) -> None:
 
 
 def evolution_from(
-    arguments: argparse.Namespace, private: PrivateExamples, *, budget: Any, model: Any, embeddings: Any, **spread: Any
+    arguments: argparse.Namespace,
+    private: PrivateExamples,
+    *,
+    budget: Any,
+    model: Any,
+    embeddings: Any,
+    delta: float | None = None,
+    **spread: Any,
 ) -> PrivateEvolution:
     """Builds the component, which checks its arguments and spends nothing yet."""
     from langchain_dpicl.evolution.evolution import PrivateEvolution
+    from langchain_dpicl.options import Evolution, GenerationTask, Noise
 
     return PrivateEvolution.from_private_examples(
         private,
@@ -424,12 +432,15 @@ def evolution_from(
         budget=budget,
         epsilon=arguments.epsilon,
         instruction=arguments.instruction,
-        generation_prompt=arguments.generation_prompt,
-        variation_prompt=arguments.variation_prompt,
-        hints=tuple(arguments.hint or ()),
+        task=GenerationTask(
+            record_prompt=arguments.generation_prompt,
+            variation_prompt=arguments.variation_prompt,
+            hints=tuple(arguments.hint or ()),
+        ),
         shots_per_label=arguments.shots_per_label,
         max_tokens=arguments.max_tokens,
-        **typed_options(arguments, _EVOLUTION_NUMBERS),
+        evolution=Evolution(**typed_options(arguments, _EVOLUTION_NUMBERS)),
+        noise=Noise(delta=delta),
         **spread,
     )
 

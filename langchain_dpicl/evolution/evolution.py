@@ -25,8 +25,8 @@ from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.free_form.answers import PublicModel
 from langchain_dpicl.generation.decoding_loop import DEFAULT_STOP
 from langchain_dpicl.options import Decoding, Evolution, GenerationTask, Noise
-from langchain_dpicl.options.base import LLM, EmbeddingsLike, Where, refuse_unused
-from langchain_dpicl.options.rows import noise_of
+from langchain_dpicl.options.base import LLM, EmbeddingsLike, Where, option_of, refuse_unused
+from langchain_dpicl.options.rows import noise_with
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
@@ -349,10 +349,8 @@ class PrivateEvolution(GenerationRun[Population]):
             label_key=private.label_key,
             fields=private.fields,
         )
-        search, loud = evolution or Evolution(), noise_of(noise, Noise)
-        if loud.mechanism not in {None, "gaussian"}:
-            raise fail("noise", "Noise('gaussian', ...)", loud.mechanism, "Votes are released as a vector.")
-        text = decoding or Decoding()
+        search, loud = option_of("evolution", evolution, Evolution), noise_with(noise, "gaussian")
+        text = option_of("decoding", decoding, Decoding)
         refuse_unused(text, {"stop"}, "PrivateEvolution")
         given = first_candidates(search.candidates, labels)
         plan = plan_evolution(

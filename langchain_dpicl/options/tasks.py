@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts
+from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts, option_of
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
@@ -35,6 +35,32 @@ class FewShotTask(Option):
     example_separator: str = "\n\n"
     labels: Texts | None = None
     verbalizers: Mapping[str, str | Texts] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        task: Self | None,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
+        prefix: TemplateLike = "",
+    ) -> Self:
+        """Returns the wording that a caller gave: as `task`, or by its templates.
+
+        Args:
+          task: the wording.
+          example_prompt: of a wording without `task`.
+          suffix: of a wording without `task`.
+          prefix: of a wording without `task`.
+
+        Raises:
+          ConfigurationError: both are given, or `task` is something else.
+        """
+        if task is None:
+            return cls(example_prompt, suffix, prefix=prefix)
+        if example_prompt is not None or suffix is not None or prefix != "":
+            advice = "Put the templates into the task."
+            raise fail("task", "task=, or example_prompt=, suffix= and prefix=", "both", advice)
+        return option_of("task", task, cls)
 
     @classmethod
     def from_template(cls, template: FewShotPromptTemplate, **changes: Any) -> Self:
@@ -89,22 +115,21 @@ class GenerationTask(Option):
 
     @classmethod
     def of(cls, task: Self | None, instruction: str | None) -> Self:
-        """Returns the wording that `task=` and the flat `instruction=` of a component give together.
+        """Returns the wording that a caller gave: as `task`, by its instruction, or by both.
 
         Args:
-          task: the caller's option; None: only the instruction was given.
-          instruction: the flat parameter.
+          task: the wording.
+          instruction: of a wording whose task has none.
 
         Raises:
-          ConfigurationError: both give an instruction.
+          ConfigurationError: both have an instruction, or `task` is something else.
         """
+        given = option_of("task", task, cls)
         if instruction is None:
-            return task or cls()
-        if task is None:
-            return cls(instruction)
-        if task.instruction is not None:
+            return given
+        if given.instruction is not None:
             raise fail("instruction", "it once, as instruction= or in task=", "both")
-        return task.replace(instruction=instruction)
+        return given.replace(instruction=instruction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

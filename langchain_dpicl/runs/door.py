@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from langchain_dpicl.budget.events import RunEvents
-from langchain_dpicl.options import OPTIONS, Option
+from langchain_dpicl.options import OPTIONS
 from langchain_dpicl.privacy._validate import fail
 
 P = ParamSpec("P")
@@ -55,22 +55,11 @@ def _fault_in(takes: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) ->
     for name in kwargs:
         if name not in names:
             return f"parameters among {names}", name, _place_of(name, takes)
-    for name, value in kwargs.items():
-        kinds = _kinds_of(takes.parameters[name])
-        if kinds and value is not None and not isinstance(value, kinds):
-            return f"{name}={' or '.join(f'{kind.__name__}(...)' for kind in kinds)}", type(value).__name__, ""
     try:
         takes.bind(*args, **kwargs)
     except TypeError as error:
         return "its required parameters, all but the first by name", str(error), ""
     return None
-
-
-def _kinds_of(parameter: inspect.Parameter) -> tuple[type[Option], ...]:
-    """Returns the option values that a parameter takes; () if it takes other values too."""
-    kinds = {option.__name__: option for option in OPTIONS}
-    words = [word.strip() for word in str(parameter.annotation).split("|") if word.strip() != "None"]
-    return tuple(kinds[word] for word in words) if set(words) <= set(kinds) else ()
 
 
 def _place_of(name: str, takes: inspect.Signature) -> str:

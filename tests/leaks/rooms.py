@@ -29,6 +29,7 @@ from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import Evolution, Noise
 from langchain_dpicl.pate.example_selector import PromptPATEExampleSelector
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -375,15 +376,14 @@ def private_evolution(scene: Scene) -> Runnable[Any, Any]:
 
     def made() -> PrivateEvolution:
         embeddings = SilentEmbeddings(CountedEmbeddings(), max_concurrency=2, retry=ONCE)
-        shape = {"rounds": 2, "num_survivors": 2, "num_variations": 1, "shots_per_label": 1}
         found = PrivateEvolution.from_private_examples(
             _few(scene),
             llm=scene.model("text"),
             embeddings=embeddings,
-            candidates=["one ?", "two ?"],
             epsilon=40.0,
-            noise_multiplier=2.0,
-            **shape,
+            shots_per_label=1,
+            evolution=Evolution(rounds=2, num_survivors=2, num_variations=1, candidates=("one ?", "two ?")),
+            noise=Noise(multiplier=2.0),
             **_paid(scene),
         )
         scene.objects += [found, found._nearest, found._items, found._writer, found.plan, embeddings]

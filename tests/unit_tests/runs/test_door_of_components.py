@@ -38,7 +38,6 @@ class Special(Component):
         ({"slots": 3}, r"found 'slots'. Give rows=Rows\(slots=...\)"),
         ({"delta": 1e-6}, r"found 'delta'. Give noise=Noise\(delta=...\)"),
         ({"row": 3}, r"found 'row'. Did you mean 'rows'"),
-        ({"rows": "canary"}, r"expected rows=Rows\(...\), found 'str'"),
     ],
 )
 def test_a_wrong_keyword_is_explained(options: dict[str, Any], message: str) -> None:
