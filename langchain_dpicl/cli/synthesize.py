@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
     from langchain_dpicl.evolution.evolution import PrivateEvolution
     from langchain_dpicl.evolution.plan import EvolutionPlan
+    from langchain_dpicl.options import Decoding, LogitNoise, Noise, Rows, Topics
     from langchain_dpicl.privacy.data.private_examples import PrivateExamples
     from langchain_dpicl.released.counts import ReleasedCounts
 
@@ -163,58 +164,103 @@ def _public_lines(path: Path, records: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _shared_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    numbers = {name: getattr(arguments, name) for name in _NUMBERS}
-    return {**numbers, "topic_share": arguments.topic_share, "topic_noise": arguments.topic_noise}
+def _topics(arguments: argparse.Namespace) -> Topics:
+    from langchain_dpicl.options import Topics
+
+    return Topics(
+        _vocabulary(arguments),
+        arguments.num_topics,
+        keywords_per_unit=arguments.keywords_per_unit,
+        epsilon_share=arguments.topic_share,
+        noise=arguments.topic_noise,
+        min_units=arguments.least_units,
+        topic_size=arguments.topic_size,
+    )
 
 
-def _writing(arguments: argparse.Namespace) -> dict[str, Any]:
-    fixed = {"mechanism": arguments.mechanism, "sampling": arguments.sampling}
-    return {**fixed, **typed_options(arguments, _WRITING)}
+def _rows(arguments: argparse.Namespace) -> Rows:
+    """Returns one-shot prompts of units, or slots where several shots or one deal for all texts are asked for."""
+    from langchain_dpicl.options import Rows
+
+    shots = 1 if arguments.shots_per_slot is None else arguments.shots_per_slot
+    number = "slots" if shots > 1 or arguments.sampling != "poisson" else "units"
+    return Rows(
+        **{number: arguments.num_slots},
+        shots=shots,
+        sampling=arguments.sampling,
+        redraw_every=arguments.redraw_every,
+    )
+
+
+def _noise(arguments: argparse.Namespace) -> Noise | LogitNoise:
+    from langchain_dpicl.options import LogitNoise, Noise
+    from langchain_dpicl.options.rows import noise_of
+
+    return noise_of(arguments.mechanism, Noise, LogitNoise).replace(
+        delta=arguments.delta, **typed_options(arguments, ["clip"])
+    )
+
+
+def _decoding(arguments: argparse.Namespace) -> Decoding:
+    from langchain_dpicl.options import Decoding
+
+    return Decoding(
+        candidates=arguments.public_top_k, temperature=arguments.temperature, grammar=load_grammar(arguments)
+    )
 
 
 def _plan_documents(arguments: argparse.Namespace) -> DocumentsPlan:
     """Returns the plan of a run with a model whose vocabulary is at least `--public-top-k` wide; asks no model."""
     from langchain_dpicl.documents.plan import plan_documents
-    from langchain_dpicl.documents.synthesizer import WritingOptions
+    from langchain_dpicl.generation.decoding_loop import TextDecoder
+    from langchain_dpicl.generation.token_mechanisms import TokenRule
+    from langchain_dpicl.planning.expected_utility import RowDesign
 
-    options, shared = WritingOptions.of(_writing(arguments)), _shared_options(arguments)
-    size = shared["topic_size"] or max(1, arguments.public_size // max(1, arguments.num_topics))
+    topics, rows, noise = _topics(arguments), _rows(arguments), _noise(arguments)
+    TextDecoder.of(noise, _decoding(arguments))  # refuses a temperature that would change nothing
+    size = topics.topic_size or max(1, arguments.public_size // topics.num_topics)
     return plan_documents(
-        _vocabulary(arguments),
+        topics.vocabulary or (),
         public_size=arguments.public_size,
         epsilon=arguments.epsilon,
         delta=arguments.delta,
         adjacency=arguments.adjacency,
         text_key=arguments.text_key,
-        mechanism=options.rule,
-        design=options.design(size),
-        redraw_every=options.redraw_every,
+        num_topics=topics.num_topics,
+        keywords_per_unit=topics.keywords_per_unit,
+        topic_share=topics.epsilon_share,
+        topic_noise=topics.noise,
+        least_units=topics.min_units,
+        topic_size=topics.topic_size,
+        mechanism=TokenRule.of(noise, arguments.temperature),
+        design=RowDesign.of(rows, smallest_size=size) or RowDesign.choose(smallest_size=size),
+        redraw_every=rows.redraw_every,
+        documents_per_topic=arguments.documents_per_topic,
+        max_tokens=arguments.max_tokens,
         candidates=arguments.public_top_k + 1,
-        **shared,
     )
 
 
 def _synthesizer(arguments: argparse.Namespace) -> tuple[DocumentSynthesizer, Any]:
     """Reads records and model, checks everything, and has spent nothing yet."""
     from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
+    from langchain_dpicl.options import GenerationTask
 
-    vocabulary = _vocabulary(arguments)
+    topics = _topics(arguments)
     sizes = {name: getattr(arguments, name) for name in ("public_size", "records_per_unit")}
     private, budget = private_examples(arguments, **sizes), new_budget(arguments)
     made = DocumentSynthesizer.from_private_examples(
         private,
         llm=load_model(arguments),
-        vocabulary=vocabulary,
+        topics=topics,
+        documents_per_topic=arguments.documents_per_topic,
+        max_tokens=arguments.max_tokens,
         budget=budget,
         epsilon=arguments.epsilon,
-        delta=arguments.delta,
-        instruction=arguments.instruction,
-        generation_prompt=arguments.generation_prompt,
-        public_top_k=arguments.public_top_k,
-        grammar=load_grammar(arguments),
-        **_shared_options(arguments),
-        **_writing(arguments),
+        task=GenerationTask(arguments.instruction, arguments.generation_prompt),
+        rows=_rows(arguments),
+        noise=_noise(arguments),
+        decoding=_decoding(arguments),
     )
     return made, budget
 

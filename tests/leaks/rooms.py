@@ -29,7 +29,7 @@ from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import Evolution, Noise
+from langchain_dpicl.options import Decoding, Evolution, Noise, Rows, Topics
 from langchain_dpicl.pate.example_selector import PromptPATEExampleSelector
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -408,9 +408,16 @@ def documents(scene: Scene) -> Runnable[Any, Any]:
     def made() -> DocumentSynthesizer:
         budget = PrivacyBudgetCallbackHandler(epsilon=80.0, delta=1e-4)
         private = PrivateExamples(RECORDS, public_size=12, unit_key="user")
-        shape = {"num_topics": 1, "documents_per_topic": 1, "max_tokens": 2, "num_slots": 12, "public_top_k": 3}
         found = DocumentSynthesizer.from_private_examples(
-            private, llm=backend, vocabulary=["boat", "card"], least_units=2, epsilon=60.0, budget=budget, **shape
+            private,
+            llm=backend,
+            topics=Topics(("boat", "card"), 1, min_units=2),
+            documents_per_topic=1,
+            max_tokens=2,
+            budget=budget,
+            epsilon=60.0,
+            rows=Rows(units=12),
+            decoding=Decoding(candidates=3),
         )
         scene.objects += [found, found._writer, found._private, private, budget, backend]
         return found
