@@ -62,7 +62,7 @@ def main() -> None:
     print(f"planned   {plan.rounds} rounds, noise {plan.noise_multiplier:.1f} votes, epsilon {plan.epsilon:.3f}")
     print(f"          the model is asked {plan.cost().public_calls} public prompts, and sees no record")
     print(f"          the embeddings see {embedded['private']:,} private texts, each once, here")
-    prompt = DPFewShotPromptTemplate.from_synthesizer(
+    prompt = DPFewShotPromptTemplate.from_run(
         evolution,
         example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
         prefix=INSTRUCTION,

@@ -391,9 +391,9 @@ def test_a_prompt_template_shows_what_was_evolved(is_async: bool) -> None:
         "progress": False,
     }
     if is_async:
-        prompt = asyncio.run(DPFewShotPromptTemplate.afrom_synthesizer(made, **shown))
+        prompt = asyncio.run(DPFewShotPromptTemplate.afrom_run(made, **shown))
     else:
-        prompt = DPFewShotPromptTemplate.from_synthesizer(made, **shown)
+        prompt = DPFewShotPromptTemplate.from_run(made, **shown)
     assert prompt.format(input="{x}") == "a card -> bank\n\na film -> arts\n\n{x} ->"
     assert prompt.privacy_report["private"] is True
     assert prompt.with_shots(0).format(input="x") == "x ->"

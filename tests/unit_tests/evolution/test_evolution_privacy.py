@@ -116,7 +116,7 @@ async def test_nothing_shows_to_any_observer_of_an_awaited_template() -> None:
     from langchain_core.prompts import PromptTemplate
 
     async def made() -> Any:
-        return await DPFewShotPromptTemplate.afrom_synthesizer(
+        return await DPFewShotPromptTemplate.afrom_run(
             await PrivateEvolution.afrom_private_examples(
                 PrivateExamples(CANARIES, **DECLARED),
                 llm=muse,
