@@ -388,7 +388,6 @@ def test_a_prompt_template_shows_what_was_evolved(is_async: bool) -> None:
     shown: dict[str, Any] = {
         "example_prompt": PromptTemplate.from_template("{text} -> {queue}"),
         "suffix": "{input} ->",
-        "progress": False,
     }
     if is_async:
         prompt = asyncio.run(DPFewShotPromptTemplate.afrom_run(made, **shown))
