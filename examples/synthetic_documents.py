@@ -38,10 +38,12 @@ from langchain_dpicl import (
 from langchain_dpicl.options import Topics
 
 SIZE = 1500
-VOCABULARY = (  # public: the index of the bank's own help pages
-    "app|account|bank|balance|card|cash|cheque|currency|deposit|exchange|fee|identity|interest|limit|loan|mortgage|"
-    "passcode|payment|pin|receipt|refund|rate|statement|top up|transfer|travel|withdrawal"
-).split("|")
+VOCABULARY = tuple(  # public: the index of the bank's own help pages
+    (
+        "app|account|bank|balance|card|cash|cheque|currency|deposit|exchange|fee|identity|interest|limit|loan|mortgage|"
+        "passcode|payment|pin|receipt|refund|rate|statement|top up|transfer|travel|withdrawal"
+    ).split("|")
+)
 
 
 def make_model() -> Any:

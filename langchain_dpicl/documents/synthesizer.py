@@ -207,7 +207,7 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
       >>> synthesizer = DocumentSynthesizer.from_private_examples(
       ...     PrivateExamples(notes, public_size=1_000),
       ...     llm=EmbeddedLLM(),
-      ...     topics=Topics(["card", "transfer", "boat"], num_topics=2),
+      ...     topics=Topics(("card", "transfer", "boat"), num_topics=2),
       ...     documents_per_topic=1,
       ...     max_tokens=4,
       ...     budget=Budget(epsilon=4.0, delta=1e-6),

@@ -6,14 +6,15 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import numpy as np
 from langchain_core.runnables import RunnableConfig
 from numpy.typing import NDArray
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
-from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbeddings, NearestRows, Texts
+from langchain_dpicl.backends.resolve import as_embeddings, as_model
+from langchain_dpicl.backends.rows.neighbour_rows import Candidates, NearestRows, Texts
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
@@ -254,7 +255,7 @@ class PrivateEvolution(GenerationRun[Population]):
       ...     epsilon=2.0,
       ...     shots_per_label=1,
       ...     evolution=Evolution(
-      ...         rounds=1, num_variations=0, candidates=["a card payment was declined", "a boat on the sea"]
+      ...         rounds=1, num_variations=0, candidates=("a card payment was declined", "a boat on the sea")
       ...     ),
       ... )
       >>> evolution.run(progress=False).examples
@@ -368,16 +369,16 @@ class PrivateEvolution(GenerationRun[Population]):
         )
         survival = SurvivalRule(search.num_survivors, shots_per_label, search.selection, search.threshold)
         model = writing_model(
-            llm, executor, max_tokens=max_tokens, stop=DEFAULT_STOP if text.stop is None else text.stop
+            as_model(llm), executor, max_tokens=max_tokens, stop=DEFAULT_STOP if text.stop is None else text.stop
         )
-        nearest = NearestRows(LocalEmbeddings() if embeddings is None else embeddings, neighbours=search.neighbours)
+        nearest = NearestRows(as_embeddings(embeddings), neighbours=search.neighbours)
         public = {**plan.to_dict(), **_report_fields(wording, nearest, survival, model)}
         name = component if component is not None else spender.fresh_name("evolution")
         terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "component": name, "public": public}
         store = None if checkpoint is None else EvolutionCheckpoint(checkpoint, terms)
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])
         handles: dict[str, Any] = {"budget": spender, "share": share, "plan": plan}
-        config = cast("RunnableConfig", budget) if isinstance(budget, Mapping) else None
+        config = budget if isinstance(budget, Mapping) else None
         writer = EvolutionWriter(model, wording, given, config)
         return cls(private, writer, nearest, survival=survival, checkpoint=store, **handles)
 

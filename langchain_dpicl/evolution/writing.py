@@ -62,7 +62,7 @@ class EvolutionTemplate:
         refuse_unused(task, {"instruction", "record_prompt", "variation_prompt", "hints"}, "PrivateEvolution")
         still = "" if label_key is None else f" It still has to fit its {label_key}."
         stub = GenerationTemplate.default_template(text_key, label_key)
-        varied = getattr(task.variation_prompt, "template", task.variation_prompt)
+        varied: Any = getattr(task.variation_prompt, "template", task.variation_prompt)
         request = f"Rewrite the following {text_key}: say something similar in other words.{still} Write nothing else."
         return cls(
             first=generation_wording(text_key, label_key, fields, task.instruction, task.record_prompt),

@@ -330,7 +330,7 @@ class TestWhatIsPaid:
             DocumentSynthesizer.from_private_examples(
                 PrivateExamples.from_documents([Document("my card")] * 50, public_size=600),
                 llm=engine(),
-                topics=Topics(["card"], 1),
+                topics=Topics(("card",), 1),
                 epsilon=6.0,
                 decoding=ALL,
             )
