@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import numpy as np
-from langchain_core.runnables import RunnableConfig
 from numpy.typing import NDArray
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
