@@ -30,6 +30,7 @@ from langchain_dpicl.backends import LocalEmbeddings
 from langchain_dpicl.discovery import public_vocabulary
 from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
 from langchain_dpicl.documents.synthesizer import choose_topics
+from langchain_dpicl.options import Topics
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -138,7 +139,7 @@ def synthetic(texts: Sequence[str], *, epsilon: float) -> tuple[list[str], list[
         llm=EmbeddedLLM(),
         budget=Budget(epsilon=epsilon, delta=DELTA),
         epsilon=epsilon,
-        num_topics=NUM_TOPICS,
+        topics=Topics(num_topics=NUM_TOPICS),
         documents_per_topic=PER_TOPIC,
         max_tokens=MAX_TOKENS,
     )

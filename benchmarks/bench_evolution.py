@@ -27,8 +27,9 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import Budget, PrivateEvolution, PrivateExamples
+from langchain_dpicl import Budget, Noise, PrivateEvolution, PrivateExamples
 from langchain_dpicl.backends import LocalEmbeddings
+from langchain_dpicl.options import Evolution
 
 NEAR = 12
 """Public texts among which a variation is drawn."""
@@ -143,8 +144,8 @@ def main() -> int:
                     embeddings=looked,
                     budget=Budget(epsilon=1e9 if epsilon is None else epsilon, delta=arguments.delta),
                     epsilon=9e8 if epsilon is None else epsilon,
-                    noise_multiplier=1e-3 if epsilon is None else None,
-                    rounds=rounds,
+                    noise=Noise(multiplier=1e-3) if epsilon is None else None,
+                    evolution=Evolution(rounds=rounds),
                     shots_per_label=arguments.shots,
                 )
                 noise = evolution.plan.noise_multiplier

@@ -20,6 +20,7 @@ from langchain_dpicl import (
     PrivateExamples,
 )
 from langchain_dpicl.backends import LocalEmbeddings
+from langchain_dpicl.options import Evolution
 
 SIZE = 400
 ROUNDS = 3
@@ -50,9 +51,8 @@ def evolve() -> PrivateEvolution:
         instruction=INSTRUCTION,
         budget=PrivacyBudgetCallbackHandler(epsilon=EPSILON, delta=1e-5),
         epsilon=EPSILON,
-        rounds=ROUNDS,
         shots_per_label=2,
-        num_survivors=SURVIVORS,
+        evolution=Evolution(rounds=ROUNDS, num_survivors=SURVIVORS),
     )
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     print(f"planned   {plan.rounds} rounds, noise {plan.noise_multiplier:.1f} votes, epsilon {plan.epsilon:.3f}")
     print(f"          the model is asked {plan.cost().public_calls} public prompts, and sees no record")
     print(f"          the embeddings see {embedded['private']:,} private texts, each once, here")
-    prompt = DPFewShotPromptTemplate.from_synthesizer(
+    prompt = DPFewShotPromptTemplate.from_run(
         evolution,
         example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
         prefix=INSTRUCTION,

@@ -31,15 +31,19 @@ from langchain_dpicl import (
     DocumentSynthesizer,
     EmbeddedLLM,
     PrivacyBudgetCallbackHandler,
+    PrivateExamples,
     SyntheticDocuments,
     verify_report,
 )
+from langchain_dpicl.options import Topics
 
 SIZE = 1500
-VOCABULARY = (  # public: the index of the bank's own help pages
-    "app|account|bank|balance|card|cash|cheque|currency|deposit|exchange|fee|identity|interest|limit|loan|mortgage|"
-    "passcode|payment|pin|receipt|refund|rate|statement|top up|transfer|travel|withdrawal"
-).split("|")
+VOCABULARY = tuple(  # public: the index of the bank's own help pages
+    (
+        "app|account|bank|balance|card|cash|cheque|currency|deposit|exchange|fee|identity|interest|limit|loan|mortgage|"
+        "passcode|payment|pin|receipt|refund|rate|statement|top up|transfer|travel|withdrawal"
+    ).split("|")
+)
 
 
 def make_model() -> Any:
@@ -59,18 +63,20 @@ def private_notes() -> list[Document]:
 
 def released(budget: PrivacyBudgetCallbackHandler) -> SyntheticDocuments:
     """Spends the one share: topics and texts together, at epsilon 3."""
-    synthesizer = DocumentSynthesizer.from_private_documents(
+    private = PrivateExamples.from_documents(
         private_notes(),  # or a loader
         public_size=4 * SIZE,
         unit_key="source",
         dataset_id="case notes",
+    )
+    synthesizer = DocumentSynthesizer.from_private_examples(
+        private,
         llm=EmbeddedLLM(),  # sees the private prompts
-        vocabulary=VOCABULARY,
-        budget=budget,
-        epsilon=3.0,
-        num_topics=6,
+        topics=Topics(VOCABULARY, num_topics=6),
         documents_per_topic=2,
         max_tokens=14,
+        budget=budget,
+        epsilon=3.0,
     )
     plan = synthesizer.plan  # public: nothing is spent yet
     print(f"planned: epsilon {plan.epsilon:.3g}; a keyword of {plan.found_from(0.95)} customers is found")

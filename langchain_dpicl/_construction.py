@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-_CONSTRUCTORS = ("from_private_examples", "from_private_documents", "from_path")
+_CONSTRUCTORS = ("from_private_examples", "from_path")
 _USUAL_ARGUMENTS = frozenset({"budget", "epsilon", "max_queries", "public_inputs"})
 """Parameters with a default that nearly every call passes."""
 

@@ -14,13 +14,15 @@ from pydantic import Field
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, resolve_budget
 from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.options import Evolution, Noise
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 
 TOPICS = ("card", "boat", "film", "rain")
 RECORDS = [f"my card number {place}" for place in range(14)] + [f"the boat number {place}" for place in range(6)]
-NOISELESS = 1e-3
-"""A noise multiplier at which votes are what they are."""
+NOISELESS = Noise(multiplier=1e-3)
+"""Noise at which votes are what they are."""
+SEARCH = Evolution(rounds=2, num_survivors=2, num_variations=1)
 
 
 class Muse(BaseChatModel):
@@ -87,10 +89,8 @@ def evolution(records: Sequence[Any] = RECORDS, **options: Any) -> PrivateEvolut
         "embeddings": Topical(),
         "budget": budget_of(),
         "epsilon": 9e11,
-        "noise_multiplier": NOISELESS,
-        "rounds": 2,
-        "num_survivors": 2,
-        "num_variations": 1,
+        "noise": NOISELESS,
+        "evolution": SEARCH,
         "shots_per_label": 1,
     }
     return PrivateEvolution.from_private_examples(private, **{**given, **options})

@@ -20,7 +20,8 @@ from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.documents.plan import DocumentsPlan
 from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import Noise
+from langchain_dpicl.options import Decoding, Noise, Rows, Topics
+from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan, GaussianCountMechanism
@@ -310,25 +311,31 @@ _WORDS = [" one", " two"]
 _VOCABULARY = (MINE, OTHER, _THIRD, _FOURTH)
 
 
-def documents_of(units: tuple[str, ...], **options: Any) -> DocumentSynthesizer:
+def documents_of(
+    units: tuple[str, ...],
+    *,
+    adjacency: Adjacency = "add_remove",
+    noise_multiplier: float = NOISE,
+    min_units: int = 10**6,
+) -> DocumentSynthesizer:
     """Builds documents over units of two keywords; the histogram makes no topic, so no text is written."""
-    arguments = {"adjacency": "add_remove", "noise_multiplier": NOISE, "least_units": 10**6, **options}
-    epsilon = 1.0 / arguments.pop("noise_multiplier") / _SHARE
     return DocumentSynthesizer.from_private_examples(
         PrivateExamples(units, public_size=10),
         llm=FakeBackend(word_copier(_WORDS), vocabulary=_WORDS),
-        vocabulary=_VOCABULARY,
-        keywords_per_unit=2,
-        topic_share=_SHARE,
-        topic_noise="discrete_laplace",
-        num_topics=1,
+        topics=Topics(
+            _VOCABULARY,
+            1,
+            keywords_per_unit=2,
+            epsilon_share=_SHARE,
+            noise="discrete_laplace",
+            min_units=min_units,
+        ),
         documents_per_topic=1,
         max_tokens=1,
-        public_top_k=None,
-        num_slots=1,
-        budget=Budget(epsilon=_DOCUMENTS_EPSILON, delta=1e-3, adjacency=arguments.pop("adjacency")),
-        epsilon=epsilon,
-        **arguments,
+        budget=Budget(epsilon=_DOCUMENTS_EPSILON, delta=1e-3, adjacency=adjacency),
+        epsilon=1.0 / noise_multiplier / _SHARE,
+        rows=Rows(units=1),
+        decoding=Decoding(candidates="all"),
     )
 
 
@@ -448,7 +455,7 @@ def check_topic_choice(plan: DocumentsPlan, *, runs: int = 40) -> AuditResult:
     """
     faults, first = set[str](), 0
     for _ in range(runs):
-        made = documents_of((MINE,), adjacency=plan.topics.adjacency, noise_multiplier=20.0, least_units=1)
+        made = documents_of((MINE,), adjacency=plan.topics.adjacency, noise_multiplier=20.0, min_units=1)
         made.run(progress=False)
         most = sorted(made.counts.items(), key=lambda pair: -pair[1])
         wanted = {count for _, count in most[:1] if count >= 1}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.audit import bounds
@@ -21,8 +22,9 @@ from langchain_dpicl.audit.targets import plain_steps, share_of, synthesizer_of,
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import Noise
+from langchain_dpicl.options import Evolution, Noise
 from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
@@ -248,23 +250,25 @@ _EPSILON = 1e12
 _TEST_NOISE = 0.5
 
 
-def evolution_of(units: Sequence[str], rounds: int, *, embeddings: Any = None, **options: Any) -> PrivateEvolution:
+def evolution_of(
+    units: Sequence[str],
+    rounds: int,
+    *,
+    embeddings: Embeddings | None = None,
+    adjacency: Adjacency = "add_remove",
+    noise_multiplier: float = _TEST_NOISE,
+) -> PrivateEvolution:
     """Builds an evolution between two candidates over units of several records that say "yes" or "no"."""
-    arguments: dict[str, Any] = {"noise_multiplier": _TEST_NOISE, **options}
-    adjacency = arguments.pop("adjacency", "add_remove")
     records = [{"text": text, "unit": place} for place, text in enumerate(units) for _ in range(MANY)]
     return PrivateEvolution.from_private_examples(
         PrivateExamples(records, public_size=1, unit_key="unit", records_per_unit=MANY),
         llm=RunnableLambda(_repeat_survivors),
         embeddings=Opposite() if embeddings is None else embeddings,
-        candidates=(YES, NO),
         budget=Budget(epsilon=_EPSILON, delta=1e-6, adjacency=adjacency),
         epsilon=_EPSILON / 2,
-        rounds=rounds,
-        num_survivors=2,
-        num_variations=1,
         shots_per_label=1,
-        **arguments,
+        evolution=Evolution(rounds=rounds, num_survivors=2, num_variations=1, candidates=(YES, NO)),
+        noise=Noise(multiplier=noise_multiplier),
     )
 
 

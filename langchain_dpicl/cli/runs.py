@@ -14,8 +14,9 @@ from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.cli.config import Model, Settings, add_flags, add_settings, read_settings, settings_of
 from langchain_dpicl.cli.inputs import check_out, load_model, load_named, private_examples
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
-from langchain_dpicl.options import Noise
+from langchain_dpicl.options import Decoding, LogitNoise, Noise
 from langchain_dpicl.options.rows import noise_of
+from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
@@ -373,16 +374,36 @@ def _public_lines(path: Path, records: Path | None) -> list[str]:
 
 def _plan_documents(arguments: argparse.Namespace, settings: Settings) -> DocumentsPlan:
     """Returns the plan of a run with a model whose vocabulary holds all candidates; asks no model."""
-    from langchain_dpicl.documents.plan import plan_of_options
+    from langchain_dpicl.documents.plan import plan_documents
+    from langchain_dpicl.generation.decoding_loop import TextDecoder
+    from langchain_dpicl.generation.token_mechanisms import TokenRule
+    from langchain_dpicl.planning.expected_utility import RowDesign
 
-    return plan_of_options(
-        _topics(arguments, settings),
-        public_size=sum(settings.data.sizes().values()),
+    topics, rows, decoding = _topics(arguments, settings), settings.get("rows"), settings.get("decoding") or Decoding()
+    noise = noise_of(settings.get("noise"), Noise, LogitNoise)
+    TextDecoder.of(noise, decoding)  # refuses a temperature that would have no effect
+    if decoding.candidates == "all":
+        raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", decoding.candidates)
+    public_size = sum(settings.data.sizes().values())
+    size = topics.topic_size or max(1, public_size // topics.num_topics)
+    return plan_documents(
+        topics.vocabulary or (),
+        public_size=public_size,
         epsilon=settings.share_epsilon,
         delta=settings.share_delta,
         adjacency=settings.adjacency,
         text_key=settings.data.text_key,
-        **settings.only("documents_per_topic", "max_tokens", "rows", "noise", "decoding"),
+        num_topics=topics.num_topics,
+        keywords_per_unit=topics.keywords_per_unit,
+        topic_share=topics.epsilon_share,
+        topic_noise=topics.noise,
+        least_units=topics.min_units,
+        topic_size=topics.topic_size,
+        mechanism=TokenRule.of(noise, decoding.temperature),
+        design=RowDesign.of(rows, smallest_size=size) or RowDesign.choose(smallest_size=size),
+        redraw_every=None if rows is None else rows.redraw_every,
+        candidates=decoding.candidates + 1,
+        **settings.only("documents_per_topic", "max_tokens"),
     )
 
 

@@ -164,7 +164,7 @@ def plan_documents(
     noise_multiplier: float | None = None,
     mechanism: str | TokenRule = "gumbel",
     design: RowDesign | None = None,
-    redraw_every: int | None = None,
+    redraw_every: int | Literal["run"] | None = None,
     documents_per_topic: int = 4,
     max_tokens: int = 60,
     candidates: int = 101,
@@ -190,7 +190,7 @@ def plan_documents(
       noise_multiplier: noise on the texts in units of the sensitivity, instead of calibrating.
       mechanism: how a token is released; see `plan_generation`.
       design: shape of rows, with samples of no fixed size; by default `RowDesign.choose()`.
-      redraw_every: tokens per secret sample.
+      redraw_every: tokens per secret sample, or "run": one sample for a text.
       documents_per_topic: texts of each topic; their costs compose.
       max_tokens: cap of a text.
       candidates: width of the public domain per token.

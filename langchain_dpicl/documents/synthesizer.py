@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self, cast
 
-from langchain_core.document_loaders import BaseLoader
 from langchain_core.documents import Document
-from langchain_core.runnables import RunnableConfig
 
-from langchain_dpicl._construction import tells_how_to_build
+from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents, tells_refusals
-from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.discovery import public_vocabulary
-from langchain_dpicl.documents.plan import DocumentsPlan, TopicNoise, plan_documents
+from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, make_script
-from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.plan import GenerationPlan, deal_name, template_name
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
-from langchain_dpicl.options.rows import LogitNoise, Noise, noise_of
+from langchain_dpicl.options import Rows, Topics
+from langchain_dpicl.options.base import LLM, Where, option_of
+from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, fail
@@ -41,79 +38,10 @@ from langchain_dpicl.release.count_release import release_counts
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText, release_id, text_of
 from langchain_dpicl.released.files import CheckpointFile, FileForm
+from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.streamed_run import StreamedRun, carrying, report_of
 
 SYNTHESIZER = "DocumentSynthesizer"
-
-
-@dataclass(frozen=True, slots=True)
-class WritingOptions:
-    """The generation options of `DemonstrationSynthesizer.from_private_examples`."""
-
-    mechanism: str = "gumbel"
-    clip: float | None = None
-    blend_weight: float | None = None
-    center: str | None = None
-    free_tokens: float | None = None
-    private_tokens: int | None = None
-    rows: str | None = None
-    num_slots: int | None = None
-    shots_per_slot: int | None = None
-    sampling: str = "poisson"
-    overfill: float | None = None
-    redraw_every: int | None = None
-    noise_multiplier: float | None = None
-    public_top_k: int | None = 100
-    stop: Sequence[str] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float = 1.0
-    grammar: Grammar | None = None
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> WritingOptions:
-        """Builds the options from keyword arguments."""
-        names = {each.name for each in dataclasses.fields(cls)}
-        if strange := sorted(set(options) - names):
-            raise fail("options", f"some of {sorted(names)}", strange)
-        return cls(**options)
-
-    @property
-    def rule(self) -> TokenRule:
-        """How a token is released."""
-        return TokenRule.of(self.noise, self.temperature)
-
-    @property
-    def noise(self) -> Noise | LogitNoise:
-        """The mechanism."""
-        given = noise_of(self.mechanism, Noise, LogitNoise)
-        names = {"clip": "clip", "blend_weight": "blend_weight", "center": "center"}
-        names |= {"free_tokens": "free_below", "private_tokens": "max_private_tokens"}
-        found = {new: getattr(self, old) for old, new in names.items() if getattr(self, old) is not None}
-        return given.replace(**found)
-
-    @property
-    def decoding(self) -> Decoding:
-        """How texts are written from released tokens."""
-        return Decoding(
-            candidates="all" if self.public_top_k is None else self.public_top_k,
-            stop=None if self.stop is None else tuple(self.stop),
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            grammar=self.grammar,
-        )
-
-    def design(self, size: int) -> RowDesign:
-        """Returns the row design for topics of `size` declared units."""
-        return RowDesign.choose(
-            rows=self.rows,
-            num_slots=self.num_slots,
-            shots_per_slot=self.shots_per_slot,
-            sampling=self.sampling,
-            overfill=self.overfill,
-            smallest_size=size,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,31 +54,14 @@ class TopicDecodingSpec(DecodingSpec):
 
     topics: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, spec: DecodingSpec) -> TopicDecodingSpec:
+        """Returns the same parameters, for topics that are not released yet."""
+        return cls(**{each.name: getattr(spec, each.name) for each in dataclasses.fields(spec) if each.init})
+
     def known(self, draft: PartialText) -> dict[str, str]:
         """Returns the public or released values that the draft's prompts are filled with."""
         return {str(self.wording.label_key): self.topics[str(draft.label)], **draft.values}
-
-
-def topic_script(
-    private: TopicExamples,
-    llm: Any,
-    options: WritingOptions,
-    *,
-    instruction: str | None,
-    generation_prompt: Any,
-    max_tokens: int,
-) -> TopicDecodingSpec:
-    """Checks the public parameters of the texts; no private call is made and nothing is charged."""
-    made = make_script(
-        private,
-        as_backend(llm),
-        task=GenerationTask(instruction, generation_prompt),
-        max_tokens=max_tokens,
-        noise=options.noise,
-        decoding=options.decoding,
-    )
-    parts = {each.name: getattr(made, each.name) for each in dataclasses.fields(made) if each.init}
-    return TopicDecodingSpec(**parts)
 
 
 class TopicWriter(DemonstrationSynthesizer):
@@ -275,10 +186,6 @@ class DocumentsCheckpoint(CheckpointFile):
         self._write(topics=pairs, documents=[dataclasses.asdict(text) for text in texts])
 
 
-PLACE_KEY = "topic"
-"""The field that holds the topic of a document, if no other name is given."""
-
-
 @tells_how_to_build()
 class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments]):
     """Turns private documents into synthetic ones by topic, once; searching them afterwards is free.
@@ -293,21 +200,20 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
       - Which topic a unit has follows from its own texts and from the released topics, so texts of different topics
         read different units, and their costs do not add up. A unit without a topic is in no text.
 
-    Build it with `from_private_documents` or `from_private_examples`; `run` and `arun` release, and continue after an
-    interruption.
+    Build it with `from_private_examples`; `run` and `arun` release, and continue after an interruption.
 
     Example:
       >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
+      >>> from langchain_dpicl.options import Topics
       >>> notes = ["my card was declined"] * 400 + ["the transfer is late"] * 400
       >>> synthesizer = DocumentSynthesizer.from_private_examples(
       ...     PrivateExamples(notes, public_size=1_000),
       ...     llm=EmbeddedLLM(),
-      ...     vocabulary=["card", "transfer", "boat"],
-      ...     budget=Budget(epsilon=4.0, delta=1e-6),
-      ...     epsilon=4.0,
-      ...     num_topics=2,
+      ...     topics=Topics(("card", "transfer", "boat"), num_topics=2),
       ...     documents_per_topic=1,
       ...     max_tokens=4,
+      ...     budget=Budget(epsilon=4.0, delta=1e-6),
+      ...     epsilon=4.0,
       ... )
       >>> documents = synthesizer.run(progress=False)
       >>> sorted(topic for topic, _ in documents.topics), len(documents)
@@ -345,64 +251,47 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
             self._name(self._checked(stored[0]), stored[1])
 
     @classmethod
-    @tells_refusals(SYNTHESIZER)
+    @door(SYNTHESIZER)
     def from_private_examples(
         cls,
         private: PrivateExamples,
         *,
-        llm: Any,
-        vocabulary: Sequence[str] | None = None,
-        num_topics: int = 10,
+        llm: LLM,
+        topics: Topics | Sequence[str] | None = None,
         documents_per_topic: int = 4,
         max_tokens: int = 60,
-        keywords_per_unit: int = 10,
-        topic_share: float = 0.2,
-        topic_noise: TopicNoise | None = None,
-        least_units: int | None = None,
-        topic_size: int | None = None,
-        topic_key: str = PLACE_KEY,
-        instruction: str | None = None,
-        generation_prompt: Any = None,
-        budget: Any = None,
-        config: RunnableConfig | None = None,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
-        delta: float | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        instruction: str | None = None,
+        task: GenerationTask | None = None,
+        rows: Rows | None = None,
+        noise: Noise | LogitNoise | NoiseName | LogitNoiseName | None = None,
+        decoding: Decoding | None = None,
         component: str | None = None,
-        **writing: Any,
-    ) -> DocumentSynthesizer:
+        checkpoint: Where | None = None,
+    ) -> Self:
         """Plans the noise of both steps and declares the share; nothing is spent yet.
 
-        All parameters are public and must not be chosen by looking at the records.
-
         Args:
-          private: the documents, declared without labels; bound to the budget's ledger here.
+          private: the documents, declared without labels, such as `PrivateExamples.from_documents(loader, ...)`; bound
+            to the budget's ledger here.
           llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
             private prompts.
-          vocabulary: public keywords that may become topics; None: `public_vocabulary()`. Never use words of the
-            records.
-          num_topics: maximum number of topics. Their costs do not add up, but smaller topics have a higher sampling
-            rate.
+          topics: a `Topics`, or its vocabulary: public keywords that may become topics, never words of the records;
+            None: words of `public_vocabulary()`.
           documents_per_topic: texts of each topic; their costs compose.
           max_tokens: cap of a text, in tokens.
-          keywords_per_unit: keywords that a unit votes for at most.
-          topic_share: share of epsilon that the histogram may cost by itself; the texts get the rest.
-          topic_noise: "discrete_laplace" or "gaussian"; None: the one with the smaller deviation.
-          least_units: minimum noisy count of a topic; None: so high that with probability 95 % no keyword without units
-            reaches it.
-          topic_size: declared number of units of a topic, for sampling rates; None: the size spread evenly.
-          topic_key: name of the field that holds the topic in prompts.
-          instruction: public task description, the first paragraph of every prompt.
-          generation_prompt: template of one record, text field last, with the topic's field.
-          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
-          config: a RunnableConfig whose callbacks may hold the budget.
+          budget: a PrivacyBudgetCallbackHandler, a Budget or a RunnableConfig that holds one; None: the context's.
           epsilon: this component's share of the budget (both noises are calibrated to it).
-          delta: the share's delta; by default in proportion to epsilon.
+          instruction: public task description, the first paragraph of every prompt.
+          task: a `GenerationTask`: the wording of prompts, with the topic's field.
+          rows: a `Rows`: how many prompts a token reads, of how many records, and how often they are drawn anew.
+          noise: on the texts: a `Noise` on next-token probabilities, a `LogitNoise`, or the name of a mechanism; None:
+            "gumbel". Its delta is the share's.
+          decoding: a `Decoding`: candidates, stops, sampling, grammar.
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
           checkpoint: file that stores the topics before their ticket is committed, and every finished text. If it
             exists, the run continues from it, also in another process, with the same durable ledger.
-          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
-          **writing: generation options of `DemonstrationSynthesizer`: `mechanism`, `sampling`, `num_slots`,
-            `redraw_every`, `public_top_k`, `stop`, `temperature` and others.
 
         Raises:
           ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
@@ -410,52 +299,54 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
 
         Source: Mori et al. (2025), DP-SynRAG (arXiv 2510.06719), with topics that split the units.
         """
-        spender = resolve_budget(budget, config)
+        spender = resolve_budget(budget)
         if not isinstance(private, PrivateExamples):
             raise fail("private", "PrivateExamples", type(private).__name__)
-        options = WritingOptions.of(writing)
-        words = public_vocabulary() if vocabulary is None else vocabulary
+        # A list becomes a tuple of texts there; a single text is refused.
+        found = topics if isinstance(topics, Topics) else Topics(cast("tuple[str, ...] | None", topics))
+        mechanism = noise_of(noise, Noise, LogitNoise)
+        shape, writing = option_of("rows", rows, Rows), option_of("decoding", decoding, Decoding)
         name = spender.fresh_name("documents") if component is None else component
         total = private.public_size_of(None)
-        size = max(1, total // check_int("num_topics", num_topics, low=1)) if topic_size is None else topic_size
+        size = max(1, total // found.num_topics) if found.topic_size is None else found.topic_size
         # Declared with places before any topic is known, so that one share covers both steps.
         by_topic = split_by_topics(
             private,
             dataset_id=f"{private.dataset_id} by topics of {name}",
-            topic_key=topic_key,
-            public_size=dict.fromkeys(places(num_topics), size),
+            topic_key=found.key,
+            public_size=dict.fromkeys(places(found.num_topics), size),
         )
-        script = topic_script(
+        made = make_script(
             by_topic,
-            llm,
-            options,
-            instruction=instruction,
-            generation_prompt=generation_prompt,
+            as_backend(llm),
+            task=GenerationTask.of(task, instruction),
             max_tokens=max_tokens,
+            noise=mechanism,
+            decoding=writing,
         )
         plan = plan_documents(
-            words,
+            public_vocabulary() if found.vocabulary is None else found.vocabulary,
             public_size=total,
             epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            delta=share_of_delta(spender, epsilon=epsilon, delta=mechanism.delta),
             adjacency=spender.adjacency,
             text_key=private.text_key,
-            num_topics=num_topics,
-            keywords_per_unit=keywords_per_unit,
-            topic_share=topic_share,
-            topic_noise=topic_noise,
-            least_units=least_units,
+            num_topics=found.num_topics,
+            keywords_per_unit=found.keywords_per_unit,
+            topic_share=found.epsilon_share,
+            topic_noise=found.noise,
+            least_units=found.min_units,
             topic_size=size,
-            noise_multiplier=options.noise_multiplier,
-            mechanism=options.rule,
-            design=options.design(size),
-            redraw_every=options.redraw_every,
+            noise_multiplier=mechanism.multiplier,
+            mechanism=TokenRule.of(mechanism, writing.temperature),
+            design=RowDesign.of(shape, smallest_size=size) or RowDesign.choose(smallest_size=size),
+            redraw_every=shape.redraw_every,
             documents_per_topic=documents_per_topic,
             max_tokens=max_tokens,
-            candidates=script.candidates,
+            candidates=made.candidates,
             partition=by_topic.dataset_id,
         )
-        script = dataclasses.replace(script, margin=public_margin(plan.generation.release))
+        script = TopicDecodingSpec.of(dataclasses.replace(made, margin=public_margin(plan.generation.release)))
         shown = plan.to_dict()
         public = {**shown, "generation": {**shown["generation"], **script.to_dict()}}
         terms = {"ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "component": name, "public": public}
@@ -463,51 +354,7 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
         share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, engines=[script])
         return cls(by_topic, script, plan=plan, budget=spender, share=share, public=public, checkpoint=store)
 
-    @classmethod
-    async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> DocumentSynthesizer:
-        """Async version of `from_private_examples`: calibration and ledger calls run in a thread."""
-        return await asyncio.to_thread(cls.from_private_examples, private, **options)
-
-    @classmethod
-    def from_private_documents(
-        cls,
-        documents: Iterable[Any] | BaseLoader,
-        *,
-        public_size: int,
-        unit_key: str | None = None,
-        dataset_id: str = "private-documents",
-        max_chars: int = 20_000,
-        records_per_unit: int = 1,
-        **options: Any,
-    ) -> DocumentSynthesizer:
-        """`from_private_examples` for LangChain documents, as loaders and text splitters produce them.
-
-        Args:
-          documents: a loader, or objects with `page_content` and `metadata`. They are read once, in order.
-          public_size: declared number of units; public.
-          unit_key: metadata key of a document's unit; None: every document is a unit. Chunks of one document need a key
-            (such as "source", which most loaders set), or each chunk is protected by itself.
-          dataset_id: public name of the documents.
-          max_chars: characters kept of each document.
-          records_per_unit: documents kept of each unit, the first ones; for chunks, the most that a unit has.
-          **options: of `from_private_examples`.
-
-        Raises:
-          ConfigurationError: a public argument is invalid; nothing was charged.
-          RecordError: a document cannot be read as a record. The message hides index and value.
-          PrivacyBudgetError: no budget, a different budget, or too small a budget.
-        """
-        source = [documents.lazy_load() if isinstance(documents, BaseLoader) else documents]
-        del documents  # a traceback keeps the locals of this frame, and must not hold private documents
-        private = PrivateExamples.from_documents(
-            source.pop(),
-            public_size=public_size,
-            unit_key=unit_key,
-            dataset_id=dataset_id,
-            max_chars=max_chars,
-            records_per_unit=records_per_unit,
-        )
-        return cls.from_private_examples(private, **options)
+    afrom_private_examples = awaitable(from_private_examples)
 
     @property
     def topics(self) -> tuple[Count, ...]:

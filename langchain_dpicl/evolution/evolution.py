@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self
 
 import numpy as np
-from langchain_core.embeddings import Embeddings
-from langchain_core.runnables import RunnableConfig
 from numpy.typing import NDArray
 
-from langchain_dpicl._construction import tells_how_to_build
-from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbeddings, NearestRows, Texts
+from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl.backends.resolve import as_embeddings, as_model
+from langchain_dpicl.backends.rows.neighbour_rows import Candidates, NearestRows, Texts
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents, tells_refusals
-from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.distributed.ray import ExecutorLike
 from langchain_dpicl.evolution.plan import ROUND_TEMPLATE, EvolutionPlan, plan_evolution
-from langchain_dpicl.evolution.writing import EvolutionTemplate, EvolutionWriter, check_candidates, writing_model
+from langchain_dpicl.evolution.writing import EvolutionTemplate, EvolutionWriter, first_candidates, writing_model
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.free_form.answers import PublicModel
-from langchain_dpicl.generation.decoding_loop import DEFAULT_STOP, check_example_prompt
-from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail
+from langchain_dpicl.generation.decoding_loop import DEFAULT_STOP
+from langchain_dpicl.options import Decoding, Evolution, GenerationTask, Noise
+from langchain_dpicl.options.base import LLM, EmbeddingsLike, Where, option_of, refuse_unused
+from langchain_dpicl.options.rows import noise_with
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release
@@ -36,10 +36,9 @@ from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.sample import Record
 from langchain_dpicl.released.files import CheckpointFile, FileForm
+from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.generation_run import GenerationRun
 from langchain_dpicl.runs.streamed_run import new_bar, tick
-
-Selection: TypeAlias = Literal["rank", "sample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +54,8 @@ class SurvivalRule:
 
     count: int
     least: int
-    selection: Selection = "rank"
+    selection: Literal["rank", "sample"] = "rank"
     threshold: float | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("selection", self.selection, ("rank", "sample"))
-        if self.threshold is not None:
-            check_real("threshold", self.threshold, low=0.0)
 
     def of(self, votes: NDArray[np.float64]) -> list[int]:
         """Returns the indices of the survivors, most noisy votes first.
@@ -251,16 +245,17 @@ class PrivateEvolution(GenerationRun[Population]):
 
     Example:
       >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
+      >>> from langchain_dpicl.options import Evolution
       >>> private = PrivateExamples(["my card was declined"] * 300, public_size=300)
       >>> evolution = PrivateEvolution.from_private_examples(
       ...     private,
       ...     llm=EmbeddedLLM(),
-      ...     candidates=["a card payment was declined", "a boat on the sea"],
       ...     budget=Budget(epsilon=2.0, delta=1e-5),
       ...     epsilon=2.0,
-      ...     rounds=1,
-      ...     num_variations=0,
       ...     shots_per_label=1,
+      ...     evolution=Evolution(
+      ...         rounds=1, num_variations=0, candidates=("a card payment was declined", "a boat on the sea")
+      ...     ),
       ... )
       >>> evolution.run(progress=False).examples
       ({'text': 'a card payment was declined'},)
@@ -291,72 +286,46 @@ class PrivateEvolution(GenerationRun[Population]):
             checkpoint.restore(self._items, share)
 
     @classmethod
-    @tells_refusals("PrivateEvolution")
+    @door("PrivateEvolution")
     def from_private_examples(
         cls,
         private: PrivateExamples,
         *,
-        llm: Any,
-        embeddings: Embeddings | SilentEmbeddings | None = None,
-        budget: Any = None,
-        config: RunnableConfig | None = None,
+        llm: LLM,
+        embeddings: EmbeddingsLike | None = None,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
-        delta: float | None = None,
-        noise_multiplier: float | None = None,
         instruction: str | None = None,
-        generation_prompt: Any = None,
-        variation_prompt: Any = None,
-        hints: Sequence[str] = (),
-        candidates: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
-        example_prompt: Any = None,
+        task: GenerationTask | None = None,
         shots_per_label: int = 4,
-        rounds: int = 5,
-        num_candidates: int | None = None,
-        num_survivors: int = 10,
-        num_variations: int = 3,
-        neighbours: int = 1,
-        selection: Selection = "rank",
-        threshold: float | None = None,
         max_tokens: int = 60,
-        stop: Sequence[str] | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        evolution: Evolution | None = None,
+        noise: Noise | None = None,
+        decoding: Decoding | None = None,
         component: str | None = None,
+        checkpoint: Where | None = None,
         executor: ExecutorLike = None,
-    ) -> PrivateEvolution:
+    ) -> Self:
         """Plans the noise, declares the share and returns an evolution; nothing is spent yet.
-
-        All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here.
           llm: writes the candidates: a LangChain chat or completion model (or Runnable from a prompt to text), called
             with its own settings and callbacks, or an engine. It sees public and released texts only.
-          embeddings: LangChain embeddings; they SEE the private texts. By default `LocalEmbeddings`, without network.
-          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
-          config: a RunnableConfig whose callbacks may hold the budget; the model is called with it.
+          embeddings: LangChain embeddings; they SEE the private texts. None: `LocalEmbeddings`, without network.
+          budget: a PrivacyBudgetCallbackHandler or Budget, or a RunnableConfig whose callbacks hold one, with which the
+            model is then called; None: looked up in the context.
           epsilon: this component's share of the budget (its noise is calibrated to it).
-          delta: the share's delta; by default in proportion to epsilon.
-          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
           instruction: public task description, the first paragraph of the prompts for first candidates.
-          generation_prompt: template of one record, text field last; the model continues it.
-          variation_prompt: template of the prompt for a variation of a text, with the text's field and the label's.
-          hints: public sentences ("Write it as an angry customer."), appended in turn to the instruction of each
-            prompt.
-          candidates: public first candidates, instead of generated ones: a list, or one list per label.
-          example_prompt: template that will show the demonstrations; checked here so that it fails before spending.
+          task: a `GenerationTask`: the prompts for records and variations, and hints; see there.
           shots_per_label: demonstrations per label: those with the most votes in the last round.
-          rounds: noisy histograms per label; their costs compose.
-          num_candidates: number of first candidates; by default that of later rounds.
-          num_survivors: candidates that survive a round.
-          num_variations: variations of each survivor; 0 with one round only chooses among the candidates.
-          neighbours: candidates that a text votes for.
-          selection: "rank" (survivors have the most noisy votes) or "sample" (drawn in proportion to them).
-          threshold: minimum noisy votes of a survivor; the `shots_per_label` best always survive.
           max_tokens: maximum number of tokens of a text from an engine; a LangChain model has its own limit.
-          stop: strings that end a text; by default a line break.
+          evolution: an `Evolution`: rounds, candidates and how they survive; see there.
+          noise: a `Noise` ("gaussian"): its multiplier and delta; see there.
+          decoding: a `Decoding`, of which `stop` is used: strings that end a text; None: a line break.
+          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
           checkpoint: file that stores every released histogram before its ticket is committed. If it exists, the run
             continues from it, also in another process, with the same durable ledger.
-          component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
           executor: a `RayExecutor`, or "ray": workers write the candidates, which is public work. Votes, noise and
             ledger stay in this process. None: this process writes the candidates.
 
@@ -370,48 +339,49 @@ class PrivateEvolution(GenerationRun[Population]):
         Source: Lin et al. (2024), Differentially Private Synthetic Data via Foundation Model APIs 1: Images; Xie et al.
           (2024), the same 2: Text.
         """
-        spender = resolve_budget(budget, config)
+        spender = resolve_budget(budget)
         if not isinstance(private, PrivateExamples):
             raise fail("private", "PrivateExamples", type(private).__name__)
         labels: tuple[str | None, ...] = private.labels or (None,)
         wording = EvolutionTemplate.of(
+            GenerationTask.of(task, instruction),
             text_key=private.text_key,
             label_key=private.label_key,
             fields=private.fields,
-            instruction=instruction,
-            generation_prompt=generation_prompt,
-            variation_prompt=variation_prompt,
-            hints=hints,
         )
-        check_example_prompt(example_prompt, wording.first.generated_fields)
-        by_label = check_candidates(candidates, labels)
-        if by_label:
-            num_candidates = _most(by_label, num_candidates)
+        search, loud = option_of("evolution", evolution, Evolution), noise_with(noise, "gaussian")
+        text = option_of("decoding", decoding, Decoding)
+        refuse_unused(text, {"stop"}, "PrivateEvolution")
+        given = first_candidates(search.candidates, labels)
         plan = plan_evolution(
             {label: private.public_size_of(label) for label in labels},
             epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            delta=share_of_delta(spender, epsilon=epsilon, delta=loud.delta),
             adjacency=spender.adjacency,
-            noise_multiplier=noise_multiplier,
-            rounds=rounds,
+            noise_multiplier=loud.multiplier,
+            rounds=search.rounds,
             shots_per_label=shots_per_label,
-            num_candidates=num_candidates,
-            num_survivors=num_survivors,
-            num_variations=num_variations,
+            num_candidates=_most(given, search.num_candidates) if given else search.num_candidates,
+            num_survivors=search.num_survivors,
+            num_variations=search.num_variations,
             partition=private.dataset_id,
         )
-        survival = SurvivalRule(num_survivors, shots_per_label, selection, threshold)
-        model = writing_model(llm, executor, max_tokens=max_tokens, stop=DEFAULT_STOP if stop is None else stop)
-        check_int("neighbours", neighbours, low=1)
-        nearest = NearestRows(LocalEmbeddings() if embeddings is None else embeddings, neighbours=neighbours)
+        survival = SurvivalRule(search.num_survivors, shots_per_label, search.selection, search.threshold)
+        model = writing_model(
+            as_model(llm), executor, max_tokens=max_tokens, stop=DEFAULT_STOP if text.stop is None else text.stop
+        )
+        nearest = NearestRows(as_embeddings(embeddings), neighbours=search.neighbours)
         public = {**plan.to_dict(), **_report_fields(wording, nearest, survival, model)}
         name = component if component is not None else spender.fresh_name("evolution")
         terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "component": name, "public": public}
         store = None if checkpoint is None else EvolutionCheckpoint(checkpoint, terms)
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])
         handles: dict[str, Any] = {"budget": spender, "share": share, "plan": plan}
-        writer = EvolutionWriter(model, wording, by_label, config)
+        config = budget if isinstance(budget, Mapping) else None
+        writer = EvolutionWriter(model, wording, given, config)
         return cls(private, writer, nearest, survival=survival, checkpoint=store, **handles)
+
+    afrom_private_examples = awaitable(from_private_examples)
 
     @property
     def demonstrations(self) -> list[dict[str, str]]:

@@ -19,6 +19,8 @@ from langchain_dpicl.distributed.ray import as_executor
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.free_form.answers import NO_STREAM, PublicModel, PublicRequest, distinct_texts
 from langchain_dpicl.generation.decoding_loop import check_texts, generation_wording
+from langchain_dpicl.options import GenerationTask
+from langchain_dpicl.options.base import refuse_unused
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.tasks.templates import GenerationTemplate
 
@@ -54,25 +56,18 @@ class EvolutionTemplate:
 
     @classmethod
     def of(
-        cls,
-        *,
-        text_key: str,
-        label_key: str | None,
-        fields: Sequence[str],
-        instruction: str | None,
-        generation_prompt: Any,
-        variation_prompt: Any,
-        hints: Sequence[str],
+        cls, task: GenerationTask, *, text_key: str, label_key: str | None, fields: Sequence[str]
     ) -> EvolutionTemplate:
         """Builds the templates, with defaults for those not given."""
+        refuse_unused(task, {"instruction", "record_prompt", "variation_prompt", "hints"}, "PrivateEvolution")
         still = "" if label_key is None else f" It still has to fit its {label_key}."
         stub = GenerationTemplate.default_template(text_key, label_key)
-        varied = getattr(variation_prompt, "template", variation_prompt)
+        varied: Any = getattr(task.variation_prompt, "template", task.variation_prompt)
         request = f"Rewrite the following {text_key}: say something similar in other words.{still} Write nothing else."
         return cls(
-            first=generation_wording(text_key, label_key, fields, instruction, generation_prompt),
+            first=generation_wording(text_key, label_key, fields, task.instruction, task.record_prompt),
             variation=f"{request}\n\n{stub}\n\nAnother {text_key}:" if varied is None else varied,
-            hints=check_texts("hints", hints, least=0),
+            hints=check_texts("hints", task.hints, least=0),
         )
 
     def first_prompts(self, label: str | None, count: int) -> list[str]:
@@ -158,22 +153,17 @@ class EvolutionWriter:
         return merge_configs(self.config or {}, {"tags": [NO_STREAM]})
 
 
-def check_candidates(candidates: Any, labels: Sequence[str | None]) -> dict[str | None, tuple[str, ...]]:
+def first_candidates(
+    candidates: Mapping[str, tuple[str, ...]] | tuple[str, ...] | None, labels: Sequence[str | None]
+) -> dict[str | None, tuple[str, ...]]:
     """Returns public first candidates by label; a single list is used for every label."""
     if candidates is None:
         return {}
-    if isinstance(candidates, Mapping):
-        if set(candidates) != set(labels):
-            raise ConfigurationError("candidates: expected a list of public texts, or one for each declared label.")
-        return {label: _check_texts(candidates[label]) for label in labels}
-    return dict.fromkeys(labels, _check_texts(candidates))
-
-
-def _check_texts(texts: Any) -> tuple[str, ...]:
-    ok = isinstance(texts, Sequence) and not isinstance(texts, str | bytes)
-    if not ok or not all(isinstance(text, str) for text in texts):
-        raise fail("candidates", "a list of public texts", type(texts).__name__)
-    return distinct_texts(texts)
+    if not isinstance(candidates, Mapping):
+        return dict.fromkeys(labels, distinct_texts(candidates))
+    if set(candidates) != set(labels):
+        raise ConfigurationError("candidates: expected a list of public texts, or one for each declared label.")
+    return {label: distinct_texts(texts) for label, texts in candidates.items()}
 
 
 PROMPTS_PER_JOB = 8

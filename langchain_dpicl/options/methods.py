@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, TypeAlias
 
-from langchain_dpicl.options.base import Count, Live, ModelLike, Option, Positive, Probability, Texts
+from langchain_dpicl.options.base import (
+    Count,
+    CountOrZero,
+    Live,
+    ModelLike,
+    NotNegative,
+    Option,
+    Positive,
+    Probability,
+    Texts,
+)
 from langchain_dpicl.privacy._validate import fail
 
 
@@ -44,20 +54,20 @@ class Evolution(Option):
       rounds: noisy histograms per label; their costs compose.
       num_candidates: first candidates; None: as many as a later round has.
       num_survivors: candidates that are kept after a round.
-      num_variations: variations of each survivor.
+      num_variations: variations of each survivor; 0 with one round, which then chooses among the candidates.
       neighbours: candidates that a text votes for.
       selection: "rank" or "sample".
-      threshold: noisy votes that a candidate needs to be kept; None: the planner's.
+      threshold: noisy votes that a candidate needs to be kept, beside those that become demonstrations; None: any.
       candidates: public first candidates, for all labels or by label.
     """
 
     rounds: Count = 5
     num_candidates: Count | None = None
     num_survivors: Count = 10
-    num_variations: Count = 3
+    num_variations: CountOrZero = 3
     neighbours: Count = 1
     selection: Literal["rank", "sample"] = "rank"
-    threshold: float | None = None
+    threshold: NotNegative | None = None
     candidates: Mapping[str, Texts] | Texts | None = None
 
 

@@ -28,6 +28,7 @@ from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.evolution.writing import PublicTextJob
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import Evolution, GenerationTask
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
@@ -218,12 +219,9 @@ def test_labels_and_candidates_come_from_workers_too(cluster: Cluster) -> None:
     assert cluster.lines(RESERVE, "labels") == cluster.lines(COMMIT, "labels") == 3
     evolution = PrivateEvolution.from_private_examples(
         private,
-        hints=["Be brief.", "Be kind."],
+        task=GenerationTask(record_prompt="{queue}: {text}", hints=("Be brief.", "Be kind.")),
         shots_per_label=1,
-        rounds=1,
-        num_candidates=20,
-        num_variations=0,
-        generation_prompt="{queue}: {text}",
+        evolution=Evolution(rounds=1, num_candidates=20, num_variations=0),
         epsilon=2.0,
         component="evolution",
         **given,

@@ -30,7 +30,7 @@ from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.options import Student
+from langchain_dpicl.options import Evolution, Student, Topics
 from langchain_dpicl.pate.example_selector import PromptPATEExampleSelector
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -384,15 +384,14 @@ def private_evolution(scene: Scene) -> Runnable[Any, Any]:
 
     def made() -> PrivateEvolution:
         embeddings = SilentEmbeddings(CountedEmbeddings(), max_concurrency=2, retry=ONCE)
-        shape = {"rounds": 2, "num_survivors": 2, "num_variations": 1, "shots_per_label": 1}
         found = PrivateEvolution.from_private_examples(
             _few(scene),
             llm=scene.model("text"),
             embeddings=embeddings,
-            candidates=["one ?", "two ?"],
             epsilon=40.0,
-            noise_multiplier=2.0,
-            **shape,
+            shots_per_label=1,
+            evolution=Evolution(rounds=2, num_survivors=2, num_variations=1, candidates=("one ?", "two ?")),
+            noise=Noise(multiplier=2.0),
             **_paid(scene),
         )
         scene.objects += [found, found._nearest, found._items, found._writer, found.plan, embeddings]
@@ -417,9 +416,16 @@ def documents(scene: Scene) -> Runnable[Any, Any]:
     def made() -> DocumentSynthesizer:
         budget = PrivacyBudgetCallbackHandler(epsilon=80.0, delta=1e-4)
         private = PrivateExamples(RECORDS, public_size=12, unit_key="user")
-        shape = {"num_topics": 1, "documents_per_topic": 1, "max_tokens": 2, "num_slots": 12, "public_top_k": 3}
         found = DocumentSynthesizer.from_private_examples(
-            private, llm=backend, vocabulary=["boat", "card"], least_units=2, epsilon=60.0, budget=budget, **shape
+            private,
+            llm=backend,
+            topics=Topics(("boat", "card"), 1, min_units=2),
+            documents_per_topic=1,
+            max_tokens=2,
+            budget=budget,
+            epsilon=60.0,
+            rows=Rows(units=12),
+            decoding=Decoding(candidates=3),
         )
         scene.objects += [found, found._writer, found._private, private, budget, backend]
         return found

@@ -39,6 +39,7 @@ from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
 from langchain_dpicl.evolution.evolution import EvolutionCheckpoint, Population
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.options import Topics
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
@@ -190,17 +191,15 @@ def released() -> dict[str, Target]:
         epsilon=50.0,
     )
     notes = [Document(f"card {number}", metadata={"source": str(number)}) for number in range(400)]
-    documents = DocumentSynthesizer.from_private_documents(
-        notes,
-        public_size=400,
-        unit_key="source",
-        vocabulary=("card", "cash"),
-        budget=house(),
-        num_topics=1,
+    documents = DocumentSynthesizer.from_private_examples(
+        PrivateExamples.from_documents(notes, public_size=400, unit_key="source"),
+        llm=engine,
+        topics=Topics(("card", "cash"), 1),
         documents_per_topic=1,
         max_tokens=2,
+        budget=house(),
         epsilon=90.0,
-        **writing,
+        noise=Noise(multiplier=2.0),
     )
     counted = PrivateExamples([{"text": f"v{number % 3}"} for number in range(600)], public_size=600)
     counts = ValueDiscovery.from_private_examples(counted, field="text", budget=house(), epsilon=8.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import (
@@ -45,6 +45,14 @@ class _UnitBinding:
         self.by_declaration: dict[Declaration, PrivateExamples] = {}
         self.ledger_id: str | None = None
         self.exposed = False  # opened without a charge
+
+
+@runtime_checkable
+class DocumentLoader(Protocol):
+    """A loader of LangChain."""
+
+    def lazy_load(self) -> Iterator[Any]:
+        """Yields documents."""
 
 
 class PrivateExamples(Opaque):
@@ -134,18 +142,20 @@ class PrivateExamples(Opaque):
         self._adopt(declared, make_opaque_pool(units), _UnitBinding(_keeping(label_of, declared)))
 
     @classmethod
-    def from_documents(cls, documents: Iterable[Any], **declared: Any) -> PrivateExamples:
+    def from_documents(cls, documents: Iterable[Any] | DocumentLoader, **declared: Any) -> PrivateExamples:
         """Builds private examples from LangChain documents.
 
         Args:
-          documents: objects with `page_content` (the text) and `metadata` (the other fields).
+          documents: a loader, or objects with `page_content` (the text) and `metadata` (the other fields). They are
+            read once, in order. Chunks of one document need a `unit_key`, such as "source", which most loaders set, or
+            each chunk is protected by itself.
           **declared: the keyword arguments of `PrivateExamples`.
 
         Raises:
           ConfigurationError: a public argument is out of range.
           RecordError: a document cannot be read as a record.
         """
-        wrong_container = _container_fault(documents)
+        wrong_container = "" if isinstance(documents, DocumentLoader) else _container_fault(documents)
         source = None if wrong_container else _document_records(documents, declared.get("text_key", "text"))
         del documents
         if source is None:
@@ -417,9 +427,9 @@ def _container_fault(records: Any) -> str:
     return ""
 
 
-def _document_records(documents: Iterable[Any], text_key: str) -> Iterator[Any]:
+def _document_records(documents: Iterable[Any] | DocumentLoader, text_key: str) -> Iterator[Any]:
     """Yields each document as a record; None, which is a record fault, where it cannot be read."""
-    for document in documents:
+    for document in documents.lazy_load() if isinstance(documents, DocumentLoader) else documents:
         metadata = getattr(document, "metadata", None)
         content = getattr(document, "page_content", None)
         yield {**metadata, text_key: content} if isinstance(metadata, Mapping) and content is not None else None

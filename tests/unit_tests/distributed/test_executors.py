@@ -32,7 +32,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     SynthesisInterruptedError,
 )
-from langchain_dpicl.options import FewShotTask
+from langchain_dpicl.options import Evolution, FewShotTask, GenerationTask, Noise
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
@@ -696,13 +696,10 @@ class TestCandidates:
     GIVEN: ClassVar[dict[str, Any]] = {
         "embeddings": LocalEmbeddings(),
         "epsilon": 40.0,
-        "noise_multiplier": 1.0,
+        "noise": Noise(multiplier=1.0),
         "shots_per_label": 1,
-        "rounds": 2,
-        "num_candidates": 20,
-        "num_survivors": 2,
-        "num_variations": 2,
-        "hints": [f"Number {place}." for place in range(20)],
+        "evolution": Evolution(rounds=2, num_candidates=20, num_survivors=2, num_variations=2),
+        "task": GenerationTask(hints=tuple(f"Number {place}." for place in range(20))),
     }
 
     def evolution(self, house: House, executor: Any, **options: Any) -> PrivateEvolution:

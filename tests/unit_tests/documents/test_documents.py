@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from langchain_dpicl.exceptions import (
     RecordError,
     SynthesisInterruptedError,
 )
+from langchain_dpicl.options import Decoding, GenerationTask, Noise, OpenLabel, Rows, Topics
 from langchain_dpicl.privacy.data.unit_pool import Pool
 from langchain_dpicl.privacy.extensions.count_histograms import GaussianCountMechanism
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, TopicExamples
@@ -71,17 +72,20 @@ def house(**limits: Any) -> Budget:
     return Budget(**{"epsilon": 8.0, "delta": 1e-6, **limits})
 
 
+TOPICS = Topics(VOCABULARY, 3, min_units=100)  # beyond 8 deviations of the noise
+ALL = Decoding(candidates="all")
+DEAL = Rows(slots=10, sampling="disjoint")
+
+
 def maker(budget: Any = None, notes: Any = NOTES, **options: Any) -> DocumentSynthesizer:
     given = {
         "llm": engine(),
-        "vocabulary": VOCABULARY,
-        "num_topics": 3,
+        "topics": TOPICS,
         "documents_per_topic": 2,
         "max_tokens": 3,
-        "public_top_k": None,
-        "num_slots": 10,
-        "least_units": 100,  # beyond 8 deviations of the noise
         "epsilon": 6.0,
+        "rows": Rows(units=10),
+        "decoding": ALL,
         **options,
     }
     private = notes if isinstance(notes, PrivateExamples) else PrivateExamples(notes, public_size=600)
@@ -114,8 +118,10 @@ class TestWhatIsReleased:
         assert budget.remaining_epsilon == left
 
     def test_a_topic_that_too_few_units_hold_gets_no_text(self) -> None:
-        assert [topic for topic, _ in maker(least_units=250).run(progress=False).topics] == ["card"]
-        nothing = maker(least_units=2_000).run(progress=False)
+        assert [topic for topic, _ in maker(topics=TOPICS.replace(min_units=250)).run(progress=False).topics] == [
+            "card"
+        ]
+        nothing = maker(topics=TOPICS.replace(min_units=2_000)).run(progress=False)
         assert nothing.topics == nothing.texts == ()
         assert verify_report(nothing).ok
 
@@ -143,13 +149,12 @@ class TestWhatIsReleased:
             other = await DocumentSynthesizer.afrom_private_examples(
                 PrivateExamples(NOTES, public_size=600),
                 llm=engine(),
-                vocabulary=VOCABULARY,
+                topics=Topics(VOCABULARY, 2),
                 budget=house(),
                 epsilon=6.0,
-                num_topics=2,
                 documents_per_topic=1,
                 max_tokens=2,
-                public_top_k=None,
+                decoding=ALL,
             )
             return await other.arun(progress=False), [each async for each in other.astream(progress=False)]
 
@@ -173,12 +178,16 @@ class TestWhatIsReleased:
     def test_a_unit_casts_no_more_than_its_keywords_however_much_it_writes(self) -> None:
         records = [{"text": "card transfer film boat", "user": "one"}] * 500
         private = PrivateExamples(records, unit_key="user", records_per_unit=500, public_size=600)
-        made = maker(notes=private, keywords_per_unit=2, topic_noise="discrete_laplace")
+        made = maker(notes=private, topics=TOPICS.replace(keywords_per_unit=2, noise="discrete_laplace"))
         assert made.plan.topics.rule.of(records) == ("boat", "card")
         assert made.plan.topics.l1_sensitivity == 2
         assert made.run(progress=False).topics == ()
 
-    @pytest.mark.parametrize("writing", [{"sampling": "disjoint"}, {"redraw_every": 3}, {"mechanism": "gaussian"}])
+    @pytest.mark.parametrize(
+        "writing",
+        [{"rows": DEAL}, {"rows": Rows(units=10, redraw_every="run")}, {"noise": "gaussian"}],
+        ids=["disjoint", "run", "gaussian"],
+    )
     def test_texts_are_written_by_every_design(self, writing: dict[str, Any]) -> None:
         found = maker(**writing).run(progress=False)
         assert len(found) == 4
@@ -186,7 +195,7 @@ class TestWhatIsReleased:
 
     @pytest.mark.parametrize("noise", ["discrete_laplace", "gaussian"])
     def test_both_noises_are_verified(self, noise: Any) -> None:
-        made = maker(topic_noise=noise)
+        made = maker(topics=TOPICS.replace(noise=noise))
         assert made.plan.topics.mechanism.name == noise
         found = made.run(progress=False)
         assert verify_report(found).ok
@@ -217,7 +226,7 @@ class TestWhatIsPaid:
         walked: list[Any] = []
         for notes in (NOTES, [*NOTES, f"a film {CANARY}"], NOTES[:-1], [*NOTES, "\x00{card}"], [*NOTES[:-1], ""]):
             llm, budget = engine(), house()
-            made = maker(budget, notes, llm=llm, topic_noise="discrete_laplace", component="store")
+            made = maker(budget, notes, llm=llm, topics=TOPICS.replace(noise="discrete_laplace"), component="store")
             made.run(progress=False)
             shares = [{**share, "sealed_at": ""} for share in budget.report().to_dict()["shares"]]
             left = [made._share.remaining(each.template, label=each.label) for each in made.plan.tickets()]
@@ -225,11 +234,14 @@ class TestWhatIsPaid:
         assert all(each == walked[0] for each in walked)
 
     def test_topics_run_in_parallel_and_texts_compose(self) -> None:
-        few, many = maker(num_topics=2).plan, maker(num_topics=6).plan
+        few, many = maker(topics=TOPICS.replace(num_topics=2)).plan, maker(topics=TOPICS.replace(num_topics=6)).plan
         assert few.generation.noise_multiplier < many.generation.noise_multiplier * 1.5  # rates differ, not the count
-        wide = maker(num_topics=2, topic_size=100).plan, maker(num_topics=6, topic_size=100).plan
+        wide = (
+            maker(topics=TOPICS.replace(num_topics=2, topic_size=100)).plan,
+            maker(topics=TOPICS.replace(num_topics=6, topic_size=100)).plan,
+        )
         assert wide[0].generation.noise_multiplier == wide[1].generation.noise_multiplier
-        longer = maker(num_topics=2, topic_size=100, documents_per_topic=4).plan
+        longer = maker(topics=TOPICS.replace(num_topics=2, topic_size=100), documents_per_topic=4).plan
         assert longer.generation.noise_multiplier > wide[0].generation.noise_multiplier
 
     def test_the_histogram_is_released_once_in_the_life_of_a_ledger(self) -> None:
@@ -315,14 +327,12 @@ class TestWhatIsPaid:
 
     def test_the_budget_is_found_in_the_context(self) -> None:
         with get_privacy_budget_callback(epsilon=6.0, delta=1e-6) as budget:
-            DocumentSynthesizer.from_private_documents(
-                [Document("my card")] * 50,
-                public_size=600,
+            DocumentSynthesizer.from_private_examples(
+                PrivateExamples.from_documents([Document("my card")] * 50, public_size=600),
                 llm=engine(),
-                vocabulary=["card"],
+                topics=Topics(("card",), 1),
                 epsilon=6.0,
-                num_topics=1,
-                public_top_k=None,
+                decoding=ALL,
             )
             assert budget.remaining_epsilon == 0.0
 
@@ -339,7 +349,7 @@ class TestAStop:
         def stop(*_: Any, **__: Any) -> Any:
             raise KeyboardInterrupt
 
-        made = maker(topic_noise="gaussian")
+        made = maker(topics=TOPICS.replace(noise="gaussian"))
         monkeypatch.setattr(owner, name, stop)
         with pytest.raises(KeyboardInterrupt) as caught:
             made.run(progress=False)
@@ -359,21 +369,16 @@ class TestAStop:
                 if self.fails:
                     raise OSError(CANARY)
 
-        terms: dict[str, Any] = {"public_size": 600, "unit_key": "source", "llm": engine(), "epsilon": 6.0}
         with pytest.raises(RecordError) as caught:
-            DocumentSynthesizer.from_private_documents(Notes(fails=True), budget=house(), **terms)
+            PrivateExamples.from_documents(Notes(fails=True), public_size=600, unit_key="source")
         assert CANARY not in locals_in(caught.value) + str(caught.value)
-        made = DocumentSynthesizer.from_private_documents(
-            Notes(fails=False), budget=house(), public_top_k=None, vocabulary=["card"], **terms
-        )
+        made = maker(notes=PrivateExamples.from_documents(Notes(fails=False), public_size=600, unit_key="source"))
         assert made._private._pool(None, ledger_id=made._budget.ledger_id).num_units == 1
 
     def test_documents_that_cannot_be_read_are_in_no_frame_of_ours(self) -> None:
         documents = [Document(CANARY), Document("x", metadata={"source": 1.5})]
         with pytest.raises(RecordError) as caught:
-            DocumentSynthesizer.from_private_documents(
-                documents, public_size=10, unit_key="source", llm=engine(), budget=house()
-            )
+            PrivateExamples.from_documents(documents, public_size=10, unit_key="source")
         assert CANARY not in locals_in(caught.value) + str(caught.value)
 
 
@@ -490,10 +495,10 @@ class TestWhatIsKept:
     def test_a_deal_that_is_gone_leaves_out_the_texts_it_was_for(self, tmp_path: Path) -> None:
         path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
         budget = house(store=SQLiteStore.new(path))
-        next(maker(budget, checkpoint=kept, component="store", sampling="disjoint").stream(progress=False))
+        next(maker(budget, checkpoint=kept, component="store", rows=DEAL).stream(progress=False))
         budget.close()
         ledger._IDENTITIES.clear()
-        other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store", sampling="disjoint")
+        other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store", rows=DEAL)
         places = [(text.topic, text.number) for text in other.run(progress=False).texts]
         assert places == [("transfer", 0), ("card", 0), ("card", 1)]
 
@@ -577,32 +582,38 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"vocabulary": "card"},
-            {"vocabulary": []},
-            {"vocabulary": ["card", "Card"]},
-            {"num_topics": 0},
-            {"num_topics": 2_000},
-            {"keywords_per_unit": 0},
-            {"topic_share": 1.0},
-            {"topic_noise": "cauchy"},
-            {"least_units": 0},
-            {"topic_size": 0},
-            {"topic_key": "text"},
-            {"max_tokens": 0},
-            {"documents_per_topic": 0},
-            {"generation_prompt": "{text} and {topic}"},
-            {"mechanism": "loud"},
-            {"strange": 1},
-            {"epsilon": None},
-            {"noise_multiplier": 0.1},
-            {"sampling": "fixed"},
-            {"sampling": "partition"},
+            lambda: {"topics": "card"},
+            lambda: {"topics": []},
+            lambda: {"topics": ["card", "Card"]},
+            lambda: {"topics": TOPICS.replace(num_topics=0)},
+            lambda: {"topics": TOPICS.replace(num_topics=2_000)},
+            lambda: {"topics": TOPICS.replace(keywords_per_unit=0)},
+            lambda: {"topics": TOPICS.replace(epsilon_share=1.0)},
+            lambda: {"topics": TOPICS.replace(noise="cauchy")},
+            lambda: {"topics": TOPICS.replace(min_units=0)},
+            lambda: {"topics": TOPICS.replace(topic_size=0)},
+            lambda: {"topics": TOPICS.replace(key="text")},
+            lambda: {"max_tokens": 0},
+            lambda: {"documents_per_topic": 0},
+            lambda: {"task": GenerationTask(record_prompt="{text} and {topic}")},
+            lambda: {"task": GenerationTask(open_label=OpenLabel("topic"))},
+            lambda: {"task": GenerationTask(hints=("Shout.",))},
+            lambda: {"noise": "loud"},
+            lambda: {"strange": 1},
+            lambda: {"epsilon": None},
+            lambda: {"noise": Noise(multiplier=0.1)},
+            lambda: {"rows": "slots"},
+            lambda: {"rows": Rows(slots=10, sampling="fixed")},
+            lambda: {"rows": Rows(slots=10, sampling="partition")},
+            lambda: {"decoding": "greedy"},
         ],
     )
-    def test_public_faults_are_refused_before_anything_is_bound_or_spent(self, wrong: dict[str, Any]) -> None:
+    def test_public_faults_are_refused_before_anything_is_bound_or_spent(
+        self, wrong: Callable[[], dict[str, Any]]
+    ) -> None:
         budget, private = house(), PrivateExamples(NOTES, public_size=600)
         with pytest.raises(ConfigurationError):
-            maker(budget, private, **wrong)
+            maker(budget, private, **wrong())
         assert budget.remaining_epsilon == 8.0
         assert private._ledger_id is None
 
@@ -612,7 +623,12 @@ class TestWhatIsRefused:
         budget = house(adjacency="replace_one")
         private = PrivateExamples(NOTES[:500], public_size=500)
         with pytest.raises(ConfigurationError, match="no topic has a known size"):
-            maker(budget, private, sampling="fixed", num_topics=num_topics, topic_size=500)
+            maker(
+                budget,
+                private,
+                rows=Rows(slots=10, sampling="fixed"),
+                topics=TOPICS.replace(num_topics=num_topics, topic_size=500),
+            )
         assert budget.remaining_epsilon == 8.0
         assert private._ledger_id is None
 
@@ -620,7 +636,7 @@ class TestWhatIsRefused:
         with pytest.raises(ConfigurationError, match="PrivateExamples"):
             DocumentSynthesizer.from_private_examples(["text"], llm=engine(), budget=house())  # type: ignore[arg-type]
         with pytest.raises(RecordError):
-            DocumentSynthesizer.from_private_documents(["no document"], public_size=10, llm=engine(), budget=house())
+            PrivateExamples.from_documents(["no document"], public_size=10)
 
     def test_a_share_that_does_not_fit(self) -> None:
         with pytest.raises(PrivacyBudgetError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     SynthesisInterruptedError,
 )
+from langchain_dpicl.options import Decoding, GenerationTask, Noise, OpenLabel
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.reports.report import verify_report
 from tests.contracts.front_room import Observer
-from tests.evolution_doubles import RECORDS, Muse, Topical, budget_of, charged, evolution
+from tests.evolution_doubles import RECORDS, SEARCH, Muse, Topical, budget_of, charged, evolution
 from tests.example_files import example
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
@@ -47,7 +49,7 @@ def varying(prompt: str) -> str:
 
 
 def test_the_candidate_that_most_units_are_nearest_to_survives() -> None:
-    made = evolution(rounds=1, num_survivors=3, shots_per_label=2)
+    made = evolution(evolution=SEARCH.replace(rounds=1, num_survivors=3), shots_per_label=2)
     released = made.run(progress=False)
     assert released.examples == ({"text": "a card"}, {"text": "a boat"})
     assert made.votes[None] == pytest.approx((14.0, 6.0, 0.0), abs=0.02)
@@ -57,7 +59,7 @@ def test_the_candidate_that_most_units_are_nearest_to_survives() -> None:
 def test_survivors_are_varied_and_compete_with_their_variations() -> None:
     muse = Muse(says=lambda prompt: "card card card boat" if "Rewrite" in prompt else "a boat")
     records = ["card card card boat"] * 20
-    made = evolution(records, llm=muse, candidates=["a boat", "a card"], rounds=2, shots_per_label=1)
+    made = evolution(records, llm=muse, evolution=SEARCH.replace(candidates=["a boat", "a card"]), shots_per_label=1)
     assert made.run(progress=False).examples == ({"text": "card card card boat"},)
     first = next(asked for asked in muse.asked if "a card" in asked)
     assert first == (
@@ -68,7 +70,7 @@ def test_survivors_are_varied_and_compete_with_their_variations() -> None:
 
 def test_each_label_has_rounds_of_its_own_and_its_own_units_vote() -> None:
     muse = Muse(says=["a card", "a film"] * 2)
-    made = evolution(LABELLED, declared=BY_QUEUE, llm=muse, rounds=1)
+    made = evolution(LABELLED, declared=BY_QUEUE, llm=muse, evolution=SEARCH.replace(rounds=1))
     released = made.run(progress=False)
     assert released.examples == ({"queue": "bank", "text": "a card"}, {"queue": "arts", "text": "a film"})
     assert made.votes["bank"][0] == pytest.approx(20.0, abs=0.02)
@@ -95,27 +97,35 @@ def test_a_unit_with_many_records_has_one_vote_of_length_one() -> None:
     records += [{"text": "a card", "user": "two"}, {"text": "a card", "user": "three"}]
     records += [{"text": text, "user": "four"} for text in ("a film",) * 3 + ("the rain",) * 4]
     declared = {"public_size": 4, "unit_key": "user", "records_per_unit": 100}
-    made = evolution(records, declared=declared, rounds=1, num_survivors=4, num_variations=0)
+    made = evolution(records, declared=declared, evolution=SEARCH.replace(rounds=1, num_survivors=4, num_variations=0))
     made.run(progress=False)
     assert made.votes[None] == pytest.approx((2.0, 1.0, 0.8, 0.6), abs=0.02)
 
 
 def test_an_engine_that_completes_text_writes_as_well() -> None:
     engine = FakeBackend(scripted({"Write": 1.0}, {" card": 1.0}), max_top_k=1)
-    made = evolution(llm=engine, candidates=["a boat", "a card"], max_tokens=1)
+    made = evolution(llm=engine, evolution=SEARCH.replace(candidates=["a boat", "a card"]), max_tokens=1)
     assert made.run(progress=False).examples == ({"text": "a card"},)
 
 
 def test_hints_come_in_turn_behind_the_instruction() -> None:
     muse = Muse()
-    evolution(llm=muse, rounds=1, instruction="Say it.", hints=["Shout.", "Whisper."]).run(progress=False)
+    evolution(
+        llm=muse,
+        evolution=SEARCH.replace(rounds=1),
+        instruction="Say it.",
+        task=GenerationTask(hints=("Shout.", "Whisper.")),
+    ).run(progress=False)
     assert muse.asked[:3] == ["Say it. Shout.\n\ntext:", "Say it. Whisper.\n\ntext:", "Say it. Shout.\n\ntext:"]
 
 
 def test_own_templates_are_filled_once_and_braces_of_texts_stay() -> None:
     muse = Muse(says=lambda prompt: "card {q} {text}")
     made = evolution(
-        llm=muse, candidates=["card {text}", "a boat"], variation_prompt="{text} -> {text}?", instruction="{x}"
+        llm=muse,
+        evolution=SEARCH.replace(candidates=["card {text}", "a boat"]),
+        task=GenerationTask(variation_prompt="{text} -> {text}?"),
+        instruction="{x}",
     )
     made.run(progress=False)
     assert "card {text} -> card {text}?" in muse.asked
@@ -151,19 +161,19 @@ class _Refusing:
 
 def test_every_round_is_a_ticket_and_every_private_text_is_embedded_once() -> None:
     embeddings, budget = Topical(), budget_of()
-    evolution(embeddings=embeddings, budget=budget, rounds=4).run(progress=False)
+    evolution(embeddings=embeddings, budget=budget, evolution=SEARCH.replace(rounds=4)).run(progress=False)
     assert charged(budget) == 4
     assert [embeddings.asked.count(record) for record in RECORDS] == [1] * len(RECORDS)
 
 
 def test_private_directions_are_gone_when_all_is_done() -> None:
-    made = evolution(rounds=1)
+    made = evolution(evolution=SEARCH.replace(rounds=1))
     made.run(progress=False)
     assert made._nearest._held.reveal() == {}
 
 
 def test_the_report_verifies_and_the_result_survives_its_file() -> None:
-    made = evolution(LABELLED, declared=BY_QUEUE, llm=Muse(says=["a card", "a film"] * 9), noise_multiplier=2.0)
+    made = evolution(LABELLED, declared=BY_QUEUE, llm=Muse(says=["a card", "a film"] * 9), noise=Noise(multiplier=2.0))
     released = made.run(progress=False)
     assert verify_report(released).ok
     assert ReleasedDemonstrations.from_json(released.to_json()) == released
@@ -174,7 +184,7 @@ def test_the_report_verifies_and_the_result_survives_its_file() -> None:
 
 def test_observers_hear_of_tickets_and_nothing_else() -> None:
     observer = Observer()
-    made = evolution(config={"callbacks": [observer]}, rounds=2)
+    made = evolution(budget={"callbacks": [observer, budget_of()]}, evolution=SEARCH)
 
     from langchain_core.runnables import RunnableLambda
 
@@ -189,7 +199,7 @@ def test_observers_hear_of_tickets_and_nothing_else() -> None:
 def test_an_outage_keeps_what_was_released_and_the_rest_of_the_rounds(is_async: bool) -> None:
     said = iter(["a card", "a boat", "a film", "the rain"])
     muse, budget = Muse(says=lambda prompt: next(said, OSError("out"))), budget_of()
-    made = evolution(llm=muse, budget=budget, rounds=3)
+    made = evolution(llm=muse, budget=budget, evolution=SEARCH.replace(rounds=3))
     with pytest.raises(SynthesisInterruptedError, match="1 of 3 rounds are released") as caught:
         asyncio.run(made.arun(progress=False)) if is_async else made.run(progress=False)
     assert caught.value.synthesizer is made
@@ -219,7 +229,7 @@ def test_a_stop_while_units_vote_burns_that_ticket_and_the_others_stay() -> None
             return super().embed_documents(texts)
 
     embeddings, budget = Stopping(), budget_of()
-    made = evolution(embeddings=embeddings, budget=budget, rounds=2)
+    made = evolution(embeddings=embeddings, budget=budget, evolution=SEARCH)
     with pytest.raises(KeyboardInterrupt) as caught:
         made.run(progress=False)
     assert caught.value.synthesizer is made  # type: ignore[attr-defined]
@@ -237,7 +247,7 @@ def test_where_every_ticket_was_lost_the_run_says_so() -> None:
                 raise KeyboardInterrupt
             return super().embed_documents(texts)
 
-    made = evolution(embeddings=Stopping(), rounds=1)
+    made = evolution(embeddings=Stopping(), evolution=SEARCH.replace(rounds=1))
     with pytest.raises(KeyboardInterrupt):
         made.run(progress=False)
     with pytest.raises(SynthesisInterruptedError, match="declare another component"):
@@ -272,7 +282,7 @@ def test_the_same_component_name_and_plan_is_the_same_share() -> None:
 
 def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
     private = PrivateExamples(RECORDS, public_size=len(RECORDS))
-    made = evolution(private=private, rounds=3)
+    made = evolution(private=private, evolution=SEARCH.replace(rounds=3))
     said = iter(["a card", "a boat", "a film", "the rain"])
     made._writer.model._llm.says = lambda prompt: next(said, OSError("out"))
     with pytest.raises(SynthesisInterruptedError):
@@ -290,31 +300,36 @@ def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
 
 # -- faults ------------------------------------------------------------------------------------------------------
 
-FAULTS: dict[str, dict[str, Any]] = {
-    "no instruction": {"instruction": 3},
-    "stub without the text": {"generation_prompt": "{queue}:"},
-    "variation without the text": {"variation_prompt": "again"},
-    "variation of another field": {"variation_prompt": "{text} {other}"},
-    "one hint as a text": {"hints": "Shout."},
-    "candidates of other labels": {"candidates": {"other": ["a"]}},
-    "one candidate as a text": {"candidates": "a card"},
-    "fewer candidates than given": {"candidates": ["a", "b", "c"], "num_candidates": 2},
-    "more shots than survivors": {"shots_per_label": 3},
-    "no rounds": {"rounds": 0},
-    "rounds without variations": {"num_variations": 0},
-    "no neighbours": {"neighbours": 0},
-    "unknown selection": {"selection": "best"},
-    "negative threshold": {"threshold": -1.0},
-    "no tokens": {"max_tokens": 0},
-    "a template of other fields": {"example_prompt": PromptTemplate.from_template("{text} {other}")},
+FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "no instruction": lambda: {"instruction": 3},
+    "two instructions": lambda: {"instruction": "Write.", "task": GenerationTask("Say.")},
+    "stub without the text": lambda: {"task": GenerationTask(record_prompt="{queue}:")},
+    "variation without the text": lambda: {"task": GenerationTask(variation_prompt="again")},
+    "variation of another field": lambda: {"task": GenerationTask(variation_prompt="{text} {other}")},
+    "one hint as a text": lambda: {"task": GenerationTask(hints="Shout.")},  # type: ignore[arg-type]
+    "an open label": lambda: {"task": GenerationTask(open_label=OpenLabel("queue"))},
+    "candidates of other labels": lambda: {"evolution": SEARCH.replace(candidates={"other": ("a",)})},
+    "one candidate as a text": lambda: {"evolution": SEARCH.replace(candidates="a card")},
+    "fewer candidates than given": lambda: {"evolution": SEARCH.replace(candidates=("a", "b", "c"), num_candidates=2)},
+    "more shots than survivors": lambda: {"shots_per_label": 3},
+    "no rounds": lambda: {"evolution": SEARCH.replace(rounds=0)},
+    "rounds without variations": lambda: {"evolution": SEARCH.replace(num_variations=0)},
+    "no neighbours": lambda: {"evolution": SEARCH.replace(neighbours=0)},
+    "unknown selection": lambda: {"evolution": SEARCH.replace(selection="best")},
+    "negative threshold": lambda: {"evolution": SEARCH.replace(threshold=-1.0)},
+    "a search by name": lambda: {"evolution": "rank"},
+    "other noise": lambda: {"noise": Noise("gumbel")},
+    "noise by name": lambda: {"noise": "gumbel"},
+    "decoding of tokens": lambda: {"decoding": Decoding(temperature=1.0)},
+    "no tokens": lambda: {"max_tokens": 0},
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_public_faults_raise_before_anything_is_bound(fault: dict[str, Any]) -> None:
+def test_public_faults_raise_before_anything_is_bound(fault: Callable[[], dict[str, Any]]) -> None:
     private, embeddings = PrivateExamples(RECORDS, public_size=len(RECORDS)), Topical()
     with pytest.raises(ConfigurationError):
-        evolution(private=private, embeddings=embeddings, **fault)
+        evolution(private=private, embeddings=embeddings, **fault())
     assert private._ledger_id is None
     assert not set(embeddings.asked) & set(RECORDS)
 
@@ -332,7 +347,7 @@ def test_other_faults_are_named() -> None:
 
 def test_whatever_the_records_are_the_same_path_is_walked() -> None:
     for records in ([], [""], ["\x00\ud800"], ["x" * 30_000]):
-        made = evolution(records, rounds=1, noise_multiplier=1.0)
+        made = evolution(records, evolution=SEARCH.replace(rounds=1), noise=Noise(multiplier=1.0))
         assert len(made.run(progress=False).examples) == 1
 
 
@@ -358,60 +373,29 @@ def test_a_draw_is_in_proportion_to_the_votes_and_leaves_out_what_has_none() -> 
     assert SurvivalRule(4, 3, "sample").of(votes) == [0, 2, 3]  # the least, by rank, although there are no votes
 
 
-# -- as a mechanism of the template ------------------------------------------------------------------------------
+# -- in a template -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_the_prompt_template_takes_it_as_a_mechanism(is_async: bool) -> None:
-    private = PrivateExamples(LABELLED, **BY_QUEUE)
-    given: dict[str, Any] = {
-        "llm": Muse(says=["a card", "a film"] * 9),
-        "mechanism": "private_evolution",
-        "embeddings": Topical(),
+def test_a_prompt_template_shows_what_was_evolved(is_async: bool) -> None:
+    made = evolution(
+        LABELLED,
+        declared=BY_QUEUE,
+        llm=Muse(says=["a card", "a film"] * 9),
+        noise=Noise(multiplier=0.1),
+        evolution=SEARCH.replace(rounds=1),
+    )
+    shown: dict[str, Any] = {
         "example_prompt": PromptTemplate.from_template("{text} -> {queue}"),
         "suffix": "{input} ->",
-        "budget": budget_of(),
-        "epsilon": 9e11,
-        "noise_multiplier": 0.1,
-        "rounds": 1,
-        "num_survivors": 2,
-        "shots_per_label": 1,
-        "progress": False,
     }
-    make = DPFewShotPromptTemplate.afrom_private_examples if is_async else DPFewShotPromptTemplate.from_private_examples
-    prompt: Any = make(private, **given)
-    prompt = asyncio.run(prompt) if is_async else prompt
+    if is_async:
+        prompt = asyncio.run(DPFewShotPromptTemplate.afrom_run(made, **shown))
+    else:
+        prompt = DPFewShotPromptTemplate.from_run(made, **shown)
     assert prompt.format(input="{x}") == "a card -> bank\n\na film -> arts\n\n{x} ->"
     assert prompt.privacy_report["private"] is True
     assert prompt.with_shots(0).format(input="x") == "x ->"
-
-
-def test_an_interrupted_template_goes_on_from_the_evolution() -> None:
-    muse = Muse(says=["a card", "a boat", OSError("out")])
-    example = PromptTemplate.from_template("{text}.")
-    with pytest.raises(SynthesisInterruptedError) as caught:
-        DPFewShotPromptTemplate.from_private_examples(
-            PrivateExamples(RECORDS, public_size=len(RECORDS)),
-            llm=muse,
-            mechanism="private_evolution",
-            embeddings=Topical(),
-            example_prompt=example,
-            suffix="{input}",
-            budget=budget_of(),
-            epsilon=9e11,
-            noise_multiplier=0.1,
-            num_candidates=2,
-            num_survivors=2,
-            num_variations=1,
-            rounds=2,
-            shots_per_label=1,
-            progress=False,
-        )
-    muse.says = ("a boat, a boat",)
-    prompt = DPFewShotPromptTemplate.from_synthesizer(
-        caught.value.synthesizer, example_prompt=example, suffix="{input}", progress=False
-    )
-    assert prompt.format(input="x") == "a card.\n\nx"
 
 
 def test_it_says_what_it_is_without_showing_a_record() -> None:

@@ -14,7 +14,7 @@ from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedE
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.released import files
 from tests.canary import RECORD, canaries_in
-from tests.evolution_doubles import Muse, Topical, charged, evolution
+from tests.evolution_doubles import SEARCH, Muse, Topical, charged, evolution
 from tests.sealed_files import sealed
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
@@ -37,7 +37,12 @@ class Process:
 
     def start(self, **options: Any) -> tuple[PrivateEvolution, PrivacyBudgetCallbackHandler]:
         budget = PrivacyBudgetCallbackHandler.open(self.ledger)
-        given = {"llm": Muse(says=["a card", "a film"] * 20), "rounds": 3, "component": "texts", **options}
+        given = {
+            "llm": Muse(says=["a card", "a film"] * 20),
+            "evolution": SEARCH.replace(rounds=3),
+            "component": "texts",
+            **options,
+        }
         return evolution(private=self.private, budget=budget, checkpoint=self.file, **given), budget
 
 
@@ -195,7 +200,7 @@ def test_another_ledger_and_a_path_that_is_none_are_refused(process: Process, tm
     with pytest.raises(ConfigurationError, match="of this run"):
         evolution(
             private=PrivateExamples(RECORDS, **BY_QUEUE),
-            rounds=3,
+            evolution=SEARCH.replace(rounds=3),
             component="texts",
             checkpoint=process.file,
             embeddings=Topical(),

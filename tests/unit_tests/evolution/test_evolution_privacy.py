@@ -22,6 +22,7 @@ from langchain_dpicl.backends.rows.neighbour_rows import NearestRows
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.evolution.writing import EvolutionTemplate
 from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
+from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
@@ -29,7 +30,7 @@ from langchain_dpicl.release import curator
 from tests import audit_plants as plant
 from tests.canary import RECORD, VOTE, Recorder, aobserve, canaries_in, describe, leaks, observe
 from tests.contracts.front_room import shown_by
-from tests.evolution_doubles import RECORDS, Muse, Topical, budget_of, evolution
+from tests.evolution_doubles import RECORDS, SEARCH, Muse, Topical, budget_of, evolution
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
@@ -41,7 +42,11 @@ DECLARED = {"public_size": 12, "fields": ("queue",)}
 
 
 def secretive(**options: Any) -> PrivateEvolution:
-    return evolution(CANARIES, declared=DECLARED, **{"rounds": 3, "noise_multiplier": 1.0, **options})
+    return evolution(
+        CANARIES,
+        declared=DECLARED,
+        **{"evolution": SEARCH.replace(rounds=3), "noise": Noise(multiplier=1.0), **options},
+    )
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
@@ -89,7 +94,7 @@ def test_nothing_shows_to_any_observer() -> None:
 
     def action() -> Any:
         # Given, as one of the observers is a response cache: the same prompt would bring the same text each time.
-        made.append(secretive(llm=muse, candidates=["a card", "a boat"]))
+        made.append(secretive(llm=muse, evolution=SEARCH.replace(rounds=3, candidates=["a card", "a boat"])))
         return made[0].run(progress=True)
 
     seen = observe(action, model_recorder=recorder)
@@ -110,20 +115,20 @@ async def test_nothing_shows_to_any_observer_of_an_awaited_template() -> None:
     muse = Muse(callbacks=[recorder])
     from langchain_core.prompts import PromptTemplate
 
-    def made() -> Any:
-        return DPFewShotPromptTemplate.afrom_private_examples(
-            PrivateExamples(CANARIES, **DECLARED),
-            llm=muse,
-            mechanism="private_evolution",
-            embeddings=Topical(),
+    async def made() -> Any:
+        return await DPFewShotPromptTemplate.afrom_run(
+            await PrivateEvolution.afrom_private_examples(
+                PrivateExamples(CANARIES, **DECLARED),
+                llm=muse,
+                embeddings=Topical(),
+                budget=budget_of(),
+                epsilon=9e11,
+                shots_per_label=1,
+                evolution=SEARCH.replace(candidates=["a card", "a boat"]),  # the same prompt is answered from a cache
+                noise=Noise(multiplier=1.0),
+            ),
             example_prompt=PromptTemplate.from_template("{text}"),
             suffix="{input}",
-            budget=budget_of(),
-            epsilon=9e11,
-            noise_multiplier=1.0,
-            rounds=2,
-            num_survivors=2,
-            shots_per_label=1,
         )
 
     seen = await aobserve(made, model_recorder=recorder)
@@ -154,7 +159,7 @@ def test_embeddings_that_fail_or_stop_on_a_record_show_nothing(stop: Any, is_asy
                 raise stop(texts)
             return super().embed_documents(texts)
 
-    made = secretive(embeddings=Failing(), rounds=1)
+    made = secretive(embeddings=Failing(), evolution=SEARCH.replace(rounds=1))
 
     def run() -> Any:
         return asyncio.run(made.arun(progress=False)) if is_async else made.run(progress=False)
@@ -177,12 +182,9 @@ def test_the_released_histogram_has_the_noise_that_is_priced(adjacency: str, mon
     made = evolution(
         ["topic000"] * 9,
         embeddings=Topical(topics),
-        candidates=topics,
+        evolution=SEARCH.replace(rounds=1, num_survivors=400, num_variations=0, candidates=topics),
         budget=budget_of(adjacency=adjacency),
-        noise_multiplier=3.0,
-        rounds=1,
-        num_survivors=400,
-        num_variations=0,
+        noise=Noise(multiplier=3.0),
     )
     made.run(progress=False)
     votes = made.history[None][0]
@@ -228,10 +230,9 @@ def test_a_unit_of_any_content_moves_a_histogram_by_its_sensitivity_at_most(adja
             made = evolution(
                 records,
                 declared=declared,
-                candidates=["a card", "a boat", "a film", "the rain"],
-                num_survivors=4,
-                num_variations=0,
-                rounds=1,
+                evolution=SEARCH.replace(
+                    rounds=1, num_survivors=4, num_variations=0, candidates=["a card", "a boat", "a film", "the rain"]
+                ),
                 budget=budget_of(adjacency=adjacency),
             )
             sums.append(sums_of(made)[0])

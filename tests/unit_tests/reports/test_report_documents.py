@@ -11,6 +11,7 @@ import pytest
 
 from langchain_dpicl import Budget, DocumentSynthesizer, PrivateExamples, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
+from langchain_dpicl.options import Decoding, Rows, Topics
 from tests.sealed_files import sealed, with_digest
 
 WORDS = [" my", " card"]
@@ -23,16 +24,13 @@ def saved() -> dict[str, Any]:
     made = DocumentSynthesizer.from_private_examples(
         PrivateExamples(["my card"] * 300, public_size=600),
         llm=FakeBackend(word_copier(WORDS), vocabulary=WORDS),
-        vocabulary=("card", "boat", "film"),
+        topics=Topics(("card", "boat", "film"), 2, noise="gaussian", min_units=100),
         budget=Budget(epsilon=8.0, delta=1e-6),
         epsilon=6.0,
-        num_topics=2,
         documents_per_topic=2,
         max_tokens=2,
-        public_top_k=None,
-        num_slots=10,
-        least_units=100,
-        topic_noise="gaussian",
+        decoding=Decoding(candidates="all"),
+        rows=Rows(units=10),
     )
     return json.loads(made.run(progress=False).to_json())
 
