@@ -135,3 +135,19 @@ def noise_of(value: object, *kinds: type[N]) -> N:
             return cast("N", named(value))
     wanted = [repr(name) for kind in kinds for name in short.get(kind, ())]
     raise fail("noise", ", ".join([*wanted, *(f"{kind.__name__}(...)" for kind in kinds)]), plain_or_type(value))
+
+
+def noise_with(value: object, mechanism: str) -> Noise:
+    """Returns the `Noise` of a component that has one mechanism, which `value` may name.
+
+    Args:
+      value: what the caller gave.
+      mechanism: name of the mechanism.
+
+    Raises:
+      ConfigurationError: another value, or another mechanism.
+    """
+    noise = noise_of(value, Noise)
+    if noise.mechanism not in {None, mechanism}:
+        raise fail("Noise.mechanism", f"None (this component adds {mechanism!r} noise)", noise.mechanism)
+    return noise
