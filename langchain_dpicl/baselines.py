@@ -31,6 +31,8 @@ from langchain_dpicl.generation.decoding_loop import (
 )
 from langchain_dpicl.generation.plan import Segment
 from langchain_dpicl.generation.token_mechanisms import release_plan
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows
+from langchain_dpicl.options.base import LLM, TemplateLike, option_of
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, check_positive, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -43,9 +45,10 @@ from langchain_dpicl.release.sample import Record, Rendered, block_on, draw_samp
 from langchain_dpicl.release.token_block import NOT_COMPUTED, ReleaseBlock, argmax_index, sum_rows
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.released.soft_prompt import SoftPrompt
+from langchain_dpicl.runs.query_plan import design_of_queries
 from langchain_dpicl.soft_prompts.options import ExampleFields, Floats, Optimizer, OptimizerName, Schedule
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
-from langchain_dpicl.tasks.labels import Votes, VotingTask, design_of, reader_of
+from langchain_dpicl.tasks.labels import VotingTask, reader_of
 from langchain_dpicl.tasks.templates import GenerationTemplate
 
 BASELINE = "soft prompt without privacy"
@@ -378,20 +381,13 @@ def label_votes_without_privacy(
     private: PrivateExamples,
     queries: Sequence[Any],
     *,
-    llm: Any,
-    example_prompt: Any = None,
-    prefix: str = "",
-    suffix: str | None = None,
-    example_separator: str = "\n\n",
-    labels: Sequence[str] | None = None,
-    verbalizers: Mapping[str, str | Sequence[str]] | None = None,
-    votes: Votes = "hard",
-    calibrate: bool | None = None,
-    content_free: Sequence[str] = ("N/A",),
-    rows: str | None = None,
-    num_slots: int | None = None,
-    shots_per_slot: int | None = None,
-    overfill: float | None = None,
+    llm: LLM,
+    example_prompt: TemplateLike | None = None,
+    suffix: TemplateLike | None = None,
+    prefix: TemplateLike = "",
+    task: FewShotTask | None = None,
+    rows: Rows | None = None,
+    answers: LabelAnswers | None = None,
 ) -> UnprotectedVotes:
     """Runs what `DPVotingRunnable` runs WITHOUT NOISE: nothing is protected and epsilon is infinite.
 
@@ -400,18 +396,11 @@ def label_votes_without_privacy(
       queries: what is asked, each on a fresh sample.
       llm: an engine or a model; it SEES the private prompts.
       example_prompt: this and what follows are as for `DPVotingRunnable.from_private_examples`.
-      prefix: template before the examples.
       suffix: template of the query.
-      example_separator: stands between the parts.
-      labels: the answers; by default the declared labels.
-      verbalizers: label to the text or texts that stand for it.
-      votes: "hard", "soft" or "text".
-      calibrate: whether each row is calibrated.
-      content_free: inputs without content.
-      rows: "units" or "slots"; without any of these four, 40 unit rows, and not what a planner would choose for noise.
-      num_slots: number of slots, or expected number of unit rows.
-      shots_per_slot: records per slot.
-      overfill: expected units per shot of a slot.
+      prefix: template before the examples.
+      task: a `FewShotTask` in place of the three templates.
+      rows: a `Rows`; None: 40 unit rows, and not what a planner would choose for noise.
+      answers: a `LabelAnswers`, for how votes are read.
 
     Raises:
       PrivateAccessError: the examples are attached to a ledger.
@@ -420,43 +409,30 @@ def label_votes_without_privacy(
 
     Source: Panda et al. (2023), Differentially Private In-Context Learning, without its noise.
     """
-    task = VotingTask.of(
-        private,
-        labels=labels,
-        verbalizers=verbalizers,
-        votes=votes,
-        calibrate=calibrate,
-        content_free=content_free,
-        example_prompt=example_prompt,
-        prefix=prefix,
-        suffix=suffix,
-        separator=example_separator,
-    )
-    design = design_of(
-        private,
-        rows=rows,
-        num_slots=num_slots,
-        shots_per_slot=shots_per_slot,
-        sampling="poisson",
-        overfill=overfill,
-    )
-    shape = design or RowDesign.choose(smallest_size=private.public_size_of(None))
-    plan = _voting_plan(shape, private.public_size_of(None), is_soft=votes == "soft")
-    task, scorer, reads = reader_of(llm, task, is_wanted=calibrate, shots=shape.shots_per_slot)
-    asked = [task.queries(task.wording.query(query)) for query in queries]
+    answers = option_of("answers", answers, LabelAnswers)
+    voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
+    size = private.public_size_of(None)
+    shape = design_of_queries(rows, size) or RowDesign.choose(smallest_size=size)
+    plan = _voting_plan(shape, size, is_soft=voting.votes == "soft")
+    voting, scorer, reads = reader_of(llm, voting, is_wanted=answers.calibrate, shots=shape.shots_per_slot)
+    asked = [voting.queries(voting.wording.query(query)) for query in queries]
     totals = [
         run_sync(
             release_once_without_privacy(
-                private, plan=plan, rows=scorer.ask, render=task.wording.renderer(asked_query), width=len(task.labels)
+                private,
+                plan=plan,
+                rows=scorer.ask,
+                render=voting.wording.renderer(asked_query),
+                width=len(voting.labels),
             )
         )
         for asked_query in asked
     ]
-    public = {"baseline": "votes without noise", **task.to_dict(), **reads}
+    public = {"baseline": "votes without noise", **voting.to_dict(), **reads}
     sampling = {"sampler": plan.sampler.to_dict(), "aggregation": plan.aggregation.to_dict()}
     return UnprotectedVotes(
-        labels=task.labels,
-        totals=np.array(totals, dtype=np.float64).reshape(len(asked), len(task.labels)),
+        labels=voting.labels,
+        totals=np.array(totals, dtype=np.float64).reshape(len(asked), len(voting.labels)),
         plan={"private": False, "epsilon": "infinity", "delta": 0.0, **public, **sampling},
     )
 

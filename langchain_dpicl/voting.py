@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Generic, Self
 
 import numpy as np
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import override
 
+from langchain_dpicl._construction import awaitable
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import tells_refusals
-from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving
+from langchain_dpicl.options.base import LLM, TemplateLike, option_of
+from langchain_dpicl.options.rows import NoiseName, noise_of
 from langchain_dpicl.planning.cost import Cost
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import check_choice, fail
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
@@ -27,18 +29,21 @@ from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.results import Receipt, VotingResult
-from langchain_dpicl.runs.answer_memo import AnswerMemo, TenantRegistry, open_memo, scope_of_plan, traits_of
-from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries, recommended_design
-from langchain_dpicl.runs.query_runnable import Exhausted, QueryRunnable
+from langchain_dpicl.runs.answer_memo import AnswerMemo, scope_of_plan, traits_of
+from langchain_dpicl.runs.door import door
+from langchain_dpicl.runs.query_plan import (
+    QueryPlan,
+    design_of_queries,
+    expected_rows,
+    plan_queries,
+    recommended_design,
+)
+from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, served
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.labels import (
     VoteOutcome,
-    Votes,
     VotingTask,
-    check_abstention,
-    check_flags,
-    design_of,
-    mechanism_of,
+    abstention_of,
     outcome_from_json,
     outcome_to_json,
     reader_of,
@@ -46,7 +51,7 @@ from langchain_dpicl.tasks.labels import (
 from langchain_dpicl.tasks.templates import Query
 
 
-class LabelRunnable(QueryRunnable):
+class LabelRunnable(QueryRunnable[ResultT], Generic[ResultT]):
     """Base of Runnables whose answers are labels that private prompts vote for."""
 
     task: Any = Field(exclude=True, repr=False)
@@ -55,13 +60,8 @@ class LabelRunnable(QueryRunnable):
     rows: Any = Field(exclude=True, repr=False)
     """The `LabelRows` that turn prompts into votes."""
 
-    with_scores: bool = False
-    """Whether noisy votes are returned with the label."""
-
-    abstain_label: str = "abstain"
-    """The answer when no label has enough votes."""
-
-    CONFIGURABLE: ClassVar[frozenset[str]] = QueryRunnable.CONFIGURABLE | {"with_scores"}
+    answers: LabelAnswers
+    """How labels are read, and when none is given."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -78,11 +78,6 @@ class LabelRunnable(QueryRunnable):
     def _purpose(self) -> str:
         return f"Answers with one of: {', '.join(self.labels)}. Uses private records, under differential privacy."
 
-    @property
-    @override
-    def _gives_receipts(self) -> bool:
-        return self.with_scores or super()._gives_receipts
-
     @override
     def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> EffectGenerator[VoteOutcome]:
         row = prepared[1]
@@ -90,22 +85,23 @@ class LabelRunnable(QueryRunnable):
         return (int(np.argmax(row)) if row.any() else None), None
         yield  # makes this a generator
 
-    def _result(self, outcome: VoteOutcome) -> dict[str, Any]:
-        """Returns the fields that the typed results of all such Runnables share."""
+    @override
+    def _text(self, outcome: VoteOutcome) -> str:
+        return self.answers.abstain_label if outcome[0] is None else self.labels[outcome[0]]
+
+    def _fields(self, outcome: VoteOutcome) -> dict[str, Any]:
+        """Returns the fields that the results of all such Runnables share."""
         place, votes = outcome
-        return {
-            "label": self.abstain_label if place is None else self.labels[place],
-            "abstained": place is None,
-            "scores": dict(zip(self.labels, votes, strict=True)) if self.with_scores and votes else None,
-        }
+        scores = dict(zip(self.labels, votes, strict=True)) if self.answers.scores and votes else None
+        return {"label": self._text(outcome), "abstained": place is None, "scores": scores}
 
 
-class DPVotingRunnable(LabelRunnable):
+class DPVotingRunnable(LabelRunnable[VotingResult]):
     r"""Answers each query with a label that many private few-shot prompts voted for, under differential privacy.
 
     For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt that
     ends with the query, each prompt votes, and noise is added to the votes of every declared label. Only the label
-    with the most noisy votes is released, or, with `with_scores=True`, the noisy votes as well.
+    with the most noisy votes is released, or, with `LabelAnswers(scores=True)`, the noisy votes as well.
 
     Formal guarantees:
       - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
@@ -126,102 +122,54 @@ class DPVotingRunnable(LabelRunnable):
       True
     """
 
+    RESULT = VotingResult
+
     abstain_below: float | None = None
     """Share of the expected votes that an answer needs; None: the label with the most noisy votes is the answer."""
 
     @classmethod
-    @tells_refusals("DPVotingRunnable")
+    @door("DPVotingRunnable")
     def from_private_examples(
         cls,
         private: PrivateExamples,
         *,
-        llm: Any,
+        llm: LLM,
         max_queries: int,
-        budget: Any = None,
-        config: Any = None,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
-        delta: float | None = None,
-        noise_multiplier: float | None = None,
-        example_prompt: Any = None,
-        prefix: str = "",
-        suffix: str | None = None,
-        example_separator: str = "\n\n",
-        labels: Sequence[str] | None = None,
-        verbalizers: Mapping[str, str | Sequence[str]] | None = None,
-        votes: Votes = "hard",
-        calibrate: bool | None = None,
-        content_free: Sequence[str] = ("N/A",),
-        mechanism: str | None = None,
-        with_scores: bool = False,
-        abstain_below: float | None = None,
-        abstain_label: str = "abstain",
-        rows: str | None = None,
-        num_slots: int | None = None,
-        shots_per_slot: int | None = None,
-        sampling: str = "poisson",
-        overfill: float | None = None,
-        on_exhausted: Exhausted = "raise",
-        max_query_chars: int | None = None,
-        memo_size: int = 256,
-        memo: ReleaseMemo | str | os.PathLike[str] | None = None,
-        tenant_max_queries: int | None = None,
-        with_receipt: bool = False,
-        progress: bool | None = None,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
+        prefix: TemplateLike = "",
+        task: FewShotTask | None = None,
+        rows: Rows | None = None,
+        noise: Noise | NoiseName | None = None,
+        answers: LabelAnswers | None = None,
+        serving: Serving | None = None,
         component: str | None = None,
-        name: str | None = None,
-    ) -> DPVotingRunnable:
+    ) -> Self:
         """Plans the noise, declares the share and returns a Runnable that has spent nothing so far.
 
         All parameters are public and must not be chosen by looking at the records.
 
         Args:
           private: the examples; bound to the budget's ledger here. All of them may be drawn, whatever their label.
-          llm: an engine, an object that carries one, or a LangChain model; see `backends.resolve.as_choice_backend`.
-            It receives the private prompts.
+          llm: an engine, an object that carries one, a LangChain model, or its name ("openai:gpt-4o"); see
+            `backends.resolve.as_choice_backend`. It receives the private prompts.
           max_queries: queries that the share pays for.
-          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
-          config: a RunnableConfig whose callbacks may hold the budget.
+          budget: a PrivacyBudgetCallbackHandler or Budget, or a RunnableConfig whose callbacks hold one; None: that of
+            the context.
           epsilon: this component's share of the budget (its noise is calibrated to it).
-          delta: the share's delta; by default in proportion to epsilon.
-          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
-          example_prompt: template of one record; by default text and label on a line each.
+          example_prompt: template of one record; None: text and label on a line each.
+          suffix: template of the query, after the examples; the label is what follows. None: as the example.
           prefix: template before the examples.
-          suffix: template of the query, after the examples; the label is what follows. By default as the example.
-          example_separator: text between the parts.
-          labels: the answers; by default the declared labels of the examples.
-          verbalizers: label to the text or texts that stand for it in prompts and answers, taken verbatim; the first
-            one is shown in the examples. By default a space and the label.
-          votes: "hard": one vote per row; "soft": each row gives its label probabilities; "text": what the model
-            writes is its vote, also where it has probabilities.
-          calibrate: whether each row's probabilities are divided by those of the same row on content-free inputs
-            (Zhao et al. 2021), for that many calls more per row. None: where the model goes on writing the prompt and
-            a row holds one record, whose label it would otherwise repeat.
-          content_free: inputs without content.
-          mechanism: "gumbel" (default), "permute_and_flip", or "gaussian" (the paper's noisy maximum; the default
-            with `with_scores`).
-          with_scores: releases the noisy votes with the label, on the same ticket.
-          abstain_below: share of the expected votes, in (0, 1], under which `abstain_label` is the answer: a further
-            candidate with a constant score, or a threshold on the noisy votes ("gaussian"); either costs nothing.
-          abstain_label: the answer then.
-          rows: "units" (every sampled unit is a one-shot prompt) or "slots" (k-shot prompts). If this and the next two
-            are None, the planner compares designs at a constant number of records and takes the best.
-          num_slots: number of slots, or expected number of unit rows.
-          shots_per_slot: records per slot; 1 for unit rows.
-          sampling: "poisson", or "fixed" (balanced partition; `replace_one` only).
-          overfill: expected units per shot of a slot.
-          on_exhausted: "raise", or "zero_shot": answer without private records, for free; the receipt says so.
-          max_query_chars: characters that a query may have, all of its variables together; longer ones are refused
-            before any call. None: as a record's text, `private.max_chars`.
-          memo_size: answers cached per tenant; cache hits are not charged. 0: every query is charged.
-          memo: a store of answers that outlives the process, so that another process returns them for free: the path of
-            a SQLite file (created if missing), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a
-            durable ledger.
-          tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
-            so over all processes; None: as many as the ledger allows.
-          with_receipt: answers are `VotingResult`; also with `with_scores` and `on_exhausted="zero_shot"`.
-          progress: whether batches show a bar; None: on a terminal.
+          task: a `FewShotTask` in place of the three templates, with labels and verbalizers.
+          rows: a `Rows`: how many prompts and of how many records. None: the planner compares designs at a constant
+            number of records and takes the best.
+          noise: a `Noise`, or a mechanism's name: "gumbel" (the default), "permute_and_flip", or "gaussian" (the
+            paper's noisy maximum; the default with scores).
+          answers: a `LabelAnswers`: how labels are read, abstention, scores.
+          serving: a `Serving`: cached answers, tenants, limits, and what happens after the last query.
           component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
-          name: the Runnable's name in traces.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
@@ -231,43 +179,31 @@ class DPVotingRunnable(LabelRunnable):
 
         Source: Panda et al. (2023), Differentially Private In-Context Learning.
         """
-        spender = resolve_budget(budget, config)
-        task = VotingTask.of(
-            private,
-            labels=labels,
-            verbalizers=verbalizers,
-            votes=votes,
-            calibrate=calibrate,
-            content_free=content_free,
-            example_prompt=example_prompt,
-            prefix=prefix,
-            suffix=suffix,
-            separator=example_separator,
-        )
-        check_choice("on_exhausted", on_exhausted, get_args(Exhausted))
-        shown: dict[str, Any] = {"with_receipt": with_receipt, "with_scores": with_scores, "progress": progress}
-        shown |= {"name": name, "max_query_chars": max_query_chars}
-        check_flags(**shown)
-        check_abstention(task.labels, abstain_below, abstain_label)
-        tenants = TenantRegistry(max_queries=tenant_max_queries, memo_size=memo_size)
-        store = open_memo(memo, budget=spender, memo_size=memo_size, component=component)
-        shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
+        spender = resolve_budget(budget)
+        answers = option_of("answers", answers, LabelAnswers)
+        voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
+        below = abstention_of(answers, voting.labels, usual="never")
+        if answers.other_label not in {"", LabelAnswers().other_label}:
+            advice = "A vote that names no label counts for none."
+            raise fail("LabelAnswers.other_label", "the default", answers.other_label, advice)
+        options, store = served(serving, budget=spender, component=component)
+        noise = noise_of(noise, Noise)
         plan = _plan(
             private,
-            task,
-            design_of(private, rows=rows, sampling=sampling, **shape),
-            mechanism=mechanism_of(mechanism, with_scores=with_scores),
-            noise_multiplier=noise_multiplier,
-            abstain_below=abstain_below,
+            voting,
+            design_of_queries(rows, private.public_size_of(None)),
+            mechanism=_mechanism_of(noise, answers),
+            noise_multiplier=noise.multiplier,
+            abstain_below=below,
             epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            delta=share_of_delta(spender, epsilon=epsilon, delta=noise.delta),
             adjacency=spender.adjacency,
             max_queries=max_queries,
         )
         # Built after the plan: whether rows are calibrated depends on the shots that the planner chose.
-        task, scorer, reading = reader_of(llm, task, is_wanted=calibrate, shots=plan.design.shots_per_slot)
-        released = {"with_scores": with_scores, "abstain_below": abstain_below}
-        public = {**plan.to_dict(), **task.to_dict(), **reading, **released}
+        voting, scorer, reading = reader_of(llm, voting, is_wanted=answers.calibrate, shots=plan.design.shots_per_slot)
+        released = {"with_scores": answers.scores, "abstain_below": below}
+        public = {**plan.to_dict(), **voting.to_dict(), **reading, **released}
         component = component if component is not None else spender.fresh_name("voting")
         share = declare_share(
             private, spender, plan, component=component, epsilon=epsilon, public=public, engines=[scorer]
@@ -277,28 +213,16 @@ class DPVotingRunnable(LabelRunnable):
             budget=spender,
             share=share,
             plan=plan,
-            task=task,
-            wording=task.wording,
+            task=voting,
+            wording=voting.wording,
             rows=scorer,
-            abstain_below=abstain_below,
-            abstain_label=abstain_label,
-            on_exhausted=on_exhausted,
-            tenants=tenants,
-            memo=vote_memo(store, task, llm, private=private, public=public, budget=spender, share=share),
-            **shown,
+            answers=answers,
+            abstain_below=below,
+            memo=vote_memo(store, voting, llm, private=private, public=public, budget=spender, share=share),
+            **options,
         )
 
-    @override
-    def configurable_fields(self, **kwargs: Any) -> Any:
-        if "with_scores" in kwargs and self.plan.release.mechanism.name != "gaussian":
-            mechanism = self.plan.release.mechanism.name
-            raise fail("configurable_fields", "with_scores beside mechanism='gaussian' only", mechanism)
-        return super().configurable_fields(**kwargs)
-
-    @property
-    @override
-    def OutputType(self) -> Any:
-        return VotingResult if self._gives_receipts else str
+    afrom_private_examples: ClassVar = awaitable(from_private_examples)
 
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
@@ -332,11 +256,8 @@ class DPVotingRunnable(LabelRunnable):
         return best, votes
 
     @override
-    def _shown(self, outcome: VoteOutcome, receipt: Receipt | None) -> str | VotingResult:
-        result = self._result(outcome)
-        if receipt is None:
-            return str(result["label"])
-        return VotingResult(**result, expected_votes=self.plan.expected_rows, receipt=receipt)
+    def _result(self, outcome: VoteOutcome, receipt: Receipt) -> VotingResult:
+        return VotingResult(**self._fields(outcome), expected_votes=self.plan.expected_rows, receipt=receipt)
 
 
 def vote_memo(
@@ -355,6 +276,14 @@ def vote_memo(
     scope = scope_of_plan(budget, share, dataset_id=private.dataset_id, public={**public, "reader": traits_of(llm)})
     unpacked = partial(outcome_from_json, width=len(task.labels))
     return AnswerMemo(store, scope=scope, packed=outcome_to_json, unpacked=unpacked)
+
+
+def _mechanism_of(noise: Noise, answers: LabelAnswers) -> NoiseName:
+    """Returns the mechanism's name; Gumbel noise unless scores are released."""
+    chosen = noise.mechanism or ("gaussian" if answers.scores else "gumbel")
+    if answers.scores and chosen != "gaussian":
+        raise fail("noise", "'gaussian' with LabelAnswers(scores=True) (the others release only an index)", chosen)
+    return chosen
 
 
 def _plan(

@@ -38,7 +38,7 @@ class DPVotingMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def __init__(
         self,
-        component: QueryRunnable,
+        component: QueryRunnable[Any],
         *,
         name: str = "ask_private_examples",
         description: str | None = None,

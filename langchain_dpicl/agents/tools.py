@@ -69,7 +69,7 @@ def thread_tenant(thread_id: object, *, tenant: str = "") -> str:
     return f"thread-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def budget_metadata(component: QueryRunnable, *, tenant: str | None = None, allowance: int | None = None) -> Any:
+def budget_metadata(component: QueryRunnable[Any], *, tenant: str | None = None, allowance: int | None = None) -> Any:
     """Returns what the budget of a component stands at, for `config["metadata"]`: flat, and public.
 
     Observers and tracers keep metadata with each run. It holds limits and counts of charged queries; no question, no
@@ -111,7 +111,7 @@ class ThreadQuota:
       ConfigurationError: an argument is out of range.
     """
 
-    def __init__(self, component: QueryRunnable, *, allowance: int | None, per: Per) -> None:
+    def __init__(self, component: QueryRunnable[Any], *, allowance: int | None, per: Per) -> None:
         self.component = check_component(component)
         self.allowance = None if allowance is None else check_int("queries_per_thread", allowance, low=0)
         self._per = check_choice("per", per, get_args(Per))
@@ -159,7 +159,7 @@ class ThreadQuota:
 
 
 def private_tool(
-    component: QueryRunnable,
+    component: QueryRunnable[Any],
     *,
     name: str = "ask_private_examples",
     description: str | None = None,
@@ -218,7 +218,7 @@ def private_tool(
     )
 
 
-def check_component(component: Any) -> QueryRunnable:
+def check_component(component: Any) -> QueryRunnable[Any]:
     """Returns a component that answers queries.
 
     Raises:

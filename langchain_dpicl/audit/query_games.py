@@ -130,9 +130,9 @@ class RetrievingSide:
     def _run(self, made: DPRetrievalVotingRunnable) -> float:
         """Asks one query after the other, worded by the sum so far, and adds up."""
         yes, no = self.game.direction or (1.0, 0.0)
-        total = 0.0
+        total, asked = 0.0, made.with_receipts()
         for weight in self.game.weights:
-            votes = made.invoke("a again" if total > 0 else "a").scores
+            votes = asked.invoke("a again" if total > 0 else "a").scores or {}
             total += weight * (yes * votes["yes"] + no * votes["no"])
         return total
 
@@ -251,8 +251,8 @@ def check_nothing_else_shown(rows: str) -> AuditResult:
     check = "balances: none is shown"
     seen = []
     for units in ((), (f"{YES} a 1",), tuple(f"{NO} a 0.9" for _ in range(_CROWD))):
-        made = retriever_of(units, rows=rows, with_receipt=True, max_queries=9, component="audited")
-        receipts = [made.invoke("a").receipt.model_dump() for _ in range(3)]
+        made = retriever_of(units, rows=rows, max_queries=9, component="audited")
+        receipts = [made.with_receipts().invoke("a").receipt.model_dump() for _ in range(3)]
         told = [{**receipt, "ledger_id": "", "entry_hash": ""} for receipt in receipts]
         shown = [repr(made), str(made.filter), str(made.filter.participants), repr(told), repr(made.plan)]
         lines = [(line.kind, {**line.body, "nonce": ""}) for line in made.budget._desk.store.records()]  # noqa: SLF001  to be audited
@@ -429,7 +429,9 @@ class VotingGame(AnswerGame):
 
     def component(self, units: tuple[str, ...]) -> Any:
         """Builds the voter."""
-        return voter_of(units, with_scores=self.direction is not None, max_queries=self.runs, **self.options)
+        is_scored = self.direction is not None
+        voter = voter_of(units, with_scores=is_scored, max_queries=self.runs, **self.options)
+        return voter.with_receipts() if is_scored else voter
 
     def outcomes(self) -> tuple[str, ...]:
         """Returns every outcome there can be; of two, one says all."""
@@ -453,7 +455,7 @@ class FreeFormGame(AnswerGame):
 
     def component(self, units: tuple[str, ...]) -> Any:
         """Builds the helper."""
-        return helper_of(units, max_queries=self.runs, **self.options)
+        return helper_of(units, max_queries=self.runs, **self.options).with_receipts()
 
     def outcomes(self) -> tuple[str, ...]:
         """Returns the first of two answers, which says all."""
@@ -461,4 +463,4 @@ class FreeFormGame(AnswerGame):
 
     def outcome(self, answer: Any) -> str:
         """Returns the chosen answer, or the one released keyword."""
-        return answer if isinstance(answer, str) else answer.keywords[0]
+        return str(answer) if answer.keywords is None else answer.keywords[0]

@@ -265,7 +265,9 @@ def check_released_scores(*, rows: str, adjacency: str, runs: int = 200) -> Audi
     options = {"rows": rows, "adjacency": adjacency, "with_scores": True, "noise_multiplier": 0.7}
     voter = voter_of(("1,0,0,0",), labels=_FOUR, max_queries=runs, **options)
     problems = score_faults(
-        [voter.invoke(QUERY) for _ in range(runs)], (1, 0, 0, 0), 0.7 * (math.sqrt(2.0) if is_moved else 1.0)
+        [voter.with_receipts().invoke(QUERY) for _ in range(runs)],
+        (1, 0, 0, 0),
+        0.7 * (math.sqrt(2.0) if is_moved else 1.0),
     )
     return AuditResult(
         check="scores: the claimed noise on every label, fresh for every answer",

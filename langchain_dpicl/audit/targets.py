@@ -28,6 +28,7 @@ from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TokenRule
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
@@ -74,18 +75,29 @@ def _split_options(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> t
     return arguments, arguments.pop("public_size", 1), arguments.pop("adjacency", "add_remove")
 
 
+def rows_and_noise(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns `rows=` and `noise=`, whose words (those of a plan's report) it takes out of a game's options."""
+    count, multiplier = arguments.pop("num_slots"), arguments.pop("noise_multiplier")
+    noise = Noise(arguments.pop("mechanism", None), multiplier=multiplier)
+    fill, is_units = arguments.pop("overfill"), arguments.pop("rows") == "units"
+    slots = {"shots": arguments.pop("shots_per_slot", 1), "sampling": arguments.pop("sampling", "poisson")}
+    return {"rows": Rows(units=count) if is_units else Rows(slots=count, fill=fill, **slots), "noise": noise}
+
+
 def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPVotingRunnable:
     """Builds a voter over units that vote as their texts say (`ReadVotes`); every query is charged."""
     usual = {"labels": _LABELS, "rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
     arguments, size, adjacency = _split_options(options, {**usual, "max_queries": 1_000})
+    answers = {"scores": arguments.pop("with_scores", False), "abstain_below": arguments.pop("abstain_below", None)}
     return DPVotingRunnable.from_private_examples(
         PrivateExamples(units, public_size=size),
         llm=ReadVotes() if engine is None else engine,
         budget=_budget(adjacency),
         epsilon=_EPSILON / 2,
-        example_prompt=MARK + "{text}",
-        suffix="{input}",
-        calibrate=False,
+        task=FewShotTask(MARK + "{text}", "{input}", labels=arguments.pop("labels")),
+        answers=LabelAnswers(calibrate=False, **answers),
+        serving=Serving(memo_size=arguments.pop("memo_size")),
+        **rows_and_noise(arguments),
         **arguments,
     )
 
@@ -96,7 +108,7 @@ def helper_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DP
     arguments, size, adjacency = _split_options(options, {**usual, "max_queries": 1_000, "aggregation": "embedding"})
     space: dict[str, Any] = {"embeddings": Opposite(), "candidates": _LABELS}
     if arguments["aggregation"] == "keywords":
-        space = {"keyword_domain": _LABELS, "num_keywords": 1, "with_receipt": True}
+        space = {"keyword_domain": _LABELS, "num_keywords": 1}
     return DPFreeFormRunnable.from_private_examples(
         PrivateExamples(units, public_size=size),
         llm=ReadAnswers() if engine is None else engine,
@@ -268,7 +280,7 @@ def _of_component(given: Any, method: Method, *, name: str) -> Subject:
     """Reads what is public of a component: its plan, its share of the budget, and what leaves it."""
     options: dict[str, Any] = {}
     if method == "voting":
-        options = {"with_scores": given.with_scores, "abstain_below": given.abstain_below}
+        options = {"with_scores": given.answers.scores, "abstain_below": given.abstain_below}
     if method == "free_form":
         options = {"aggregation": given.space.kind}
     share = share_of(given)

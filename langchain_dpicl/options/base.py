@@ -9,14 +9,25 @@ import html
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeAlias, get_type_hints, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    get_type_hints,
+    runtime_checkable,
+)
 
 from annotated_types import Gt, Interval
 from pydantic import ConfigDict, SkipValidation, Strict, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic_core import to_jsonable_python
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import MAX_INT, fail
+from langchain_dpicl.privacy._validate import MAX_INT, fail, plain_or_type
 
 if TYPE_CHECKING:
     from langchain_core.documents import Document
@@ -162,6 +173,27 @@ class Option(metaclass=_NamesChecked):
             for name, value in self.to_dict().items()
         )
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
+
+
+OptionT = TypeVar("OptionT", bound=Option)
+
+
+def option_of(name: str, value: object, *kinds: type[OptionT]) -> OptionT:
+    """Returns an option value that a caller gave; None stands for the defaults of the first kind.
+
+    Args:
+      name: of the parameter, for the message.
+      value: what the caller gave.
+      kinds: the option values that the component takes, the usual one first.
+
+    Raises:
+      ConfigurationError: it is something else.
+    """
+    if value is None:
+        return kinds[0]()
+    if isinstance(value, kinds):
+        return value
+    raise fail(name, " or ".join(f"{kind.__name__}(...)" for kind in kinds), plain_or_type(value))
 
 
 def did_you_mean(name: str, option: type[Option]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts
+from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts, option_of
+from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
     from langchain_core.prompts import FewShotPromptTemplate
@@ -34,6 +35,32 @@ class FewShotTask(Option):
     example_separator: str = "\n\n"
     labels: Texts | None = None
     verbalizers: Mapping[str, str | Texts] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        task: Self | None,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
+        prefix: TemplateLike = "",
+    ) -> Self:
+        """Returns the wording that a caller gave: as `task`, or by its templates.
+
+        Args:
+          task: the wording.
+          example_prompt: of a wording without `task`.
+          suffix: of a wording without `task`.
+          prefix: of a wording without `task`.
+
+        Raises:
+          ConfigurationError: both are given, or `task` is something else.
+        """
+        if task is None:
+            return cls(example_prompt, suffix, prefix=prefix)
+        if example_prompt is not None or suffix is not None or prefix != "":
+            advice = "Put the templates into the task."
+            raise fail("task", "task=, or example_prompt=, suffix= and prefix=", "both", advice)
+        return option_of("task", task, cls)
 
     @classmethod
     def from_template(cls, template: FewShotPromptTemplate, **changes: Any) -> Self:

@@ -24,6 +24,8 @@ from langchain_dpicl.distributed.executor import (
 )
 from langchain_dpicl.distributed.ray import ExecutorLike, as_executor
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
+from langchain_dpicl.options import FewShotTask, LabelAnswers
+from langchain_dpicl.options.answers import Votes
 from langchain_dpicl.pate.options import (
     InputTemplate,
     check_rejection,
@@ -44,7 +46,7 @@ from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
-from langchain_dpicl.tasks.labels import Votes, VotingTask, reader_of
+from langchain_dpicl.tasks.labels import VotingTask, reader_of
 
 InputJob: TypeAlias = tuple[tuple[str, str], ...]
 """The fields of a public input, sorted by name."""
@@ -308,18 +310,10 @@ class PromptPATELabeler(LabellingRun):
         Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md explains the differences.
         """
         spender = resolve_budget(budget, config)
-        task = VotingTask.of(
-            private,
-            labels=labels,
-            verbalizers=verbalizers,
-            votes=votes,
-            calibrate=calibrate,
-            content_free=content_free,
-            example_prompt=example_prompt,
-            prefix=prefix,
-            suffix=suffix,
-            separator=example_separator,
-        )
+        words: dict[str, Any] = {"labels": labels, "verbalizers": verbalizers, "prefix": prefix}
+        words |= {"example_separator": example_separator}
+        answers = LabelAnswers(votes=votes, calibrate=calibrate, content_free=tuple(content_free))
+        task = VotingTask.of(private, FewShotTask(example_prompt, suffix, **words), answers)
         inputs = InputTemplate.of(private, task.wording)
         entries = inputs.waiting(public_inputs)
         path, saved_pool = read_checkpoint(checkpoint)

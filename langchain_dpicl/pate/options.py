@@ -23,7 +23,7 @@ from langchain_dpicl.privacy.mechanisms.noise import Mechanism
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.query_plan import recommended_design
-from langchain_dpicl.tasks.labels import VotingTask, design_of
+from langchain_dpicl.tasks.labels import VotingTask
 from langchain_dpicl.tasks.templates import FewShotTemplate, Query, public_text
 
 Fields = dict[str, str]
@@ -137,7 +137,9 @@ def teacher_design(
             return None
         sampling = "partition"
     shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
-    return design_of(private, rows=rows, sampling=sampling, **shape)
+    if (rows, num_slots, shots_per_slot, overfill) == (None,) * 4 and sampling == "poisson":
+        return None
+    return RowDesign.choose(rows=rows, sampling=sampling, smallest_size=private.public_size_of(None), **shape)
 
 
 def check_rejection(

@@ -13,6 +13,7 @@ from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.exceptions import ConfigurationError, LabellingInterruptedError
+from langchain_dpicl.options.answers import Votes
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.pate.options import InputTemplate
 from langchain_dpicl.pate.selection_strategies import (
@@ -25,7 +26,7 @@ from langchain_dpicl.pate.selection_strategies import (
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.streamed_run import new_bar, tick
-from langchain_dpicl.tasks.labels import Votes, VotingTask, distinct_texts, reader_of, texts_of
+from langchain_dpicl.tasks.labels import VotingTask, distinct_texts, reader_of, texts_of
 from langchain_dpicl.tasks.templates import FewShotTemplate
 
 

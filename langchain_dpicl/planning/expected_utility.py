@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from langchain_dpicl.options.base import option_of
 from langchain_dpicl.options.rows import Rows
 from langchain_dpicl.privacy._validate import (
     ROW_SHAPES,
@@ -411,7 +412,8 @@ class RowDesign:
           rows: the caller's option.
           smallest_size: least declared size of a pool, which limits the default number of slots.
         """
-        if rows is None or rows.replace(redraw_every=None) == Rows():
+        rows = option_of("rows", rows, Rows)
+        if rows.replace(redraw_every=None) == Rows():
             return None
         return cls.choose(
             rows=None if rows.units is None and rows.slots is None else "units" if rows.slots is None else "slots",

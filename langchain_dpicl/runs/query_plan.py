@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_dpicl.options.rows import Rows
 from langchain_dpicl.planning.cost import Cost, check_counts, with_noise_for
 from langchain_dpicl.planning.expected_utility import (
     RowDesign,
@@ -245,6 +246,14 @@ def plan_queries(
     )
     draft = QueryPlan(release, max_queries, width, shape, public_size, partition, epsilon=0.0, delta=delta)
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
+
+
+def design_of_queries(rows: Rows | None, public_size: int) -> RowDesign | None:
+    """Returns the shape that `rows=` asks for; None lets the planner choose."""
+    design = RowDesign.of(rows, smallest_size=public_size)
+    if rows is not None and rows.redraw_every is not None:
+        raise fail("Rows.redraw_every", "None: every query draws its own sample", rows.redraw_every)
+    return design
 
 
 def check_design(design: RowDesign, adjacency: Adjacency) -> RowDesign:

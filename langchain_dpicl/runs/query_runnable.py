@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,11 +9,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any, ClassVar, Generic, Literal, NoReturn, Protocol, Self, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, SupportsIndex, TypeVar, cast
 
-from langchain_core.runnables import ConfigurableFieldSpec, RunnableConfig, RunnableSerializable
+from langchain_core.runnables import ConfigurableFieldSpec, Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.utils import AnyConfigurableField, Input, Output
-from pydantic import ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from typing_extensions import override
 
 from langchain_dpicl._construction import HidesInput
@@ -26,6 +25,7 @@ from langchain_dpicl.backends.sync_async import (
     run_async,
     run_sync,
 )
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import REFUSED, RunEvents, arecord_event, record_event
 from langchain_dpicl.budget.handler import check_config, check_configs, describe_tickets_left, may_wait, resolve_budget
 from langchain_dpicl.exceptions import (
@@ -35,13 +35,17 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     TenantCapExceededError,
 )
+from langchain_dpicl.options import Serving
+from langchain_dpicl.options.answers import Exhausted
+from langchain_dpicl.options.base import QueryInput, option_of
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.results import Receipt, Source
-from langchain_dpicl.runs.answer_memo import SPECS, AnswerMemo, Tenant
+from langchain_dpicl.runs.answer_memo import SPECS, Tenant, TenantRegistry, open_memo
 from langchain_dpicl.runs.query_plan import QUERY_TEMPLATE
 from langchain_dpicl.runs.retry_wrappers import ReraisesOwnErrors
-from langchain_dpicl.runs.streamed_run import new_bar, tick
+from langchain_dpicl.runs.streamed_run import new_bar, report_of, tick
+from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.templates import Query
 
 _HANDLES = ("private", "budget", "share")
@@ -190,7 +194,7 @@ RELEASE = "dpicl.release"
 """Name of the event of an answer, with its receipt."""
 
 T = TypeVar("T")
-Exhausted: TypeAlias = Literal["raise", "zero_shot"]
+ResultT = TypeVar("ResultT", bound=BaseModel)
 _BAR: ContextVar[Any] = ContextVar("dpicl_query_bar", default=None)
 
 
@@ -212,8 +216,8 @@ class NotifyObservers:
         await arecord_event(self.name, self.data, self.config, is_slow=self.is_slow)
 
 
-class QueryRunnable(ChargingRunnable[Any, Any]):
-    """Base of Runnables that answer queries from private examples.
+class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
+    """Base of Runnables that answer queries from private examples, each with a text; `with_receipts()` shows more.
 
     Formal guarantees:
       - Every answer takes exactly one ticket, which burns before a private record is read. It takes none if the answer
@@ -235,23 +239,23 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     tenants: Any = Field(exclude=True, repr=False)
     """Caps and cached answers by tenant; shared by all copies."""
 
-    memo: AnswerMemo | None = Field(default=None, exclude=True, repr=False)
-    """Cache of answers that outlives the process; None: only the cache in `tenants`."""
+    memo: Any = Field(default=None, exclude=True, repr=False)
+    """The `AnswerMemo` of answers that outlive the process; None: only the cache in `tenants`."""
 
     on_exhausted: Exhausted = "raise"
     """What to do when the budget, or the tenant's cap, is spent."""
 
-    with_receipt: bool = False
-    """Whether answers are typed results with a receipt."""
+    gives_receipts: bool = Field(default=False, exclude=True, repr=False)
+    """Whether answers are results with a receipt; set by `with_receipts`."""
 
     max_query_chars: int | None = None
     """Characters of all of a query's variables together; None: the cap of a record's text, `private.max_chars`."""
 
-    progress: bool | None = None
-    """Whether batches show a bar; None: on a terminal."""
-
-    CONFIGURABLE: ClassVar[frozenset[str]] = frozenset({"on_exhausted", "progress", "with_receipt"})
+    CONFIGURABLE: ClassVar[frozenset[str]] = frozenset({"on_exhausted"})
     """Fields that `configurable_fields` may name: price, rows and payer do not depend on them."""
+
+    RESULT: ClassVar[type[BaseModel]]
+    """The class of results."""
 
     @abstractmethod
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
@@ -271,8 +275,32 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         """Answers without private records."""
 
     @abstractmethod
-    def _shown(self, outcome: Any, receipt: Receipt | None) -> Any:
-        """Returns what the caller gets: the plain answer, or a typed result if there is a receipt."""
+    def _text(self, outcome: Any) -> str:
+        """Returns the answer."""
+
+    @abstractmethod
+    def _result(self, outcome: Any, receipt: Receipt) -> ResultT:
+        """Returns the answer with its receipt and what was released beside it."""
+
+    def with_receipts(self) -> Runnable[QueryInput, ResultT]:
+        """Returns this component with results as answers: the same share, tickets and cached answers."""
+        return cast("Runnable[QueryInput, ResultT]", self.model_copy(update={"gives_receipts": True}))
+
+    @property
+    def component(self) -> str:
+        """Name in the ledger."""
+        return str(self.share.component)
+
+    @property
+    def queries_left(self) -> int:
+        """Queries that the share still pays for; reads the ledger."""
+        return int(self.share.remaining(QUERY_TEMPLATE))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The public privacy report of all answers, with the plan; reads the ledger."""
+        names = {"dataset_id": self.plan.partition, "ledger_id": self.budget.ledger_id}
+        return report_of(self.budget, self.share, **names, plan=self.plan.to_dict())
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -285,6 +313,11 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         names = self.wording.input_variables
         fields: dict[str, Any] = dict.fromkeys(names, (Any, ...))
         return str | dict[str, Any] if len(names) == 1 else create_model("Query", **fields)
+
+    @property
+    @override
+    def OutputType(self) -> Any:
+        return self.RESULT if self.gives_receipts else str
 
     def tool_defaults(self) -> dict[str, Any]:
         """Returns the default arguments schema and description of a tool made of this Runnable or a wrapper of it."""
@@ -322,12 +355,14 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     @override
-    def _answer(self, value: Any, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> Any:
-        return run_sync(self._answer_effects(value, pay, config, kwargs))
+    def _answer(self, value: QueryInput, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
+        answer: str = run_sync(self._answer_effects(value, pay, config, kwargs))
+        return answer
 
     @override
-    async def _aanswer(self, value: Any, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> Any:
-        return await run_async(self._answer_effects(value, pay, config, kwargs), is_slow=self._is_slow)
+    async def _aanswer(self, value: QueryInput, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
+        answer: str = await run_async(self._answer_effects(value, pay, config, kwargs), is_slow=self._is_slow)
+        return answer
 
     def _answer_effects(
         self, value: Any, pay: TicketCharge, config: RunnableConfig, kwargs: Mapping[str, Any]
@@ -354,7 +389,9 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         """Refuses a long query before any model call: every row would contain it."""
         most = self.private.max_chars if self.max_query_chars is None else self.max_query_chars
         if (length := sum(map(len, query))) > most:
-            raise fail("input", f"at most {most:,} characters", length, "Shorten the query, or raise max_query_chars.")
+            raise fail(
+                "input", f"at most {most:,} characters", length, "Shorten the query, or raise Serving.max_query_chars."
+            )
 
     def _serialised(
         self, tenant: Tenant, query: Query, pay: TicketCharge, config: RunnableConfig
@@ -432,7 +469,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         if isinstance(error, TenantCapExceededError):
             return  # its message is complete: the share is not involved
         spent = f"Its {self.plan.max_queries} queries cost epsilon {self.share.epsilon:.4g} at {self.share.delta:.4g}"
-        advice = "Build another component for more, or take on_exhausted='zero_shot'."
+        advice = "Build another component for more, or take Serving(on_exhausted='zero_shot')."
         error.args = (f"{error.args[0]} {spent.replace(' at ', ' at delta ')} together. {advice}",)
 
     def _read_memo(self, tenant: Tenant, query: Query) -> Any:
@@ -478,18 +515,15 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     def _told(
         self, outcome: Any, source: Source, ticket: Reservation | None, config: RunnableConfig
     ) -> EffectGenerator[Any]:
+        def whole() -> ResultT:
+            return self._result(outcome, self._receipt(source, ticket))
+
         # A receipt reads the ledger, so it is made only where a caller or an observer gets it.
-        receipt = self._receipt(source, ticket) if self._gives_receipts else None
-
-        def news() -> dict[str, Any]:
-            return self._news(receipt or self._receipt(source, ticket))
-
-        yield NotifyObservers(RELEASE, news, config, is_slow=receipt is None and self._is_slow)
-        return self._shown(outcome, receipt)
-
-    @property
-    def _gives_receipts(self) -> bool:
-        return self.with_receipt or self.on_exhausted == "zero_shot"
+        result = whole() if self.gives_receipts else None
+        yield NotifyObservers(
+            RELEASE, lambda: self._news(result or whole()), config, is_slow=result is None and self._is_slow
+        )
+        return self._text(outcome) if result is None else result
 
     def _receipt(self, source: Source, ticket: Reservation | None) -> Receipt:
         epsilon, delta, queries_left = self._standing()
@@ -519,8 +553,9 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         except LedgerError:
             return None, None, None
 
-    def _news(self, receipt: Receipt) -> dict[str, Any]:
-        return {"component": type(self).__name__, "tickets": receipt.tickets, "receipt": receipt.model_dump()}
+    def _news(self, result: ResultT) -> dict[str, Any]:
+        shown = result.model_dump()
+        return {"component": type(self).__name__, "tickets": shown["receipt"]["tickets"], **shown}
 
     def _refusal(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
         shown = {"name": self.budget.name, "epsilon": self.budget.epsilon, "delta": self.budget.delta}
@@ -545,8 +580,7 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
     @contextmanager
     def _bar(self, total: int) -> Iterator[None]:
         """Shows the progress of a batch."""
-        progress = False if self.progress is None and total <= 1 else self.progress
-        with new_bar(total, "query", "private answers", progress=progress) as bar:
+        with new_bar(total, "query", "private answers", progress=None if total > 1 else False) as bar:
             token = _BAR.set(bar)
             try:
                 yield
@@ -559,11 +593,16 @@ class QueryRunnable(ChargingRunnable[Any, Any]):
         if bar is not None:
             tick(bar)
 
-    @classmethod
-    async def afrom_private_examples(cls, private: Any, **options: Any) -> Self:
-        """Asynchronous version of `from_private_examples`: a model is probed and noise calibrated in a thread."""
-        build: Callable[..., Self] = cls.from_private_examples  # type: ignore[attr-defined]
-        return await asyncio.to_thread(build, private, **options)
+
+def served(
+    serving: Serving | None, *, budget: Budget, component: str | None
+) -> tuple[dict[str, Any], ReleaseMemo | None]:
+    """Returns the fields of a component that `serving=` gives, and the memo, which is opened here."""
+    options = option_of("serving", serving, Serving)
+    memo = open_memo(options.memo, budget=budget, memo_size=options.memo_size, component=component)
+    tenants = TenantRegistry(max_queries=options.tenant_max_queries, memo_size=options.memo_size)
+    limits = {"max_query_chars": options.max_query_chars, "on_exhausted": options.on_exhausted}
+    return {"tenants": tenants, **limits}, memo
 
 
 def _calls_at_once(config: RunnableConfig) -> int | None:

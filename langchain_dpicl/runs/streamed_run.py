@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from os import environ
 from typing import Any, Generic, TypeVar
 
 from tqdm.auto import tqdm
@@ -79,8 +80,9 @@ def report_of(budget: Budget, share: Share, *, dataset_id: str, **shown: Any) ->
 
 
 def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Any:
-    """Returns a progress bar; `progress` None: shown on a terminal only."""
-    return tqdm(total=total, unit=unit, desc=words, disable=None if progress is None else not progress, leave=False)
+    """Returns a progress bar; `progress` None: shown on a terminal only, unless TQDM_DISABLE is set."""
+    is_off = bool(environ.get("TQDM_DISABLE")) or None if progress is None else not progress
+    return tqdm(total=total, unit=unit, desc=words, disable=is_off, leave=False)
 
 
 def tick(bar: Any) -> None:

@@ -16,10 +16,10 @@ from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, Publi
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.exceptions import ModelCallError
-from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import check_choice, check_int, check_real, fail
+from langchain_dpicl.options.answers import LabelAnswers, Votes
+from langchain_dpicl.options.tasks import FewShotTask
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.tasks.templates import FewShotTemplate, Query, template_text
 
 FIRST_TOKEN_FLOOR = 1e-6
@@ -235,7 +235,6 @@ def continuations_of(labels: tuple[str, ...], verbalizers: Mapping[str, str] | N
     return distinct_texts("verbalizers", [verbalizers[label] for label in labels], least=2)
 
 
-Votes: TypeAlias = Literal["hard", "soft", "text"]
 VoteOutcome: TypeAlias = tuple[int | None, tuple[float, ...] | None]
 """Place of the label (None: abstained) and the noisy votes, if they were released."""
 
@@ -259,31 +258,18 @@ class VotingTask:
     content_free: tuple[str, ...]
 
     @classmethod
-    def of(
-        cls,
-        private: PrivateExamples,
-        *,
-        labels: Sequence[str] | None,
-        verbalizers: Mapping[str, str | Sequence[str]] | None,
-        votes: Votes,
-        calibrate: bool | None,
-        content_free: Sequence[str],
-        **wording: Any,
-    ) -> VotingTask:
-        """Checks the options and fills in defaults; `wording` holds the keyword arguments of `wording_of`."""
-        answers = labels_of(private, labels)
-        texts = texts_of(answers, verbalizers)
-        words = wording_of(private, texts=texts, **wording)
-        check_choice("votes", votes, ("hard", "soft", "text"))
-        if calibrate is not None and not isinstance(calibrate, bool):
-            raise fail("calibrate", "True, False or None", calibrate)
+    def of(cls, private: PrivateExamples, task: FewShotTask, answers: LabelAnswers) -> VotingTask:
+        """Fills in defaults, and checks the options against the examples."""
+        labels = labels_of(private, task.labels)
+        texts = texts_of(labels, task.verbalizers)
+        words = wording_of(private, task, texts=texts)
         names = words.input_variables
-        can_calibrate = votes != "text" and (len(names) == 1 or "input" in names)
-        is_wanted = can_calibrate if calibrate is None else calibrate
-        inputs = distinct_texts("content_free", content_free, least=1, empty=True) if is_wanted else ()
+        can_calibrate = answers.votes != "text" and (len(names) == 1 or "input" in names)
+        is_wanted = can_calibrate if answers.calibrate is None else answers.calibrate
+        inputs = distinct_texts("content_free", answers.content_free, least=1, empty=True) if is_wanted else ()
         if inputs:
             words.with_content(("",) * len(names), "")
-        return cls(answers, texts, words, votes, inputs)
+        return cls(labels, texts, words, answers.votes, inputs)
 
     def queries(self, query: Query) -> list[Query]:
         """Returns the query and, where rows are calibrated, its content-free versions."""
@@ -326,15 +312,10 @@ def texts_of(
 
 
 def wording_of(
-    private: PrivateExamples,
-    *,
-    example_prompt: Any,
-    prefix: Any,
-    suffix: Any,
-    separator: str,
-    texts: Mapping[str, tuple[str, ...]] | None = None,
+    private: PrivateExamples, task: FewShotTask, *, texts: Mapping[str, tuple[str, ...]] | None = None
 ) -> FewShotTemplate:
     """Returns the few-shot template; by default text and label on one line each, labels shown as their first text."""
+    example_prompt, suffix = task.example_prompt, task.suffix
     text_key, label_key = private.text_key, private.label_key
     if (example_prompt is None or suffix is None) and label_key is None:
         raise fail("example_prompt, suffix", "both (the examples have no label field)", (example_prompt, suffix))
@@ -344,61 +325,39 @@ def wording_of(
     return FewShotTemplate(
         example_prompt=template_text("example_prompt", example_prompt),
         suffix=template_text("suffix", f"{text_key}: {{input}}\n{label_key}:" if suffix is None else suffix),
-        prefix=template_text("prefix", prefix),
-        separator=separator,
+        prefix=template_text("prefix", task.prefix),
+        separator=task.example_separator,
         fields=private.fields,
         shown={} if label_key is None else {label_key: read},
     )
 
 
-def mechanism_of(mechanism: str | None, *, with_scores: bool) -> str:
-    """Returns the mechanism's name; Gumbel noise unless scores are released."""
-    chosen = ("gaussian" if with_scores else "gumbel") if mechanism is None else mechanism
-    check_choice("mechanism", chosen, MECHANISMS)
-    if with_scores and chosen != "gaussian":
-        raise fail("mechanism", "'gaussian' with with_scores=True (the others release only an index)", chosen)
-    return chosen
+def abstention_of(answers: LabelAnswers, labels: tuple[str, ...], *, usual: Literal["auto", "never"]) -> float | None:
+    """Returns the share of the expected votes that an answer needs; None: the most noisy votes are enough.
 
+    Args:
+      answers: the caller's option.
+      labels: the answers.
+      usual: what `abstain_below=None` stands for.
 
-def check_flags(*, name: object, progress: object, max_query_chars: object = None, **flags: object) -> None:
-    """Refuses wrong flags, names and limits before anything is declared."""
-    if max_query_chars is not None:
-        check_int("max_query_chars", max_query_chars, low=1)
-    for flag, value in {**flags, "progress": False if progress is None else progress}.items():
-        if not isinstance(value, bool):
-            raise fail(flag, "True or False" + (", or None" if flag == "progress" else ""), value)
-    if name is not None and not isinstance(name, str):
-        raise fail("name", "a text or None", type(name).__name__)
-
-
-def check_abstention(labels: tuple[str, ...], below: float | None, answer: str) -> None:
-    """Refuses a threshold outside (0, 1], and an abstention text that is also a label."""
-    if below is not None:
-        check_real("abstain_below", below, low=0.0, high=1.0, low_open=True)
-    if not isinstance(answer, str) or not answer or answer in labels:
-        raise fail("abstain_label", f"a text that is none of {labels!r}", answer)
-
-
-def design_of(
-    private: PrivateExamples,
-    *,
-    rows: str | None,
-    num_slots: int | None,
-    shots_per_slot: int | None,
-    sampling: str,
-    overfill: float | None,
-) -> RowDesign | None:
-    """Returns the requested shape of rows; None lets the planner choose."""
-    if (rows, num_slots, shots_per_slot, overfill) == (None,) * 4 and sampling == "poisson":
+    Raises:
+      ConfigurationError: `min_votes` is given, or the answer of abstentions is a label.
+    """
+    if answers.min_votes is not None:
+        raise fail(
+            "LabelAnswers.min_votes", "None where votes can be expected", answers.min_votes, "Use abstain_below."
+        )
+    check_abstain_label(answers, labels)
+    below = answers.abstain_below or usual
+    if below == "never":
         return None
-    return RowDesign.choose(
-        rows=rows,
-        num_slots=num_slots,
-        shots_per_slot=shots_per_slot,
-        sampling=sampling,
-        overfill=overfill,
-        smallest_size=private.public_size_of(None),
-    )
+    return 0.5 / len(labels) if below == "auto" else below
+
+
+def check_abstain_label(answers: LabelAnswers, labels: tuple[str, ...]) -> None:
+    """Refuses an abstention text that is also a label."""
+    if not answers.abstain_label or answers.abstain_label in labels:
+        raise fail("LabelAnswers.abstain_label", f"a text that is none of {labels!r}", answers.abstain_label)
 
 
 def reader_of(
