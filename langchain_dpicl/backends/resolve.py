@@ -16,6 +16,7 @@ from langchain_dpicl.backends.langchain.probe import NoLogprobsError
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import SilentModel, unwrap
 from langchain_dpicl.backends.private_calls.model_checks import DECISION_MODELS, attributes_of
+from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 # Stock objects of `langchain_huggingface` that hold a local model are unwrapped: private work calls the model itself,
@@ -134,6 +135,28 @@ def as_text_backend(llm: Any) -> TextBackend:
             "completion model, or the embedded model"
         )
     raise CapabilityError(f"expected an engine or a LangChain chat or completion model, found {name}; {_NO_WRAPPER}")
+
+
+def as_embeddings(embeddings: Any) -> Any:
+    """Returns the embeddings that a caller gave: None stands for local ones, "provider:model" for `init_embeddings`.
+
+    Args:
+      embeddings: what the caller gave; anything else is returned as it is.
+
+    Raises:
+      ConfigurationError: a name, but the package `langchain` is not installed.
+    """
+    if embeddings is None:
+        return LocalEmbeddings()
+    if not isinstance(embeddings, str):
+        return embeddings
+    try:
+        from langchain.embeddings import init_embeddings  # an optional package
+    except ImportError:
+        fault = f"embeddings: expected LangChain embeddings, found {embeddings!r}. Run `pip install langchain`."
+    else:
+        return init_embeddings(embeddings)
+    raise ConfigurationError(fault)
 
 
 def _refuse_what_is_no_instance(llm: Any) -> None:
