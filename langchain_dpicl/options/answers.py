@@ -118,10 +118,8 @@ class KeywordAnswers(Option):
 
     def _check_together(self) -> None:
         if self.keywords is not None and (self.max_keywords is not None or self.candidates is not None):
-            advice = "These build a domain, and keywords= is one; leave them out."
-            raise fail(
-                "KeywordAnswers.keywords", "no max_keywords= and no candidates= beside it", "one of them", advice
-            )
+            advice = "These two build a domain, and keywords= is one; leave them out."
+            raise fail("KeywordAnswers", "keywords= or max_keywords= and candidates=", "both", advice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

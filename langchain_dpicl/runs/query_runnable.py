@@ -554,7 +554,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             return None, None, None
 
     def _news(self, result: ResultT) -> dict[str, Any]:
-        shown = result.model_dump()
+        shown = result.model_dump(mode="json")
         return {"component": type(self).__name__, "tickets": shown["receipt"]["tickets"], **shown}
 
     def _refusal(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
