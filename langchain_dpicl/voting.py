@@ -12,6 +12,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from langchain_dpicl._construction import awaitable
+from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
@@ -188,6 +189,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
             raise fail("LabelAnswers.other_label", "the default", answers.other_label, advice)
         options, store = served(serving, budget=spender, component=component)
         noise = noise_of(noise, Noise)
+        llm = as_model(llm)
         plan = _plan(
             private,
             voting,

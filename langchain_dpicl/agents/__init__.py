@@ -9,15 +9,15 @@ from langchain_dpicl._lazy import on_first_use
 
 if TYPE_CHECKING:
     from langchain_dpicl.agents.middleware import DPVotingMiddleware
-    from langchain_dpicl.agents.tools import CAPPED, SPENT, budget_metadata, private_tool, thread_tenant
+    from langchain_dpicl.runs.private_tool import CAPPED, SPENT, PrivateTool, budget_metadata, thread_tenant
 
 _HOME = {
-    "CAPPED": "langchain_dpicl.agents.tools",
+    "CAPPED": "langchain_dpicl.runs.private_tool",
     "DPVotingMiddleware": "langchain_dpicl.agents.middleware",
-    "SPENT": "langchain_dpicl.agents.tools",
-    "budget_metadata": "langchain_dpicl.agents.tools",
-    "private_tool": "langchain_dpicl.agents.tools",
-    "thread_tenant": "langchain_dpicl.agents.tools",
+    "PrivateTool": "langchain_dpicl.runs.private_tool",
+    "SPENT": "langchain_dpicl.runs.private_tool",
+    "budget_metadata": "langchain_dpicl.runs.private_tool",
+    "thread_tenant": "langchain_dpicl.runs.private_tool",
 }
 
 if not TYPE_CHECKING:
@@ -34,4 +34,4 @@ if not TYPE_CHECKING:
         raise ConfigurationError("agents: expected the package langchain, found none. Install langchain-dpicl[agents].")
 
 
-__all__ = ["CAPPED", "SPENT", "DPVotingMiddleware", "budget_metadata", "private_tool", "thread_tenant"]
+__all__ = ["CAPPED", "SPENT", "DPVotingMiddleware", "PrivateTool", "budget_metadata", "thread_tenant"]

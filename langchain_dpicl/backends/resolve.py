@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import weakref
 from typing import Any, Literal
@@ -38,9 +39,9 @@ def as_backend(llm: Any) -> NextTokenBackend:
 
     Args:
       llm: an engine (taken as it is), a model or object that carries one as `backend`, a stock Hugging Face model (see
-        the module), or another LangChain chat or completion model, bound or not (adapted with the defaults of
-        `LangChainBackend`, which probes it with public text and takes as many top tokens as it reports). A wrapper that
-        chooses a model for each call is none of these.
+        the module), a name (see `as_model`), or another LangChain chat or completion model, bound or not (adapted with
+        the defaults of `LangChainBackend`, which probes it with public text and takes as many top tokens as it
+        reports). A wrapper that chooses a model for each call is none of these.
 
     Raises:
       CapabilityError: `llm` is none of these, or reports no logprobs.
@@ -52,7 +53,7 @@ def as_backend(llm: Any) -> NextTokenBackend:
     >>> as_backend(fake) is fake
     True
     """
-    _refuse_what_is_no_instance(llm)
+    llm = as_model(llm)
     if isinstance(llm, NextTokenBackend):
         return llm
     carried = _carried_engine(llm)
@@ -92,7 +93,7 @@ def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> Choi
     """
     if votes not in {None, "text"}:
         raise ConfigurationError(f'expected votes="text" or None, found {votes!r}')
-    _refuse_what_is_no_instance(llm)
+    llm = as_model(llm)
     kind = _kind(llm)
     if votes == "text":
         return _text_votes(llm, kind)
@@ -122,7 +123,7 @@ def as_text_backend(llm: Any) -> TextBackend:
       ModelCallError: the model could not be reached.
       UnsilencableModelError: it is a LangChain model that cannot be called in silence.
     """
-    _refuse_what_is_no_instance(llm)
+    llm = as_model(llm)
     for engine in (llm, _carried_engine(llm)):
         if isinstance(engine, TextBackend):
             return engine
@@ -137,38 +138,56 @@ def as_text_backend(llm: Any) -> TextBackend:
     raise CapabilityError(f"expected an engine or a LangChain chat or completion model, found {name}; {_NO_WRAPPER}")
 
 
-def as_embeddings(embeddings: Any) -> Any:
-    """Returns the embeddings that a caller gave: None stands for local ones, "provider:model" for `init_embeddings`.
+def as_model(llm: Any) -> Any:
+    """Returns the model that a text such as "openai:gpt-4o" names, and everything else as it is.
 
     Args:
-      embeddings: what the caller gave; anything else is returned as it is.
+      llm: a model, an engine, or the "provider:model" of LangChain's `init_chat_model`.
 
     Raises:
-      ConfigurationError: a name, but the package `langchain` is not installed.
+      CapabilityError: it is a class, which has the methods of its instances and would pass for an engine.
+      ConfigurationError: the text names no model that can be made here.
+    """
+    if isinstance(llm, type):
+        advice = f"pass the model itself, an instance: {llm.__name__}(...)"
+        raise CapabilityError(f"expected a model or an engine, found the class {llm.__name__}; {advice}")
+    return _made("llm", "langchain.chat_models", "init_chat_model", llm) if isinstance(llm, str) else llm
+
+
+def as_embeddings(embeddings: Any) -> Any:
+    """Returns embeddings: local ones for None, and those that a text such as "openai:text-embedding-3-small" names.
+
+    Args:
+      embeddings: LangChain embeddings, the "provider:model" of LangChain's `init_embeddings`, or None.
+
+    Raises:
+      ConfigurationError: the text names no embeddings that can be made here.
     """
     if embeddings is None:
         return LocalEmbeddings()
     if not isinstance(embeddings, str):
         return embeddings
+    return _made("embeddings", "langchain.embeddings", "init_embeddings", embeddings)
+
+
+def _made(parameter: str, module: str, maker: str, name: str) -> Any:
+    """Returns what LangChain makes of a name."""
+    if ":" not in name:
+        raise ConfigurationError(f'{parameter}: expected an object, or a text "provider:model", found {name!r}.')
     try:
-        from langchain.embeddings import init_embeddings  # an optional package
-    except ImportError:
-        fault = f"embeddings: expected LangChain embeddings, found {embeddings!r}. Run `pip install langchain`."
-    else:
-        return init_embeddings(embeddings)
-    raise ConfigurationError(fault)
-
-
-def _refuse_what_is_no_instance(llm: Any) -> None:
-    """Refuses classes and texts: a class has the methods of its instances, so it would pass for an engine."""
-    if isinstance(llm, type):
-        raise CapabilityError(f"expected a model or an engine, found the class {llm.__name__}; {_instance(llm)}")
-    if isinstance(llm, str):
-        raise CapabilityError(f"expected a model or an engine, found the text {llm!r}; {_instance(None)}")
-
-
-def _instance(cls: type | None) -> str:
-    return f"pass the model itself, an instance: {cls.__name__ if cls else 'ChatOpenAI'}(...)"
+        make = getattr(importlib.import_module(module), maker)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != "langchain":
+            raise
+        make = None
+    if make is None:
+        expected = f"the package langchain, which makes {name!r}, found none"
+        raise ConfigurationError(f"{parameter}: expected {expected}. Run `pip install langchain`, or give the object.")
+    try:
+        return make(name)
+    except (ImportError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+    raise ConfigurationError(f"{parameter}: expected a model that LangChain can make, found {name!r}. {reason}")
 
 
 def _carried_engine(llm: Any) -> Any:

@@ -42,6 +42,7 @@ from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.results import Receipt, Source
 from langchain_dpicl.runs.answer_memo import SPECS, Tenant, TenantRegistry, open_memo
+from langchain_dpicl.runs.private_tool import RESERVED, PrivateTool
 from langchain_dpicl.runs.query_plan import QUERY_TEMPLATE
 from langchain_dpicl.runs.retry_wrappers import ReraisesOwnErrors
 from langchain_dpicl.runs.streamed_run import new_bar, report_of, tick
@@ -319,10 +320,37 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     def OutputType(self) -> Any:
         return self.RESULT if self.gives_receipts else str
 
-    def tool_defaults(self) -> dict[str, Any]:
-        """Returns the default arguments schema and description of a tool made of this Runnable or a wrapper of it."""
+    @override
+    def as_tool(  # type: ignore[override]  # LangChain's asks for a schema, which this Runnable knows
+        self,
+        *,
+        name: str = "ask_private_examples",
+        description: str | None = None,
+        queries_per_thread: int | None = None,
+    ) -> PrivateTool:
+        """Returns a tool for any agent or graph; give the component a `memo`: agents repeat their runs.
+
+        Args:
+          name: of the tool.
+          description: what the model reads of it; None: what the component says.
+          queries_per_thread: charged questions of each thread (`config["configurable"]["thread_id"]`); None: threads
+            have no allowance of their own.
+
+        Raises:
+          ConfigurationError: an argument is out of range, or LangChain gives a variable's name another meaning.
+        """
+        if clash := sorted(RESERVED & set(self.wording.input_variables)):
+            raise fail("suffix, prefix", f"variables other than {sorted(RESERVED)}, for a tool", clash)
         fields: dict[str, Any] = dict.fromkeys(self.wording.input_variables, (str, ...))
-        return {"args_schema": create_model("Query", **fields), "description": self._purpose}
+        return PrivateTool(
+            name=name,
+            description=self._purpose if description is None else description,
+            args_schema=create_model("Query", **fields),
+            component=self,
+            queries_per_thread=None
+            if queries_per_thread is None
+            else check_int("queries_per_thread", queries_per_thread, low=0),
+        )
 
     @property
     def _purpose(self) -> str:

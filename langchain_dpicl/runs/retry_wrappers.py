@@ -18,34 +18,12 @@ from langchain_core.runnables.base import RunnableEach
 from langchain_core.runnables.configurable import RunnableConfigurableAlternatives, RunnableConfigurableFields
 from langchain_core.runnables.retry import ExponentialJitterParams, RunnableRetry
 from langchain_core.runnables.utils import AnyConfigurableField
-from langchain_core.tools import BaseTool, StructuredTool
 from typing_extensions import override
 
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivacyBudgetError
-from langchain_dpicl.privacy._validate import fail
 
 ErrorClasses: TypeAlias = tuple[type[BaseException], ...]
 Rule: TypeAlias = Callable[[BaseException], bool]
-
-
-class QueryTool(StructuredTool):
-    """A tool that accepts plain text if the query has one variable, as LangChain's tools of one argument do."""
-
-    @override
-    def run(self, tool_input: str | dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return super().run(self._named(tool_input), *args, **kwargs)
-
-    @override
-    async def arun(self, tool_input: str | dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return await super().arun(self._named(tool_input), *args, **kwargs)
-
-    def _named(self, tool_input: str | dict[str, Any]) -> dict[str, Any]:
-        names = list(self.args)
-        if not isinstance(tool_input, str):
-            return tool_input
-        if len(names) != 1:
-            raise fail("input", f"a dict with {names}", "text", "Plain text needs a query with one variable.")
-        return {names[0]: tool_input}
 
 
 class ReraisesOwnErrors:
@@ -129,18 +107,6 @@ class ReraisesOwnErrors:
     def with_types(self: Any, **types: Any) -> Runnable[Any, Any]:
         """As LangChain's `with_types`."""
         return _wrap_binding(Runnable.with_types(self, **types))
-
-    def as_tool(self: Any, args_schema: Any = None, **kwargs: Any) -> BaseTool:
-        """As LangChain's `as_tool`; the component inside gives the default arguments schema and description."""
-        inside = self
-        while isinstance(inside, ReraisesOwnErrors) and not hasattr(inside, "tool_defaults"):
-            attributes = vars(inside)
-            inside = attributes.get("bound") or attributes.get("default") or attributes.get("runnable")
-        options = inside.tool_defaults() if hasattr(inside, "tool_defaults") else {}
-        if args_schema is not None:
-            options["args_schema"] = args_schema
-        tool = Runnable.as_tool(self, **{**options, **kwargs})
-        return QueryTool(**dict(tool)) if isinstance(tool, StructuredTool) else tool
 
     def map(self: Any) -> Runnable[Sequence[Any], list[Any]]:
         """As LangChain's `map`."""

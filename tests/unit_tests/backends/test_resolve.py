@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 from typing import Any
 
@@ -18,7 +19,8 @@ from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
-from langchain_dpicl.backends.resolve import TEXT_ONLY, as_backend, as_choice_backend
+from langchain_dpicl.backends.resolve import TEXT_ONLY, as_backend, as_choice_backend, as_embeddings, as_model
+from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -143,7 +145,6 @@ class TestForChoosingLabels:
             chat | str,
             chat.configurable_fields(model_name=ConfigurableField(id="m")),
             EmbeddedLLM().with_fallbacks([EmbeddedLLM()]),
-            "gpt",
             None,
         )
         for what in wrappers:
@@ -170,13 +171,32 @@ class TestForChoosingLabels:
             as_choice_backend(ScriptedChat(answer=fixed({" w": 0.9})))
         assert "votes" not in str(caught.value)
 
-    def test_a_class_or_a_name_is_no_model(self) -> None:
+    def test_a_class_is_no_model(self) -> None:
         for take in (as_backend, as_choice_backend):
             for cls in (ScriptedChat, FakeBackend, OnlyChoices):
                 with pytest.raises(CapabilityError, match=rf"found the class .*an instance: {cls.__name__}\(\.\.\.\)"):
                     take(cls)
-            with pytest.raises(CapabilityError, match=r"found the text 'gpt-4o'.*an instance: ChatOpenAI\(\.\.\.\)"):
-                take("gpt-4o")
+
+    def test_a_name_is_the_model_that_langchain_makes_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("langchain")
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        assert as_model("openai:gpt-4o").model_name == "gpt-4o"
+        assert as_embeddings("openai:text-embedding-3-small").model == "text-embedding-3-small"
+        assert isinstance(as_embeddings(None), LocalEmbeddings)
+        for make in (as_model, as_embeddings):
+            assert make(monkeypatch) is monkeypatch
+
+    @pytest.mark.parametrize("make", [as_model, as_embeddings])
+    def test_a_name_that_langchain_cannot_make_is_refused(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(ConfigurationError, match=r'"provider:model", found \'gpt-4o\''):
+            make("gpt-4o")
+        pytest.importorskip("langchain")
+        with pytest.raises(ConfigurationError, match="found 'nobody:x'"):
+            make("nobody:x")
+        for module in ("langchain.chat_models", "langchain.embeddings"):
+            monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ConfigurationError, match="pip install langchain"):
+            make("openai:gpt-4o")
 
     def test_a_server_that_is_down_is_not_taken_for_one_without_logprobs(self) -> None:
         model = ScriptedChat(answer=TOPS, raises={"": ConnectionError("refused")})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,7 +16,17 @@ from langchain_core.messages import HumanMessage
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
 
-from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivateExamples
+from langchain_dpicl import (
+    Budget,
+    DPVotingRunnable,
+    EmbeddedLLM,
+    FewShotTask,
+    LabelAnswers,
+    Noise,
+    PrivateExamples,
+    Rows,
+    Serving,
+)
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
@@ -26,6 +37,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
 )
+from langchain_dpicl.options import LogitNoise
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.results import VotingResult
@@ -44,7 +56,9 @@ pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 LABELS = ("card", "transfer")
 # Noise so small that the majority always wins; its cost is of no interest here.
-LOUD: dict[str, Any] = {"noise_multiplier": 0.05, "epsilon": 2e4, "num_slots": 20, "rows": "units", "calibrate": False}
+PLAIN = LabelAnswers(calibrate=False)
+SCORED = PLAIN.replace(scores=True)
+LOUD: dict[str, Any] = {"noise": Noise(multiplier=0.05), "epsilon": 2e4, "rows": Rows(units=20), "answers": PLAIN}
 
 
 def copies_its_labels(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
@@ -83,44 +97,48 @@ class TestContract(ChargingRunnableContract):
         return engine()
 
     def make(self, room: Room, *, max_queries: int = 6, **options: Any) -> DPVotingRunnable:
-        given = {"llm": room.engine, "budget": room.budget, "memo_size": 0, "max_queries": max_queries, **LOUD}
+        given = {
+            "llm": room.engine,
+            "budget": room.budget,
+            "serving": Serving(memo_size=0),
+            "max_queries": max_queries,
+            **LOUD,
+        }
         return DPVotingRunnable.from_private_examples(room.private, **{**given, **options})
 
     def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
-        faults: list[dict[str, Any]] = [
-            {"max_queries": 0},
-            {"labels": ["card"]},
-            {"labels": ["card", "card"]},
-            {"verbalizers": {"card": " a"}},
-            {"verbalizers": {"card": " a", "transfer": " a"}},
-            {"votes": "loud"},
-            {"mechanism": "laplace"},
-            {"mechanism": "gumbel", "with_scores": True},
-            {"abstain_below": 0.0},
-            {"abstain_below": 1.5},
-            {"abstain_label": "card"},
-            {"abstain_label": ""},
-            {"rows": "units", "shots_per_slot": 2},
-            {"sampling": "fixed", "rows": "slots"},
-            {"num_slots": 41},
-            {"on_exhausted": "guess"},
-            {"with_receipt": "x"},
-            {"with_scores": 1},
-            {"calibrate": "yes"},
-            {"progress": "x"},
-            {"name": 5},
-            {"memo_size": -1},
-            {"tenant_max_queries": -1},
-            {"example_prompt": "{unknown}"},
-            {"suffix": "no variable"},
-            {"content_free": [], "calibrate": True},
-            {"suffix": "{a} {b}", "calibrate": True},
-            {"epsilon": None, "noise_multiplier": None},
-            {"noise_multiplier": -1.0},
-            {"llm": "gpt"},
-            {"llm": FakeListChatModel(responses=["x"])},
+        faults: list[Callable[[], dict[str, Any]]] = [
+            lambda: {"max_queries": 0},
+            lambda: {"task": FewShotTask(labels=("card",))},
+            lambda: {"task": FewShotTask(labels=("card", "card"))},
+            lambda: {"task": FewShotTask(verbalizers={"card": " a"})},
+            lambda: {"task": FewShotTask(verbalizers={"card": " a", "transfer": " a"})},
+            lambda: {"task": FewShotTask("text: {text}"), "suffix": "{input}"},
+            lambda: {"task": {"prefix": "Sort."}},
+            lambda: {"answers": {"votes": "hard"}},
+            lambda: {"noise": "laplace"},
+            lambda: {"noise": LogitNoise("recentered_clip")},
+            lambda: {"noise": Noise("gumbel", multiplier=0.05), "answers": SCORED},
+            lambda: {"answers": PLAIN.replace(min_votes=3.0)},
+            lambda: {"answers": PLAIN.replace(other_label="none of them")},
+            lambda: {"answers": PLAIN.replace(abstain_label="card")},
+            lambda: {"answers": PLAIN.replace(abstain_label="")},
+            lambda: {"rows": "units"},
+            lambda: {"rows": Rows(slots=8, sampling="fixed")},
+            lambda: {"rows": Rows(slots=8, sampling="partition")},
+            lambda: {"rows": Rows(slots=8, sampling="disjoint")},
+            lambda: {"rows": Rows(slots=8, redraw_every="run")},
+            lambda: {"rows": Rows(slots=41)},
+            lambda: {"serving": {"memo_size": 0}},
+            lambda: {"example_prompt": "{unknown}"},
+            lambda: {"suffix": "no variable"},
+            lambda: {"prefix": 5},
+            lambda: {"answers": LabelAnswers(content_free=(), calibrate=True)},
+            lambda: {"suffix": "{a} {b}", "answers": LabelAnswers(calibrate=True)},
+            lambda: {"epsilon": None, "noise": None},
+            lambda: {"llm": FakeListChatModel(responses=["x"])},
         ]
-        return [lambda fault=fault: self.make(room, **fault) for fault in faults]  # type: ignore[misc]
+        return [lambda fault=fault: self.make(room, **fault()) for fault in faults]  # type: ignore[misc]
 
 
 def test_the_majority_wins_where_noise_is_nothing() -> None:
@@ -129,32 +147,31 @@ def test_the_majority_wins_where_noise_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])
-@pytest.mark.parametrize("shape", [{"rows": "units"}, {"rows": "slots"}, {"rows": "slots", "shots_per_slot": 3}])
+@pytest.mark.parametrize("rows", [Rows(units=8), Rows(slots=8), Rows(slots=8, shots=3)])
 @pytest.mark.parametrize("votes", ["hard", "soft"])
-def test_every_design_answers(mechanism: str, shape: dict[str, Any], votes: str) -> None:
-    private = examples(40, 0)
-    given = {**shape, "num_slots": 8, "mechanism": mechanism, "votes": votes}
-    assert voter(private, **given).invoke("which?") == "card"
+def test_every_design_answers(mechanism: Any, rows: Rows, votes: Any) -> None:
+    noise, answers = Noise(mechanism, multiplier=0.05), PLAIN.replace(votes=votes)
+    assert voter(examples(40, 0), rows=rows, noise=noise, answers=answers).invoke("which?") == "card"
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_it_works_under_replacement(sampling: str) -> None:
-    given = {"rows": "slots", "num_slots": 8, "shots_per_slot": 2, "sampling": sampling}
-    made = voter(budget=house(adjacency="replace_one"), **given)
+def test_it_works_under_replacement(sampling: Any) -> None:
+    made = voter(budget=house(adjacency="replace_one"), rows=Rows(slots=8, shots=2, sampling=sampling))
     assert made.plan.release.adjacency == "replace_one"
     assert made.invoke("which?") in LABELS
 
 
 def test_no_records_at_all_run_the_same_path() -> None:
     empty = PrivateExamples([], label_key="queue", labels=LABELS, public_size=40)
-    made = voter(empty, with_receipt=True)
+    made = voter(empty).with_receipts()
     assert made.invoke("which?").receipt.tickets == 1
 
 
 def test_a_row_that_fails_votes_for_nothing() -> None:
     private = examples(20, 20)
-    made = voter(private, llm=engine(fail_rows_containing="queue: card"), with_scores=True)
-    scores = made.invoke("which?").scores
+    made = voter(private, llm=engine(fail_rows_containing="queue: card"), answers=SCORED)
+    scores = made.with_receipts().invoke("which?").scores
+    assert scores is not None
     assert abs(scores["card"]) < 1.0 < scores["transfer"]
 
 
@@ -167,7 +184,7 @@ def test_texts_stand_for_labels_in_prompts_and_answers() -> None:
 
     made = voter(
         llm=FakeBackend(watched, vocabulary=[" plastic", " wire"]),
-        verbalizers={"card": [" plastic", " Plastic"], "transfer": " wire"},
+        task=FewShotTask(verbalizers={"card": [" plastic", " Plastic"], "transfer": " wire"}),
     )
     assert made.invoke("which?") == "card"
     assert all("queue: card" not in prompt and "queue: transfer" not in prompt for prompt in prompts)
@@ -186,12 +203,12 @@ def test_rows_are_calibrated_by_their_own_content_free_answers() -> None:
         )
 
     leans = FakeBackend(leaning, vocabulary=[" card", " transfer"])
-    assert voter(llm=leans, calibrate=False).invoke("which?") == "card"
-    assert voter(llm=leans, calibrate=True).invoke("which?") == "transfer"
+    assert voter(llm=leans, answers=PLAIN).invoke("which?") == "card"
+    assert voter(llm=leans, answers=LabelAnswers(calibrate=True)).invoke("which?") == "transfer"
 
 
 def test_text_is_a_vote_where_a_model_only_writes() -> None:
-    made = voter(llm=FakeListChatModel(responses=["Transfer."]), votes="text")
+    made = voter(llm=FakeListChatModel(responses=["Transfer."]), answers=PLAIN.replace(votes="text"))
     assert made.invoke("which?") == "transfer"
 
 
@@ -204,9 +221,10 @@ def test_a_decision_by_text_alone_has_to_be_asked_for() -> None:
 
 
 def test_scores_are_noisy_votes_on_a_public_grid_with_a_receipt() -> None:
-    made = voter(examples(30, 10), with_scores=True, max_queries=7)
-    result = made.invoke("which?")
+    made = voter(examples(30, 10), answers=SCORED, max_queries=7)
+    result = made.with_receipts().invoke("which?")
     assert isinstance(result, VotingResult)
+    assert result.scores is not None
     assert (str(result), result.abstained) == ("card", False)
     assert set(result.scores) == set(LABELS)
     assert abs(sum(result.scores.values()) - 20) < 20
@@ -221,25 +239,31 @@ def test_scores_are_noisy_votes_on_a_public_grid_with_a_receipt() -> None:
 
 
 def test_scores_are_released_by_nothing_but_normal_noise() -> None:
-    assert voter(with_scores=True).plan.release.mechanism.name == "gaussian"
+    assert voter(answers=SCORED).plan.release.mechanism.name == "gaussian"
     assert voter().plan.release.mechanism.name == "gumbel"
-    assert voter(mechanism="gaussian", with_receipt=True).invoke("which?").scores is None
+    assert voter(noise=Noise("gaussian", multiplier=0.05)).with_receipts().invoke("which?").scores is None
 
 
 @pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])
 @pytest.mark.parametrize(("below", "label"), [(0.05, "card"), (0.99, "nobody knows")])
 def test_it_abstains_where_no_label_has_enough_votes(mechanism: str, below: float, label: str) -> None:
     private = examples(24, 16)
-    given = {"abstain_below": below, "abstain_label": "nobody knows", "mechanism": mechanism}
-    result = voter(private, **given, num_slots=40, with_receipt=True).invoke("which?")
+    given = {
+        "answers": PLAIN.replace(abstain_below=below, abstain_label="nobody knows"),
+        "noise": Noise(mechanism, multiplier=0.05),
+    }
+    result = voter(private, **given, rows=Rows(units=40)).with_receipts().invoke("which?")
     assert (result.label, result.abstained) == (label, label == "nobody knows")
 
 
 def test_abstaining_costs_nothing() -> None:
-    plain, careful = voter(), voter(abstain_below=0.5)
+    plain, careful = voter(), voter(answers=PLAIN.replace(abstain_below=0.5))
     assert plain.plan.epsilon == pytest.approx(careful.plan.epsilon, rel=1e-6)
     assert careful.plan.release.constants == (pytest.approx(10),)
-    assert voter(abstain_below=0.5, mechanism="gaussian").plan.release.constants == ()
+    assert (
+        voter(answers=PLAIN.replace(abstain_below=0.5), noise=Noise("gaussian", multiplier=0.05)).plan.release.constants
+        == ()
+    )
 
 
 # -- what follows when the budget is spent -----------------------------------------------------------------------
@@ -257,7 +281,7 @@ def test_a_query_too_many_is_refused_with_what_is_left() -> None:
 
 def test_what_is_refused_makes_no_public_call_either() -> None:
     asked = engine()
-    made = voter(llm=asked, max_queries=1, tenant_max_queries=1)
+    made = voter(llm=asked, max_queries=1, serving=Serving(tenant_max_queries=1))
     made.invoke("one", acme())
     before = dict(asked.calls)
     for config in (acme(), {"configurable": {"tenant": "other"}}):
@@ -269,27 +293,30 @@ def test_what_is_refused_makes_no_public_call_either() -> None:
 
 def test_zero_shot_answers_only_when_asked_for_and_says_so() -> None:
     private, budget, observer = examples(10, 30), house(), Observer()
-    made = voter(private, budget=budget, max_queries=1, on_exhausted="zero_shot")
-    assert made.invoke("one").receipt.source == "release"
-    before = made.share.remaining("query")
-    result = made.invoke("two", {"callbacks": [observer]})
+    made = voter(private, budget=budget, max_queries=1, serving=Serving(on_exhausted="zero_shot"))
+    whole = made.with_receipts()
+    assert whole.invoke("one").receipt.source == "release"
+    before = made.queries_left
+    assert made.invoke("two", {"callbacks": [observer]}) == "card"
+    assert [data["receipt"]["source"] for data in observer.named(RELEASE)] == ["zero-shot"]
+    result = whole.invoke("two", {"callbacks": [observer]})
     assert (result.label, result.receipt.source, result.receipt.tickets) == ("card", "zero-shot", 0)
     assert result.receipt.entry is None
-    assert made.share.remaining("query") == before == 0
-    assert [data["answered"] for data in observer.named(REFUSED)] == ["zero-shot"]
-    assert [data["tickets"] for data in observer.named(RELEASE)] == [0]
+    assert made.queries_left == before == 0
+    assert [data["answered"] for data in observer.named(REFUSED)] == ["zero-shot"] * 2
+    assert [data["tickets"] for data in observer.named(RELEASE)] == [0, 0]
     assert observer.named(CHARGED) == []
 
 
 def test_zero_shot_reads_no_private_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = voter(max_queries=1, on_exhausted="zero_shot")
+    made = voter(max_queries=1, serving=Serving(on_exhausted="zero_shot")).with_receipts()
     made.invoke("one")
     monkeypatch.setattr(PrivateExamples, "_pool", lambda *_, **__: pytest.fail("a private record was read"))
     assert made.invoke("two").receipt.source == "zero-shot"
 
 
 def test_a_mismatch_is_never_answered_zero_shot() -> None:
-    made = voter(on_exhausted="zero_shot")
+    made = voter(serving=Serving(on_exhausted="zero_shot"))
     with pytest.raises(PrivacyBudgetError):
         made.invoke("one", {"callbacks": [house()]})
 
@@ -323,16 +350,17 @@ def acme(**more: Any) -> Any:
 
 
 def test_who_asks_again_is_told_again_for_free() -> None:
-    made = voter(with_scores=True, max_queries=5)
-    first, again, other = made.invoke("which?"), made.invoke({"input": "which?"}), made.invoke("which?", acme())
+    made = voter(answers=SCORED, max_queries=5)
+    whole = made.with_receipts()
+    first, again, other = whole.invoke("which?"), whole.invoke({"input": "which?"}), whole.invoke("which?", acme())
     assert (first.receipt.source, again.receipt.source, other.receipt.source) == ("release", "memo", "release")
     assert again.scores == first.scores != other.scores
     assert again.receipt.tickets == 0
-    assert made.share.remaining("query") == 3
+    assert made.queries_left == 3
 
 
 def test_a_memo_of_size_zero_charges_every_time() -> None:
-    made = voter(memo_size=0, max_queries=5)
+    made = voter(serving=Serving(memo_size=0), max_queries=5)
     made.invoke("which?")
     made.invoke("which?")
     assert made.share.remaining("query") == 3
@@ -340,7 +368,7 @@ def test_a_memo_of_size_zero_charges_every_time() -> None:
 
 @pytest.mark.parametrize("awaited", [False, True])
 def test_who_asks_the_same_at_the_same_time_is_told_the_same(awaited: bool) -> None:
-    made = voter(with_receipt=True, max_queries=5)
+    made = voter(max_queries=5).with_receipts()
     asked = ["which?"] * 12
     answers = asyncio.run(made.abatch(asked)) if awaited else made.batch(asked)
     assert sorted(answer.receipt.source for answer in answers) == ["memo"] * 11 + ["release"]
@@ -358,7 +386,9 @@ def test_one_that_fails_leaves_its_turn_to_the_next() -> None:
 
 
 def test_a_blocking_call_below_a_running_loop_does_not_wait_for_that_loop() -> None:
-    made = voter(llm=_Slow(responses=["card"]), votes="text", max_queries=5)  # no unit is drawn with probability 2**-40
+    made = voter(
+        llm=_Slow(responses=["card"]), answers=PLAIN.replace(votes="text"), max_queries=5
+    )  # no unit is drawn with probability 2**-40
 
     async def both() -> list[Any]:
         first = asyncio.ensure_future(made.ainvoke("which?"))
@@ -377,11 +407,11 @@ def test_what_is_told_again_is_told_also_when_nothing_is_left() -> None:
 
 
 def test_tenants_have_caps_and_the_data_set_has_the_last_word() -> None:
-    made = voter(max_queries=3, tenant_max_queries=2)
+    made = voter(max_queries=3, serving=Serving(tenant_max_queries=2))
     for text in ("a", "b"):
         made.invoke(text, acme())
     with pytest.raises(PrivacyBudgetExceededError, match="tenant 'acme'"):
-        made.invoke("c", acme(tenant_max_queries=100))
+        made.invoke("c", acme(serving=Serving(tenant_max_queries=100)))
     assert made.share.remaining("query") == 1
     made.invoke("c", {"configurable": {"tenant": "other"}})
     with pytest.raises(PrivacyBudgetExceededError, match="tickets"):
@@ -389,7 +419,7 @@ def test_tenants_have_caps_and_the_data_set_has_the_last_word() -> None:
 
 
 def test_a_refusal_by_the_ledger_takes_no_place_of_the_tenant() -> None:
-    made = voter(max_queries=1, tenant_max_queries=2)
+    made = voter(max_queries=1, serving=Serving(tenant_max_queries=2))
     made.invoke("a", acme())
     with pytest.raises(PrivacyBudgetExceededError):
         made.invoke("b", acme())
@@ -399,7 +429,7 @@ def test_a_refusal_by_the_ledger_takes_no_place_of_the_tenant() -> None:
 def test_a_stop_as_a_charged_query_is_settled_leaves_the_place_of_its_tenant_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = voter(max_queries=5, tenant_max_queries=1)
+    made = voter(max_queries=5, serving=Serving(tenant_max_queries=1))
     real, stops = Reservation.unburnt, [KeyboardInterrupt()]
 
     def unburnt(ticket: Reservation) -> int:
@@ -416,7 +446,7 @@ def test_a_stop_as_a_charged_query_is_settled_leaves_the_place_of_its_tenant_tak
 
 
 def test_copies_share_caps_and_memos() -> None:
-    made = voter(with_receipt=True, tenant_max_queries=1)
+    made = voter(serving=Serving(tenant_max_queries=1)).with_receipts()
     made.with_config(tags=["x"]).invoke("a")
     assert made.bind().invoke("a").receipt.source == "memo"
     with pytest.raises(PrivacyBudgetExceededError):
@@ -465,7 +495,8 @@ def test_a_bad_input_costs_nothing() -> None:
 
 def test_schemas_say_what_goes_in_and_out() -> None:
     assert voter().output_schema.model_json_schema()["type"] == "string"
-    assert "scores" in voter(with_scores=True).output_schema.model_json_schema()["properties"]
+    assert "scores" in voter().with_receipts().get_output_jsonschema()["properties"]
+    assert "on_exhausted" in DPVotingRunnable.model_json_schema()["properties"]
     assert {"type": "string"} in voter().input_schema.model_json_schema()["anyOf"]
     assert set(voter(suffix="{context} {input}").input_schema.model_json_schema()["properties"]) == {"context", "input"}
 
@@ -483,7 +514,7 @@ def test_what_is_around_it_is_a_tool_too() -> None:
     wrapped: list[Any] = [made.with_config(configurable={"tenant": "acme"}), made.with_retry(), made.bind()]
     wrapped += [
         made.with_fallbacks([RunnableLambda(str)]),
-        made.configurable_fields(with_receipt=ConfigurableField("x")),
+        made.configurable_fields(on_exhausted=ConfigurableField("x")),
     ]
     for one in wrapped:
         tool = one.as_tool(name="queue_of")
@@ -508,7 +539,7 @@ def test_documents_of_a_retriever_become_part_of_the_query() -> None:
 
 def test_it_is_a_node_of_a_graph() -> None:
     graphs = pytest.importorskip("langgraph.graph")
-    made, observer = voter(with_receipt=True), Observer()
+    made, observer = voter().with_receipts(), Observer()
 
     def vote(state: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
         return {"found": made.invoke(state["asked"], config)}
@@ -525,18 +556,16 @@ def test_it_is_a_node_of_a_graph() -> None:
 
 
 def test_public_fields_are_configurable_and_no_others() -> None:
-    made = voter(max_queries=4).configurable_fields(with_receipt=ConfigurableField(id="receipt"))
+    made = voter(max_queries=1).configurable_fields(on_exhausted=ConfigurableField(id="spent"))
     assert made.invoke("a") == "card"
-    result = made.with_config(configurable={"receipt": True}).invoke("b")
-    assert isinstance(result, VotingResult)
-    with pytest.raises(ConfigurationError, match="gaussian"):
-        voter().configurable_fields(with_scores=ConfigurableField(id="scores"))
-    scored = voter(mechanism="gaussian").configurable_fields(with_scores=ConfigurableField(id="scores"))
-    assert set(scored.with_config(configurable={"scores": True}).invoke("c").scores) == set(LABELS)
+    with pytest.raises(PrivacyBudgetExceededError):
+        made.invoke("b")
+    assert made.with_config(configurable={"spent": "zero_shot"}).invoke("b") == "card"
     for name in (
         "plan",
         "task",
-        "abstain_label",
+        "answers",
+        "gives_receipts",
         "rows",
         "wording",
         "tenants",
@@ -557,14 +586,19 @@ def test_an_event_tells_of_the_release_and_its_receipt() -> None:
     first, again = observer.named(RELEASE)
     assert (first["tickets"], first["receipt"]["source"]) == (1, "release")
     assert (again["tickets"], again["receipt"]["source"]) == (0, "memo")
-    assert set(first) == {"component", "tickets", "receipt"}
+    assert (first["component"], first["label"], first["scores"]) == ("DPVotingRunnable", "card", None)
     assert len(observer.named(CHARGED)) == 1
 
 
 @pytest.mark.parametrize("awaited", [False, True])
 @pytest.mark.parametrize("limit", [1, 2])
 def test_rows_of_a_query_keep_to_max_concurrency(limit: int, awaited: bool) -> None:
-    made = voter(llm=_Slow(responses=["card"]), votes="text", rows="slots", num_slots=6, memo_size=0)
+    made = voter(
+        llm=_Slow(responses=["card"]),
+        answers=PLAIN.replace(votes="text"),
+        rows=Rows(slots=6),
+        serving=Serving(memo_size=0),
+    )
     _Slow.most = 0
     config: Any = {"max_concurrency": limit}
     if awaited:
@@ -589,7 +623,7 @@ class _Slow(FakeListChatModel):
 
 
 def test_sync_and_async_agree() -> None:
-    made = voter(examples(40, 0), with_receipt=True, max_queries=9)
+    made = voter(examples(40, 0), max_queries=9).with_receipts()
     assert asyncio.run(made.ainvoke("a")).label == made.invoke("b").label == "card"
     answers = asyncio.run(made.abatch(["c", "d"]))
     assert [answer.label for answer in answers] == ["card", "card"]
@@ -608,7 +642,7 @@ def test_the_budget_is_looked_up_where_it_always_is() -> None:
     given: dict[str, Any] = {"llm": engine(), "max_queries": 2, **LOUD}
     with pytest.raises(NoPrivacyBudgetError):
         DPVotingRunnable.from_private_examples(examples(), **given)
-    made = DPVotingRunnable.from_private_examples(examples(), config={"callbacks": [house()]}, **given)
+    made = DPVotingRunnable.from_private_examples(examples(), budget={"callbacks": [house()]}, **given)
     assert made.invoke("which?") == "card"
 
 
@@ -621,7 +655,7 @@ def test_a_share_is_found_again_by_its_name() -> None:
 
 def test_a_plan_of_several_components_costs_less_together() -> None:
     budget, private = Budget(epsilon=3.0, delta=1e-4), examples()
-    shape: dict[str, Any] = {"num_slots": 4, "rows": "units", "calibrate": False, "max_queries": 10}
+    shape: dict[str, Any] = {"rows": Rows(units=4), "answers": PLAIN, "max_queries": 10}
     with budget.plan():
         made = [
             DPVotingRunnable.from_private_examples(private, llm=engine(), budget=budget, epsilon=1.0, **shape)
@@ -635,7 +669,7 @@ def test_the_report_recomputes() -> None:
     from langchain_dpicl import verify_report
 
     budget = house(epsilon=4.0, delta=1e-4)
-    made = voter(budget=budget, epsilon=1.0, noise_multiplier=None, num_slots=4)
+    made = voter(budget=budget, epsilon=1.0, noise=None, rows=Rows(units=4))
     made.invoke("which?")
     report = budget.report()
     verify_report(report.to_dict())
@@ -645,7 +679,7 @@ def test_the_report_recomputes() -> None:
 
 def test_nothing_private_shows_anywhere() -> None:
     budget, observer = house(), Observer()
-    made = voter(budget=budget, with_scores=True)
+    made = voter(budget=budget, answers=SCORED)
     result = made.invoke("which?", {"callbacks": [observer]})
     for thing in (made, result, budget.report(), observer.heard, made.plan, made.task, made.tenants, made.rows):
         assert CANARY not in shown_by(thing)
@@ -658,23 +692,29 @@ def test_it_shows_what_is_left() -> None:
 
 
 def test_its_cost_counts_calibration() -> None:
-    plain, twice = voter(max_queries=5), voter(max_queries=5, calibrate=True)
+    plain, twice = voter(max_queries=5), voter(max_queries=5, answers=LabelAnswers(calibrate=True))
     assert (plain.cost().private_calls, twice.cost().private_calls) == (100, 200)
 
 
 def test_the_public_plan_is_what_runs() -> None:
-    made = voter(epsilon=1.0, noise_multiplier=None, num_slots=10, max_queries=20)
+    made = voter(epsilon=1.0, noise=None, rows=Rows(units=10), max_queries=20)
     assert isinstance(made.plan.release, ReleasePlan)
     assert made.plan.epsilon <= 1.0
     assert made.share.event == made.plan.event()
     assert made.plan.tickets()[0].max_count == 20
 
 
-def test_a_batch_shows_progress_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
-    voter(progress=True).batch(["a", "b", "c"])
+def test_a_batch_shows_progress_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voter().batch(["a", "b", "c"])
+    assert "private answers" not in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    voter().batch(["a", "b", "c"])
     assert "private answers" in capsys.readouterr().err
-    voter(progress=None).batch(["a", "b"])
-    voter(progress=True).invoke("a")
+    voter().invoke("a")
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    voter().batch(["a", "b", "c"])
     assert "private answers" not in capsys.readouterr().err
 
 
@@ -685,6 +725,5 @@ def test_the_embedded_model_votes_offline() -> None:
         labels=LABELS,
         public_size=120,
     )
-    given: dict[str, Any] = {"num_slots": 10, "shots_per_slot": 4, "noise_multiplier": 0.2, "epsilon": 2e4}
-    made = voter(private, llm=EmbeddedLLM(), **{**given, "rows": "slots"})
+    made = voter(private, llm=EmbeddedLLM(), rows=Rows(slots=10, shots=4), noise=Noise(multiplier=0.2))
     assert made.batch(["my card", "my transfer"]) == ["card", "transfer"]
