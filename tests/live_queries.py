@@ -11,6 +11,7 @@ from typing import Any
 
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.options import Noise, Rows
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.canary import RECORD
 from tests.live import LABELS
@@ -27,7 +28,7 @@ RETRY = RetryPolicy(max_attempts=3, first_wait=0.0, max_wait=0.0)
 def component_options(**options: Any) -> dict[str, Any]:
     """What a component is built with: a budget of its own, all records in every sample, noise next to nothing."""
     budget = PrivacyBudgetCallbackHandler(epsilon=2e6, delta=1e-4)
-    sample = {"num_slots": ROWS, "rows": "units", "epsilon": 1e6, "noise_multiplier": 0.01}
+    sample = {"rows": Rows(units=ROWS), "epsilon": 1e6, "noise": Noise(multiplier=0.01)}
     return {"budget": budget, "max_queries": MAX_QUERIES, **sample, **options}
 
 

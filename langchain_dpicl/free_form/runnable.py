@@ -13,7 +13,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from langchain_dpicl._construction import awaitable
-from langchain_dpicl.backends.resolve import as_embeddings, as_text_backend
+from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
@@ -101,11 +101,12 @@ class AnswerMaker:
             raise fail("task", "no labels and no verbalizers, because the answers are texts", "some")
         wording = wording_of(private, task)
         template = answer_template(wording, options.answer_prompt) if isinstance(options, KeywordAnswers) else None
+        llm, writer = as_model(llm), as_model(options.writer)
         limits: dict[str, Any] = {"max_tokens": options.max_tokens, "stop": options.stop}
         has_domain = isinstance(options, KeywordAnswers) and options.keywords is not None
         public = CandidateSource(
             PublicModel(llm, **limits),
-            writer=None if options.writer is None else PublicModel(options.writer, **limits),
+            writer=None if writer is None else PublicModel(writer, **limits),
             candidates=options.candidates,
             count=0 if has_domain else options.num_candidates,
         )
@@ -116,7 +117,7 @@ class AnswerMaker:
         else:
             embeddings = as_embeddings(near if options.embeddings is None else options.embeddings)
             space = EmbeddingAggregator(engine, options, embeddings=embeddings, fixed=public.fixed)
-        traits = {"reader": traits_of(llm), "public": traits_of(llm if options.writer is None else options.writer)}
+        traits = {"reader": traits_of(llm), "public": traits_of(llm if writer is None else writer)}
         name = getattr(engine, "name", type(engine).__name__)
         return cls(options, wording, space, public, template, name, traits)
 

@@ -145,7 +145,7 @@ def test_without_a_thread_nobody_is_charged(house: House) -> None:
 
 
 def test_free_form_answers_are_a_tool_as_well() -> None:
-    told = private_tool(embedding(with_receipt=True)).invoke(call("what now?"), thread())
+    told = private_tool(embedding()).invoke(call("what now?"), thread())
     assert (told.content, told.artifact["answer"]) == ("ask the bank", "ask the bank")
 
 

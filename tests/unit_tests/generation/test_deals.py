@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import DPFreeFormRunnable, DPVotingRunnable, PromptPATELabeler
+from langchain_dpicl import DPFreeFormRunnable, DPVotingRunnable, KeywordAnswers, PromptPATELabeler, Rows
 from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
@@ -677,7 +677,7 @@ def test_no_frame_names_prompts_while_a_batch_opens() -> None:
     ("front", "options"),
     [
         (DPVotingRunnable, {"max_queries": 3}),
-        (DPFreeFormRunnable, {"max_queries": 3, "aggregation": "keywords"}),
+        (DPFreeFormRunnable, {"max_queries": 3, "answers": KeywordAnswers()}),
         (PromptPATELabeler, {"public_inputs": ["up top"]}),
         (PromptPATELabeler, {"public_inputs": ["up top"], "teachers": "fixed"}),
     ],
@@ -687,7 +687,7 @@ def test_who_answers_queries_or_labels_refuses_deals_before_any_charge(front: An
     budget = house()
     with pytest.raises(ConfigurationError, match="sampling"):
         front.from_private_examples(
-            private_examples(), llm=Watched(), budget=budget, epsilon=10.0, sampling="disjoint", **options
+            private_examples(), llm=Watched(), budget=budget, epsilon=10.0, rows=Rows(sampling="disjoint"), **options
         )
     assert counts(budget) == {}
     assert budget.report().to_dict()["shares"] == []

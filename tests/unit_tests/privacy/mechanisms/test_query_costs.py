@@ -19,9 +19,11 @@ from langchain_dpicl import (
     DemonstrationSynthesizer,
     DPFreeFormRunnable,
     DPVotingRunnable,
+    KeywordAnswers,
     PrivateExamples,
     PromptDPSGD,
     PromptPATELabeler,
+    Serving,
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
 from langchain_dpicl.privacy.data.units import Units
@@ -90,10 +92,8 @@ def free_form(private: PrivateExamples, how: dict[str, Any]) -> Callable[[int], 
         llm=Writer(),
         **how,
         max_queries=10,
-        memo_size=0,
-        aggregation="keywords",
-        keyword_domain=["ask", "bank"],
-        num_keywords=1,
+        answers=KeywordAnswers(keywords=("ask", "bank"), num_keywords=1),
+        serving=Serving(memo_size=0),
     )
     return lambda number: answers.invoke(f"question {number}")
 
