@@ -19,8 +19,10 @@ from langchain_dpicl import (
     DPFewShotPromptTemplate,
     DPFreeFormRunnable,
     DPVotingRunnable,
+    EmbeddingAnswers,
     PrivateExamples,
     PromptPATEExampleSelector,
+    Rows,
 )
 from langchain_dpicl.audit.membership import (
     Record,
@@ -150,6 +152,11 @@ class Systems:
         return prompt_target(make, self.llm, labels=self.task.labels, votes=votes, name=name, claim=self.claim)
 
     @property
+    def _rows(self) -> Rows:
+        """Rows that see several records each: one alone would only say its label again."""
+        return Rows(slots=self.rows, shots=min(4, self.records // self.rows), fill=1.0)
+
+    @property
     def _slots(self) -> dict[str, Any]:
         """Rows that see several records each: one alone would only say its label again."""
         return {"num_slots": self.rows, "shots_per_slot": min(4, self.records // self.rows), "overfill": 1.0}
@@ -183,12 +190,11 @@ class Systems:
                 llm=self.llm,
                 **self._spending,
                 **self._wording,
-                embeddings=DeterministicFakeEmbedding(size=32),
-                candidates=list(self.task.labels),
+                rows=self._rows,
                 max_queries=self.queries,
-                max_tokens=4,
-                **self._slots,
-                progress=False,
+                answers=EmbeddingAnswers(
+                    embeddings=DeterministicFakeEmbedding(size=32), candidates=tuple(self.task.labels), max_tokens=4
+                ),
             )
 
         return answer_target(make, labels=self.task.labels, name="DPFreeFormRunnable, embeddings", claim=self.claim)

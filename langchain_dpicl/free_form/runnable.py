@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig
@@ -49,6 +49,9 @@ from langchain_dpicl.tasks.labels import wording_of
 from langchain_dpicl.tasks.templates import FewShotTemplate, Query
 
 MOST_OWED = 256
+"""Releases of one tenant that wait for their answer to be written."""
+
+TextAnswers: TypeAlias = EmbeddingAnswers | KeywordAnswers
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class AnswerMaker:
       traits: settings of the models, which decide answers.
     """
 
-    options: EmbeddingAnswers | KeywordAnswers
+    options: TextAnswers
     wording: FewShotTemplate
     space: Space
     public: CandidateSource
@@ -90,7 +93,7 @@ class AnswerMaker:
         private: PrivateExamples,
         llm: Any,
         task: FewShotTask,
-        options: EmbeddingAnswers | KeywordAnswers,
+        options: TextAnswers,
         *,
         near: Any = None,
     ) -> Self:
@@ -263,7 +266,7 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
         """
         spender = resolve_budget(budget)
         words = FewShotTask.of(task, example_prompt, suffix, prefix)
-        wanted: EmbeddingAnswers | KeywordAnswers = option_of("answers", answers, EmbeddingAnswers, KeywordAnswers)
+        wanted = cast("TextAnswers", option_of("answers", answers, EmbeddingAnswers, KeywordAnswers))
         fields, memo = served(serving, budget=spender, component=component)
         maker = AnswerMaker.of(private, llm, words, wanted)
         given = noise_with(noise, maker.space.mechanism.name)
@@ -298,7 +301,7 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
             **fields,
         )
 
-    afrom_private_examples = awaitable(from_private_examples)
+    afrom_private_examples: ClassVar = awaitable(from_private_examples)
 
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[_PreparedQuery]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self, cast
 
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import override
@@ -12,8 +12,8 @@ from typing_extensions import override
 from langchain_dpicl._construction import awaitable
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
-from langchain_dpicl.free_form.answers import AnswerOutcome, NoisyKeywordAggregator
-from langchain_dpicl.free_form.runnable import MOST_OWED, AnswerMaker, DPFreeFormRunnable
+from langchain_dpicl.free_form.answers import AnswerOutcome, EmbeddingAggregator, NoisyKeywordAggregator
+from langchain_dpicl.free_form.runnable import MOST_OWED, AnswerMaker, DPFreeFormRunnable, TextAnswers
 from langchain_dpicl.options import EmbeddingAnswers, FewShotTask, KeywordAnswers, Noise, Retrieval, Serving
 from langchain_dpicl.options.base import LLM, TemplateLike, option_of
 from langchain_dpicl.privacy._validate import fail
@@ -121,11 +121,12 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormR
         """
         spender = resolve_budget(budget)
         near = option_of("retrieval", retrieval, Retrieval)
-        wanted: KeywordAnswers | EmbeddingAnswers = option_of("answers", answers, KeywordAnswers, EmbeddingAnswers)
+        wanted = cast("TextAnswers", option_of("answers", answers, KeywordAnswers, EmbeddingAnswers))
         words = document_task(private, FewShotTask.of(task, example_prompt, suffix, prefix))
         fields, memo = served(serving, budget=spender, component=component)
         texts = similar_texts(private, near)
         maker = AnswerMaker.of(private, llm, words, wanted, near=texts.embeddings)
+        space = cast("EmbeddingAggregator | NoisyKeywordAggregator", maker.space)
         text_of_query(maker.wording, ("",) * len(maker.wording.input_variables))
         if not wanted.abstain_answer.strip() or wanted.abstain_answer.strip() in (maker.public.fixed or ()):
             raise fail("abstain_answer", "a text that is none of the candidates", wanted.abstain_answer)
@@ -136,14 +137,14 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormR
             noise=noise,
             epsilon=epsilon,
             max_queries=max_queries,
-            width=maker.space.width,
-            aggregation=maker.space.aggregation,
+            width=space.width,
+            aggregation=space.aggregation,
         )
         # The floor is known only now: it depends on the calibrated noise, which depends on the space's width.
-        if isinstance(maker.space, NoisyKeywordAggregator):
-            maker.space.floor = plan.noise_floor
+        if isinstance(space, NoisyKeywordAggregator):
+            space.floor = plan.noise_floor
         else:
-            maker.space.floor_of = plan.noise_floor_along
+            space.floor_of = plan.noise_floor_along
         report = {**plan.to_dict(), **maker.to_dict(), "abstain_answer": wanted.abstain_answer, **texts.to_dict()}
         handles = cls._declared(
             private,
@@ -154,7 +155,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormR
             component=component,
             epsilon=epsilon,
             report=report,
-            engine=maker.space,
+            engine=space,
         )
         return cls(
             wording=maker.wording,
@@ -165,7 +166,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormR
             **fields,
         )
 
-    afrom_private_examples = awaitable(from_private_examples)
+    afrom_private_examples: ClassVar = awaitable(from_private_examples)  # type: ignore[assignment]
 
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:

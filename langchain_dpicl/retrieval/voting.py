@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from langchain_core.runnables import RunnableConfig, ensure_config
@@ -251,7 +251,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
             **fields,
         )
 
-    afrom_private_examples = awaitable(from_private_examples)
+    afrom_private_examples: ClassVar = awaitable(from_private_examples)
 
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:

@@ -132,9 +132,9 @@ def test_a_config_that_is_none_is_refused_by_us_whatever_asks(config: Any) -> No
         lambda: asyncio.run(made.abatch(["q"], config)),
         lambda: list(made.batch_as_completed(["q"], config)),
         lambda: asyncio.run(gathered(made.abatch_as_completed(["q"], config))),
-        lambda: voting(budget=None, config=config),
+        lambda: voting(budget=config),
     ):
-        with pytest.raises(ConfigurationError, match=r"^config(\['\w+'\])?: expected"):
+        with pytest.raises(ConfigurationError, match=r"^(budget|config(\['\w+'\])?): expected"):
             ask()
     assert made.share.remaining("query") == 5
 
