@@ -20,6 +20,7 @@ from langchain_dpicl import (
     DPFreeFormRunnable,
     DPVotingRunnable,
     EmbeddingAnswers,
+    LabelAnswers,
     PrivateExamples,
     PromptPATEExampleSelector,
     Rows,
@@ -118,7 +119,7 @@ class Systems:
         def votes(records: Sequence[Record]) -> Callable[[Sequence[str]], list[dict[str, float]]]:
             def ask(texts: Sequence[str]) -> list[dict[str, float]]:
                 holder = self._holder(records, self.records)
-                how: dict[str, Any] = {"votes": "soft", **self._slots, **self._wording}
+                how: dict[str, Any] = {"answers": LabelAnswers(votes="soft"), "rows": self._rows, **self._wording}
                 totals = label_votes_without_privacy(holder, texts, llm=self.llm, **how).totals
                 return [dict(zip(self.task.labels, row.tolist(), strict=True)) for row in totals]
 
@@ -170,11 +171,9 @@ class Systems:
                 llm=self.llm,
                 **self._spending,
                 **self._wording,
-                **self._slots,
+                rows=self._rows,
                 max_queries=self.queries,
-                votes="soft" if with_scores else "hard",
-                with_scores=with_scores,
-                progress=False,
+                answers=LabelAnswers(votes="soft" if with_scores else "hard", scores=with_scores),
             )
 
         read = {"reads": "noisy votes"} if with_scores else {}

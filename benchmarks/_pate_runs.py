@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from langchain_dpicl import Budget, LabelledPool, PromptPATEExampleSelector, PromptPATELabeler
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.baselines import label_votes_without_privacy
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows
 from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import Adjacency
@@ -249,9 +250,12 @@ def ensemble_without_privacy(task: Task, engine: Any, *, num_teachers: int, shot
         holder(task, task.records, dataset_id="benchmark-without-privacy"),
         [task.questions[place] for place in places],
         llm=engine,
-        num_slots=num_teachers,
-        shots_per_slot=shots,
-        overfill=1.0,
-        **asked(task),
+        task=FewShotTask(
+            task.wording.example_prompt,
+            task.wording.suffix,
+            verbalizers=dict(zip(task.labels, task.texts, strict=True)),
+        ),
+        rows=Rows(slots=num_teachers, shots=shots, fill=1.0) if shots > 1 else Rows(units=num_teachers),
+        answers=LabelAnswers(content_free=CONTENT_FREE),
     )
     return float((found.totals.argmax(axis=1) == task.right[places]).mean())

@@ -17,7 +17,7 @@ from bench_release import Instant
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from langchain_dpicl import Budget, DPVotingRunnable, PrivateExamples
+from langchain_dpicl import Budget, DPVotingRunnable, LabelAnswers, PrivateExamples, Rows, Serving
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.release.curator import release_once
 
@@ -25,6 +25,7 @@ QUERIES = 100_000
 TARGET_MS = 0.5
 """Median of one release of ten rows: ticket, sampler, prompts, rows, sum, noise, commit."""
 ALONE = {"max_concurrency": 1}
+PLAIN = LabelAnswers(calibrate=False)
 LABELS = ("label", "other")  # `Instant` says "label"
 
 
@@ -46,7 +47,12 @@ def voter(llm: Any, *, max_queries: int, **options: Any) -> DPVotingRunnable:
     private = PrivateExamples(
         records, label_key="queue", labels=LABELS, public_size={LABELS[0]: 4_000, LABELS[1]: 4_000}
     )
-    given: dict[str, Any] = {"num_slots": 10, "shots_per_slot": 4, "memo_size": 0, "calibrate": False, **options}
+    given: dict[str, Any] = {
+        "rows": Rows(slots=10, shots=4),
+        "answers": PLAIN,
+        "serving": Serving(memo_size=0),
+        **options,
+    }
     return DPVotingRunnable.from_private_examples(
         private, llm=llm, budget=Budget(epsilon=1.0, delta=1e-5), epsilon=1.0, max_queries=max_queries, **given
     )
@@ -90,7 +96,7 @@ def time_release(rounds: int) -> Times:
     return times_of([answer], rounds=rounds, warm_up=200, shown="answers")[0]
 
 
-ONE_SHOT: dict[str, Any] = {"rows": "units", "shots_per_slot": 1}
+ONE_SHOT: dict[str, Any] = {"rows": Rows(units=10)}
 """Ten rows of one record each, on average: the default shape."""
 
 
@@ -116,7 +122,7 @@ def time_bare_release(rounds: int) -> Times:
 def time_beside_batch(rounds: int) -> tuple[Times, Times]:
     """Times answers of ten rows, and LangChain's `batch` of ten prompts of the same wording, on the same model."""
     chat = Instant()
-    runnable = voter(chat, max_queries=QUERIES, votes="text")
+    runnable = voter(chat, max_queries=QUERIES, answers=PLAIN.replace(votes="text"))
     shots = runnable.wording.renderer([("query",)])([{"text": "question about my money", "queue": LABELS[0]}] * 4)
     prompts = list(shots) * 10
     answer = lambda turn: runnable.invoke(f"query {turn}", ALONE)  # noqa: E731

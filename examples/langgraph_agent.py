@@ -37,8 +37,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from typing_extensions import TypedDict
 
-from langchain_dpicl import DPVotingRunnable, EmbeddedLLM, PrivacyBudgetCallbackHandler, PrivateExamples
-from langchain_dpicl.agents import private_tool
+from langchain_dpicl import DPVotingRunnable, EmbeddedLLM, PrivacyBudgetCallbackHandler, PrivateExamples, Rows, Serving
 
 SIZE = 1500
 NUM_SLOTS = 40
@@ -105,15 +104,14 @@ def make_voter(
         component="team votes",
         example_prompt="message: {text}\nteam: {label}",
         suffix="message: {input}\nteam:",
-        num_slots=NUM_SLOTS,
-        shots_per_slot=4,
-        memo=memo,
+        rows=Rows(slots=NUM_SLOTS, shots=4),
+        serving=Serving(memo=memo),
     )
 
 
 def as_tool(voter: DPVotingRunnable) -> BaseTool:
     """What the agent may call; the run's config, and with it thread and tenant, goes through."""
-    return private_tool(voter, **TOOL)
+    return voter.as_tool(**TOOL)
 
 
 class State(TypedDict, total=False):

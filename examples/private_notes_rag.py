@@ -33,9 +33,11 @@ from pydantic import Field
 from langchain_dpicl import (
     DPVotingRunnable,
     EmbeddedLLM,
+    LabelAnswers,
     PrivacyBudgetCallbackHandler,
     PrivacyBudgetExceededError,
     PrivateExamples,
+    Rows,
 )
 
 SIZE = 1500
@@ -104,9 +106,11 @@ def make_voter(budget: PrivacyBudgetCallbackHandler, *, max_queries: int = 30) -
         max_queries=max_queries,
         example_prompt="case: {note}\npage: {page}",
         suffix="case: {input}\npage:",
-        num_slots=NUM_SLOTS,  # prompts per question
-        shots_per_slot=4,  # notes in each
-        with_scores=True,  # noisy votes for every page, on the same ticket
+        rows=Rows(
+            slots=NUM_SLOTS,  # prompts per question
+            shots=4,  # notes in each
+        ),
+        answers=LabelAnswers(scores=True),  # noisy votes for every page, on the same ticket
     )
 
 
@@ -121,7 +125,10 @@ def as_chain(voter: DPVotingRunnable, *, least: float = 0.25) -> Runnable[Any, A
         pages = "\n".join(f"{page.metadata['page']}: {page.page_content}" for page in state["found"])
         return write.invoke({"input": state["input"], "pages": pages})
 
-    found = {"input": itemgetter("input"), "found": itemgetter("input") | NotesRetriever(voter=voter, least=least)}
+    found = {
+        "input": itemgetter("input"),
+        "found": itemgetter("input") | NotesRetriever(voter=voter.with_receipts(), least=least),
+    }
     return found | RunnablePassthrough.assign(answer=RunnableLambda(answer))
 
 

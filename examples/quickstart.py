@@ -20,6 +20,7 @@ from langchain_dpicl import (
     EmbeddedLLM,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
+    Rows,
 )
 
 SIZE = 1500  # declared number of records per label; public
@@ -76,8 +77,7 @@ def main() -> None:
         max_queries=20,
         example_prompt="question: {text}\ntopic: {label}",
         suffix="question: {input}\ntopic:",
-        num_slots=NUM_SLOTS,
-        shots_per_slot=4,  # the embedded model copies the label of a single example
+        rows=Rows(slots=NUM_SLOTS, shots=4),  # the embedded model copies the label of a single example
     )
     print("\nPrivate votes answer (epsilon 1 for 20 queries)")
     for question, label in zip(QUESTIONS, voter.batch(list(QUESTIONS)), strict=True):

@@ -20,7 +20,14 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
-from langchain_dpicl import DPVotingRunnable, EmbeddedLLM, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl import (
+    DPVotingRunnable,
+    EmbeddedLLM,
+    LabelAnswers,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    Rows,
+)
 from langchain_dpicl.results import VotingResult
 
 SIZE = 500
@@ -68,11 +75,11 @@ def make_voter() -> tuple[DPVotingRunnable, PrivacyBudgetCallbackHandler]:
         example_prompt="question: {text}\ntopic: {label}",
         prefix="Questions of bank customers.",
         suffix="note: {context}\nquestion: {input}\ntopic:",
-        num_slots=NUM_SLOTS,  # the embedded model copies the label of a single example, so it sees four
-        shots_per_slot=4,
-        abstain_below=0.2,
-        abstain_label="a person",
-        with_receipt=True,
+        rows=Rows(
+            slots=NUM_SLOTS,  # the embedded model copies the label of a single example, so it sees four
+            shots=4,
+        ),
+        answers=LabelAnswers(abstain_below=0.2, abstain_label="a person"),
     )
     return voter, budget
 
@@ -87,7 +94,9 @@ def as_chain(voter: DPVotingRunnable) -> Runnable[Any, Any]:
     """Question -> documents -> private votes -> reply."""
     retrieved = {"input": itemgetter("input"), "context": itemgetter("input") | HelpPages()}
     return (
-        retrieved | RunnablePassthrough.assign(topic=voter) | RunnablePassthrough.assign(reply=RunnableLambda(reply_of))
+        retrieved
+        | RunnablePassthrough.assign(topic=voter.with_receipts())
+        | RunnablePassthrough.assign(reply=RunnableLambda(reply_of))
     )
 
 
@@ -107,7 +116,7 @@ def as_graph(voter: DPVotingRunnable) -> Runnable[Any, Any]:
     pages = HelpPages()
     graph = StateGraph(State)
     graph.add_node("retrieve", lambda state: {"context": pages.invoke(state["input"])})
-    graph.add_node("vote", lambda state, config: {"topic": voter.invoke(dict(state), config)})
+    graph.add_node("vote", lambda state, config: {"topic": voter.with_receipts().invoke(dict(state), config)})
     graph.add_node("answer", lambda state: {"reply": reply_of(dict(state))})
     for before, after in ((START, "retrieve"), ("retrieve", "vote"), ("vote", "answer"), ("answer", END)):
         graph.add_edge(before, after)

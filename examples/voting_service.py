@@ -41,6 +41,8 @@ from langchain_dpicl import (
     PrivacyBudgetCallbackHandler,
     PrivacyBudgetExceededError,
     PrivateExamples,
+    Rows,
+    Serving,
 )
 from langchain_dpicl.exceptions import LedgerError, ModelCallError
 from langchain_dpicl.results import VotingResult
@@ -88,12 +90,10 @@ def make_voter(budget: PrivacyBudgetCallbackHandler) -> DPVotingRunnable:
         component="voting service",
         epsilon=EPSILON,
         max_queries=MAX_QUERIES,
-        tenant_max_queries=TENANT_QUERIES,  # counted on the ledger, so over all processes
+        serving=Serving(tenant_max_queries=TENANT_QUERIES),  # counted on the ledger, so over all processes
         example_prompt="question: {text}\ntopic: {label}",
         suffix="question: {input}\ntopic:",
-        num_slots=NUM_SLOTS,
-        shots_per_slot=4,
-        with_receipt=True,
+        rows=Rows(slots=NUM_SLOTS, shots=4),
     )
 
 
@@ -174,7 +174,7 @@ class Service:
     async def answer(self, question: str, tenant: str) -> VotingResult:
         """Answers, or says why not."""
         try:
-            return await self.voter.ainvoke(question, {"configurable": {"tenant": tenant}})
+            return await self.voter.with_receipts().ainvoke(question, {"configurable": {"tenant": tenant}})
         except PrivacyBudgetExceededError:
             left = await asyncio.to_thread(self.left)  # a durable ledger is read off the event loop
         except ModelCallError:
@@ -189,7 +189,7 @@ class Service:
     def left(self) -> int:
         """Returns how many private answers are left to all tenants together."""
         try:
-            return int(self.voter.share.remaining("query"))
+            return int(self.voter.queries_left)
         except LedgerError:
             raise unreadable() from None
 

@@ -23,10 +23,14 @@ from langchain_dpicl import (
     Budget,
     DPFewShotPromptTemplate,
     DPVotingRunnable,
+    FewShotTask,
+    LabelAnswers,
+    Noise,
     PrivateExamples,
     PromptPATEExampleSelector,
     PromptPATELabeler,
     ReleasedDemonstrations,
+    Rows,
 )
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
@@ -220,13 +224,13 @@ async def openai_voting(target: Target) -> dict[str, Any]:
         llm=engine,
         budget=Budget(epsilon=2e6, delta=1e-4),
         epsilon=1e6,
-        noise_multiplier=0.01,
-        num_slots=len(records),
-        rows="units",
-        prefix="Queues have letters: a is card, j is transfer, s is top up.",
-        verbalizers={label: tuple(f" {letter}" for letter in letters) for label, letters in LETTERS_OF.items()},
-        calibrate=False,
-        with_scores=True,
+        noise=Noise(multiplier=0.01),
+        rows=Rows(units=len(records)),
+        task=FewShotTask(
+            prefix="Queues have letters: a is card, j is transfer, s is top up.",
+            verbalizers={label: tuple(f" {letter}" for letter in letters) for label, letters in LETTERS_OF.items()},
+        ),
+        answers=LabelAnswers(calibrate=False, scores=True),
         max_queries=4,
     )
     answers = [voter.invoke(QUESTIONS[0]), await voter.ainvoke(QUESTIONS[1]), voter.invoke(QUESTIONS[0])]

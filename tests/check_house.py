@@ -212,7 +212,7 @@ def voter():
     private = d.PrivateExamples(
         records, label_key="queue", labels=("card", "transfer"), public_size=60, dataset_id="house"
     )
-    options = {"epsilon": 2.0, "max_queries": 5, "num_slots": 6}
+    options = {"epsilon": 2.0, "max_queries": 5, "rows": d.Rows(units=6)}
     budget = d.Budget(epsilon=8.0, delta=1e-5)
     return d.DPVotingRunnable.from_private_examples(private, llm=d.EmbeddedLLM(), budget=budget, **options)
 

@@ -10,17 +10,25 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import DPVotingRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl import (
+    DPVotingRunnable,
+    LabelAnswers,
+    Noise,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    Rows,
+    Serving,
+)
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.privacy import accounting
 
 CANARY = "zebra-crossing-canary"
 LABELS = ("card", "transfer")
-FAST: dict[str, Any] = {"rows": "units", "num_slots": 20, "calibrate": False}
-LOUD: dict[str, Any] = {**FAST, "noise_multiplier": 0.05, "epsilon": 2e4}
+FAST: dict[str, Any] = {"rows": Rows(units=20), "answers": LabelAnswers(calibrate=False)}
+LOUD: dict[str, Any] = {**FAST, "noise": Noise(multiplier=0.05), "epsilon": 2e4}
 """Noise decides nothing: the majority of the sample wins."""
 
-DEAF: dict[str, Any] = {**FAST, "noise_multiplier": 400.0, "epsilon": 1.0}
+DEAF: dict[str, Any] = {**FAST, "noise": Noise(multiplier=400.0), "epsilon": 1.0}
 """Every answer is a coin: two releases agree with a chance of a half, however often nobody was asked."""
 
 
@@ -69,10 +77,11 @@ class House:
     def opened(self) -> PrivacyBudgetCallbackHandler:
         return PrivacyBudgetCallbackHandler.open(self.folder / "budget.db")
 
-    def voter(self, **options: Any) -> DPVotingRunnable:
-        given = {"llm": Engine(), "max_queries": 40, "component": "queues", "memo": self.memo, "with_receipt": True}
+    def voter(self, **options: Any) -> Any:
+        """A voter that gives receipts."""
+        given = {"llm": Engine(), "max_queries": 40, "component": "queues", "serving": Serving(memo=self.memo)}
         given = {"private": self.private, "budget": self.budget, **given, **LOUD, **options}
-        return DPVotingRunnable.from_private_examples(given.pop("private"), **given)
+        return DPVotingRunnable.from_private_examples(given.pop("private"), **given).with_receipts()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from PIL import Image
 from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivateExamples
 from langchain_dpicl.audit import AuditResult, audit
 from langchain_dpicl.audit.plots import plot_claimed_audited
+from langchain_dpicl.options import LabelAnswers, Rows
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
     Event,
@@ -63,13 +64,23 @@ def audited() -> list[AuditResult]:
     """What audits of three voters found: two that show a label alone, one that shows noisy votes."""
     records = [{"text": "my card was declined", "queue": "card"}, {"text": "send it abroad", "queue": "transfer"}]
     found: list[AuditResult] = []
-    for options in ({"mechanism": "gumbel"}, {"mechanism": "permute_and_flip"}, {"with_scores": True}):
+    shown: tuple[dict[str, Any], ...] = (
+        {"noise": "gumbel"},
+        {"noise": "permute_and_flip"},
+        {"answers": LabelAnswers(scores=True)},
+    )
+    for options in shown:
         private = PrivateExamples(records, label_key="queue", labels=("card", "transfer"), public_size=2_000)
         budget = Budget(epsilon=2.0, delta=1e-6)
-        shape = {"max_queries": 10, "num_slots": 20, "shots_per_slot": 2}
         found += audit(
             DPVotingRunnable.from_private_examples(
-                private, llm=EmbeddedLLM(), budget=budget, epsilon=1.0, **shape, **options
+                private,
+                llm=EmbeddedLLM(),
+                budget=budget,
+                epsilon=1.0,
+                max_queries=10,
+                rows=Rows(slots=20, shots=2),
+                **options,
             )
         ).results
     return found

@@ -23,6 +23,7 @@ from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, Ints, SecureRandom
 from langchain_dpicl.results import VotingResult
+from langchain_dpicl.runs.query_runnable import QueryRunnable
 from langchain_dpicl.serving.classifier import CONTENT_FREE, content_free_probabilities, label_probabilities
 from langchain_dpicl.tasks.labels import ContinuationScorer, continuations_of, distinct_texts, label_scorer
 from langchain_dpicl.tasks.templates import FewShotTemplate, template_text
@@ -208,7 +209,8 @@ def answer_target(
     names = ChoiceNames([text.strip() for text in continuations_of(listed, verbalizers)])
 
     def build(records: Sequence[Record]) -> AskTarget:
-        asked = make(records)
+        made = make(records)
+        asked = made.with_receipts() if isinstance(made, QueryRunnable) else made  # noisy votes leave with the result
         return lambda texts: np.array([_read_answer(answer, names, listed) for answer in asked.batch(list(texts))])
 
     return Target(name, listed, reads, build, claim)

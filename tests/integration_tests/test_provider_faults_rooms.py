@@ -20,15 +20,14 @@ from langchain_dpicl import (
     DPFreeFormRunnable,
     DPVotingRunnable,
     KeywordAnswers,
-    Noise,
     PrivateExamples,
     PromptPATELabeler,
-    Rows,
 )
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.options import LabelAnswers, Noise, Rows
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots
@@ -86,9 +85,11 @@ class Scene:
         if fault is not None:
             self.served.script(fault, when=TRIGGER)
 
+    def spending(self) -> dict[str, Any]:
+        return {"budget": Budget(epsilon=1e6, delta=1e-4, store=self.store), "epsilon": 1e5}
+
     def options(self, **more: Any) -> dict[str, Any]:
-        budget = Budget(epsilon=1e6, delta=1e-4, store=self.store)
-        return {"budget": budget, "epsilon": 1e5, "noise_multiplier": 2.0, "num_slots": 6, **more}
+        return {**self.spending(), "noise_multiplier": 2.0, "num_slots": 6, **more}
 
     def examples(self) -> PrivateExamples:
         listed = [{"text": text, "queue": LABELS[place % 2]} for place, text in enumerate(self.texts)]
@@ -107,12 +108,13 @@ class Voting(Scene):
         made = DPVotingRunnable.from_private_examples(
             self.examples(),
             llm=self.votes(),
-            with_receipt=True,
             max_queries=2,
-            calibrate=False,
-            **self.options(abstain_below=0.3),
+            answers=LabelAnswers(calibrate=False, abstain_below=0.3),
+            **self.spending(),
+            rows=Rows(units=6),
+            noise=Noise(multiplier=2.0),
         )
-        self.kept = [made, *map(made.invoke, QUERIES)]
+        self.kept = [made, *map(made.with_receipts().invoke, QUERIES)]
         return [sorted(found.model_dump()) for found in self.kept[1:]]
 
 

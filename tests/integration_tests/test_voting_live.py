@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import DPVotingRunnable, PrivacyBudgetExceededError, verify_report
+from langchain_dpicl import (
+    DPVotingRunnable,
+    FewShotTask,
+    LabelAnswers,
+    PrivacyBudgetExceededError,
+    Serving,
+    verify_report,
+)
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -56,10 +63,13 @@ pytestmark = [
 ]
 
 
-def voter(llm: Any, **options: Any) -> DPVotingRunnable:
+COUNTED = LabelAnswers(scores=True, calibrate=False)
+
+
+def voter(llm: Any, **options: Any) -> Any:
     """A voter whose votes can be counted."""
-    given = component_options(llm=llm, **{"with_scores": True, "calibrate": False, **options})
-    return DPVotingRunnable.from_private_examples(labelled_examples(), **given)
+    given = component_options(llm=llm, **{"answers": COUNTED, **options})
+    return DPVotingRunnable.from_private_examples(labelled_examples(), **given).with_receipts()
 
 
 def votes(result: VotingResult) -> tuple[int, ...]:
@@ -109,7 +119,11 @@ class TestVotes:
             (lambda served: openai_model("OpenAI", served.url), "first tokens", {}),
             (lambda served: decision_model(served.url), "decisions", {}),
             (lambda served: anthropic_model(served.root), "text votes", {}),
-            (lambda served: openai_model("ChatOpenAI", served.url), "text votes", {"votes": "text"}),
+            (
+                lambda served: openai_model("ChatOpenAI", served.url),
+                "text votes",
+                {"answers": COUNTED.replace(votes="text")},
+            ),
         ],
         ids=["chat", "completions", "decisions", "anthropic", "chat-text"],
     )
@@ -141,7 +155,7 @@ class TestVotes:
         model = openai_model(kind, f"{servers.llama.url}/v1").bind(extra_body={"cache_prompt": False})
         engine = as_choice_backend(model)
         said = dict(zip(LABELS, letters_of(engine), strict=True))
-        made = voter(engine, verbalizers=said)
+        made = voter(engine, task=FewShotTask(verbalizers=said))
         assert made.rows.kind == "first tokens"
         counted = Counter(likelier(engine, prompt_of(text, said[label]), said) for text, label in TEXTS)
         expected = tuple(counted[label] for label in LABELS)
@@ -155,7 +169,12 @@ class TestVotes:
     ) -> None:
         calls = PrivateCalls(monkeypatch)
         for model in (openai_model("ChatOpenAI", f"{servers.llama.url}/v1"), anthropic_model(servers.llama.url)):
-            made = voter(model, votes="text", abstain_below=0.5, abstain_label="nobody knows")
+            made = voter(
+                model,
+                answers=LabelAnswers(
+                    votes="text", calibrate=False, abstain_below=0.5, abstain_label="nobody knows", scores=True
+                ),
+            )
             for result in (made.invoke(QUERY), await made.ainvoke("and that ?")):
                 assert (result.label, result.abstained, votes(result)) == ("nobody knows", True, (0, 0))
         assert (calls.made, calls.failed) == (4 * ROWS, 0)  # every row was asked and answered
@@ -170,7 +189,7 @@ class TestVotes:
 
     async def test_are_zero_shot_when_the_budget_is_spent_and_that_was_asked_for(self, servers: Servers) -> None:
         served = servers.served()
-        made = voter(decisions(served), max_queries=1, on_exhausted="zero_shot")
+        made = voter(decisions(served), max_queries=1, serving=Serving(on_exhausted="zero_shot"))
         strict = voter(decisions(served), max_queries=1)
         assert (made.invoke(QUERY).label, strict.invoke(QUERY).label) == ("card", "card")
         served.clear()
@@ -242,7 +261,7 @@ class TestFaults:
 
     async def test_when_every_row_fails_the_answer_is_noise_and_charged(self, servers: Servers, make: Make) -> None:
         served = servers.served()
-        made = voter(make(served), abstain_below=0.5)
+        made = voter(make(served), answers=LabelAnswers(calibrate=False, abstain_below=0.5, scores=True))
         served.script(echoing_400(), when=RECORD)
         seen = await aobserve(lambda: made.ainvoke(QUERY))
         assert (seen.error, seen.result.label, votes(seen.result)) == (None, "abstain", (0, 0))
@@ -260,7 +279,7 @@ async def test_rows_that_a_provider_refuses_abstain(servers: Servers, make: Make
 async def test_a_server_that_goes_away_costs_nothing_more() -> None:
     with running_server() as llama:
         models = [openai_model("ChatOpenAI", f"{llama.url}/v1"), anthropic_model(llama.url)]
-        made = [voter(first_tokens(models[0]), verbalizers={"card": "<", "transfer": "Q"})]
+        made = [voter(first_tokens(models[0]), task=FewShotTask(verbalizers={"card": "<", "transfer": "Q"}))]
         made.append(voter(TextVoteBackend(models[1], retry=RETRY)))
         assert [one.invoke(QUERY).receipt.tickets for one in made] == [1, 1]
     for one in made:

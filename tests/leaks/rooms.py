@@ -16,7 +16,16 @@ from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl import EmbeddingAnswers, FewShotTask, KeywordAnswers, LabelAnswers, Noise, Retrieval, Rows
+from langchain_dpicl import (
+    EmbeddingAnswers,
+    FewShotTask,
+    KeywordAnswers,
+    LabelAnswers,
+    Noise,
+    Retrieval,
+    Rows,
+    Serving,
+)
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -58,13 +67,24 @@ OPTIONS: dict[str, Any] = {
 
 QUERIES: dict[str, Any] = {
     "epsilon": 40.0,
-    "noise": Noise(multiplier=1.0),
+    "noise_multiplier": 1.0,
     "max_queries": 4,
-    "rows": Rows(units=2),
+    "num_slots": 2,
+    "rows": "units",
     "example_prompt": "{text} -> {topic}",
     "suffix": "{input} ->",
+    "with_receipt": True,
 }
 """Of components that answer queries: every record is in every sample, so that there always are private calls."""
+
+VOTED: dict[str, Any] = {
+    "epsilon": 40.0,
+    "max_queries": 4,
+    "task": FewShotTask("{text} -> {topic}", "{input} ->", labels=CHOICES),
+    "rows": Rows(units=2),
+    "noise": Noise(multiplier=1.0),
+}
+"""The same for votes."""
 
 STUDENT: dict[str, Any] = {"num_shots": 1, "num_candidates": 1, "num_validation": 1, "progress": False}
 
@@ -224,25 +244,27 @@ def answer_rows(scene: Scene) -> Runnable[Any, Any]:
 
 def voting(scene: Scene) -> Runnable[Any, Any]:
     """`DPVotingRunnable` over a model's top tokens, with a query's noisy votes."""
-    return _voter(scene, engine(scene, "chat"), with_scores=True, calibrate=True)
+    return _voter(scene, engine(scene, "chat"), answers=LabelAnswers(calibrate=True, scores=True))
 
 
 def voting_by_text(scene: Scene) -> Runnable[Any, Any]:
     """The same over what a model writes."""
-    return _voter(scene, TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE), votes="text")
+    return _voter(
+        scene, TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE), answers=LabelAnswers(votes="text")
+    )
 
 
 def voting_by_decisions(scene: Scene) -> Runnable[Any, Any]:
     """The same over a decision model's probabilities."""
     backend = DecisionsBackend(scene.model("decisions"), max_concurrency=2, retry=ONCE)
-    return _voter(scene, backend, votes="soft", abstain_below=0.5)
+    return _voter(scene, backend, answers=LabelAnswers(votes="soft", abstain_below=0.5))
 
 
 def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
     kept = InMemoryByteStore()
-    named = {"component": "votes", "memo": StoreMemo(kept)}
-    given = {"labels": CHOICES, **named, **QUERIES, **_paid(scene), **options}
-    found = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    named = {"component": "votes", "serving": Serving(memo=StoreMemo(kept))}
+    given = {**VOTED, **named, **_paid(scene), **options}
+    found: Any = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given).with_receipts()
     scene.objects += [found, found.task, found.rows, found.tenants, found.plan, backend, found.memo, kept.store]
     return _answering(scene, found)
 
@@ -268,7 +290,7 @@ def _keywords(scene: Scene) -> KeywordAnswers:
 def _free_form(scene: Scene, answers: EmbeddingAnswers | KeywordAnswers) -> Runnable[Any, Any]:
     """Public calls are made in the open, by the same kind of model: what they say is public."""
     backend = TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE)
-    given = {**QUERIES, **_paid(scene)}
+    given = {**VOTED, "task": VOTED["task"].replace(labels=None), **_paid(scene)}
     found = DPFreeFormRunnable.from_private_examples(_few(scene), llm=backend, answers=answers, **given)
     scene.objects += [found, found.maker, found.maker.space, found.maker.public, found.owed, found.tenants, found.plan]
     scene.objects.append(backend)
@@ -457,9 +479,9 @@ def discovery(scene: Scene) -> Runnable[Any, Any]:
         scene.objects += [private, paid["budget"]]
         return private, paid if scene.given_config is None else {**paid, "config": config}
 
-    def voter(found: ReleasedCounts, split: PrivateExamples, given: dict[str, Any]) -> DPVotingRunnable:
+    def voter(found: ReleasedCounts, split: PrivateExamples, given: dict[str, Any]) -> Runnable[Any, Any]:
         scene.objects += [found, split, given["budget"].report()]
-        return DPVotingRunnable.from_private_examples(split, llm=backend, labels=CHOICES, **QUERIES, **given)
+        return DPVotingRunnable.from_private_examples(split, llm=backend, **VOTED, **given).with_receipts()
 
     def told(counts: ReleasedCounts, answer: Any) -> str:
         scene.objects += [counts, answer, answer.receipt]
@@ -508,7 +530,7 @@ def votes_of_documents(scene: Scene) -> Runnable[Any, Any]:
     found = DPRetrievalVotingRunnable.from_private_examples(
         _few(scene),
         llm=backend,
-        task=FewShotTask(QUERIES["example_prompt"], QUERIES["suffix"], labels=tuple(CHOICES)),
+        task=VOTED["task"],
         answers=LabelAnswers(calibrate=True, scores=True),
         **_retrieving(scene),
     )
@@ -518,8 +540,7 @@ def votes_of_documents(scene: Scene) -> Runnable[Any, Any]:
 def texts_of_documents(scene: Scene) -> Runnable[Any, Any]:
     """`DPRetrievalFreeFormRunnable` by keywords, from which the public model writes an answer."""
     backend = TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE)
-    wording = {name: QUERIES[name] for name in ("example_prompt", "suffix")}
-    given = {"answers": _keywords(scene), **wording, **_retrieving(scene)}
+    given = {"answers": _keywords(scene), "task": VOTED["task"].replace(labels=None), **_retrieving(scene)}
     found = DPRetrievalFreeFormRunnable.from_private_examples(_few(scene), llm=backend, **given)
     return _retrieved(scene, found, backend)
 

@@ -153,6 +153,7 @@ def scores_of(design, *, runs=200, path="invoke", **options):
     """Returns what is wrong with the scores of a design."""
     units, given, votes, sensitivity = DESIGNS[design]
     voter = voter_of(units, labels=("a", "b", "c", "d"), with_scores=True, noise_multiplier=0.7, **given, **options)
+    voter = voter.with_receipts()
     if path == "invoke":
         answers = [voter.invoke(QUERY) for _ in range(runs)]
     elif path == "batch":
@@ -266,7 +267,7 @@ def scores_of_a_child():
     if child == 0:
         try:
             voter = voter_of((A,), labels=("a", "b", "c", "d"), with_scores=True, public_size=3)
-            answers = [list(voter.invoke(QUERY).scores.values()) for _ in range(3)]
+            answers = [list(voter.with_receipts().invoke(QUERY).scores.values()) for _ in range(3)]
             os.write(writable, repr(answers).encode())
         finally:
             os._exit(0)
@@ -296,7 +297,9 @@ def test_seeded_noise_is_caught(monkeypatch):
 def told_to_two_tenants():
     """Returns scores and tickets of: one tenant, another, the first again."""
     voter = voter_of((A,), labels=("a", "b", "c", "d"), with_scores=True, public_size=3, memo_size=8)
-    answers = [voter.invoke(QUERY, {"configurable": {"tenant": name}}) for name in ("one", "two", "one")]
+    answers = [
+        voter.with_receipts().invoke(QUERY, {"configurable": {"tenant": name}}) for name in ("one", "two", "one")
+    ]
     return [tuple(answer.scores.values()) for answer in answers], [answer.receipt.tickets for answer in answers]
 
 

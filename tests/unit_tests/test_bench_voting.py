@@ -32,6 +32,7 @@ from _voting_rows import (
 from _voting_task import PAPER, Task, load, read_rows
 
 from langchain_dpicl.baselines import label_votes_without_privacy
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
@@ -146,11 +147,9 @@ class TestVotes:
             one.task.private(),
             one.task.questions,
             llm=engine(),
-            labels=one.task.labels,
-            num_slots=40,
-            calibrate=False,
-            example_prompt=one.task.wording.example_prompt,
-            suffix=one.task.wording.suffix,
+            task=FewShotTask(one.task.wording.example_prompt, one.task.wording.suffix, labels=one.task.labels),
+            rows=Rows(units=40),
+            answers=LabelAnswers(calibrate=False),
         )
         assert np.array_equal(totals, found.totals)
         assert sorted(map(tuple, found.totals.tolist())) == [(0.0, 40.0)] * 8 + [(20.0, 20.0)] * 8

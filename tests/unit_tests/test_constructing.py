@@ -45,7 +45,7 @@ MODELS: dict[type[Any], dict[str, Any]] = {
     DPVotingRunnable: {"examples": RECORDS, **CARRIED},
     DPFreeFormRunnable: {"private": RECORDS},
     DPRetrievalVotingRunnable: {"examples": RECORDS, "on_exhausted": CANARY, **CARRIED},
-    DPRetrievalFreeFormRunnable: {"private": RECORDS, "with_receipt": RECORDS},
+    DPRetrievalFreeFormRunnable: {"private": RECORDS, "gives_receipts": RECORDS},
     DPFewShotPromptTemplate: {"llm": CANARY, "epsilon": CANARY},
     DPFewShotChatMessagePromptTemplate: {"examples": CANARY, "private": RECORDS},
 }
@@ -158,8 +158,8 @@ def test_what_reaches_no_validation_shows_nothing() -> None:
 
 def test_one_wrong_field_is_named_and_a_good_component_passes_on() -> None:
     made = voter()
-    with pytest.raises(ConfigurationError, match=r"with_receipt: Input|with_receipt: bool parsing") as caught:
-        DPVotingRunnable(**{**dict(made), "with_receipt": CANARY})
+    with pytest.raises(ConfigurationError, match="on_exhausted: Input") as caught:
+        DPVotingRunnable(**{**dict(made), "on_exhausted": CANARY})
     assert CANARY not in told(caught.value)
     assert DPVotingRunnable.model_validate(made) is made
     assert type(DPVotingRunnable(**dict(made))) is DPVotingRunnable
@@ -183,11 +183,12 @@ OPTIONS = [
     "component",
     "max_queries",
     "epsilon",
-    "delta",
-    "max_query_chars",
-    "on_exhausted",
-    "mechanism",
-    "verbalizers",
+    "noise",
+    "serving",
+    "answers",
+    "rows",
+    "task",
+    "prefix",
 ]
 DECLARED = ["public_size", "dataset_id", "text_key", "label_key", "labels", "unit_key", "fields", "max_chars"]
 

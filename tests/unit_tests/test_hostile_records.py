@@ -17,6 +17,7 @@ from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PrivateExamples
 from langchain_dpicl.backends.fake import word_copier
+from langchain_dpicl.options import LabelAnswers, Noise, Rows
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
@@ -54,7 +55,8 @@ def budget() -> Budget:
 
 def voter(records: Any, engine: Any, *, size: int = 10, **options: Any) -> DPVotingRunnable:
     private = PrivateExamples(records, label_key="answer", labels=("yes", "no"), public_size=size)
-    given = {"epsilon": 1e4, "noise_multiplier": 2.0, "max_queries": 3, "calibrate": False, "num_slots": 5, **options}
+    given = {"epsilon": 1e4, "noise": Noise(multiplier=2.0), "max_queries": 3, "rows": Rows(units=5)}
+    given |= {"answers": LabelAnswers(calibrate=False), **options}
     return DPVotingRunnable.from_private_examples(private, llm=engine, budget=budget(), **given)
 
 
@@ -91,7 +93,7 @@ def test_a_record_of_ten_megabytes_is_cut_at_the_public_cap_and_refused_nowhere(
     seen = []
     for text in ("short", "y" * 10_000_000):
         engine = Fragile()
-        made = voter(said([text] * 5), engine, rows="slots")
+        made = voter(said([text] * 5), engine, rows=Rows(slots=5))
         assert made.invoke("how long?") in {"yes", "no"}
         seen.append(([len(prompts) for prompts in engine.calls], made.plan.to_dict()))
         prompts = engine.calls[-1]
@@ -168,7 +170,8 @@ def test_what_langchain_would_load_is_text_wherever_it_stands(name: str, place: 
     labels = ("yes", payload) if place in {"label", "answer"} else ("yes", "no")
     records = [{"text": payload if place == "record" else "fine", "answer": labels[1]}] * 5
     private = PrivateExamples(records, label_key="answer", labels=labels, public_size=10)
-    options = {"num_slots": 5, "rows": "units", "calibrate": False, "max_queries": 9, "noise_multiplier": 0.01}
+    options: dict[str, Any] = {"rows": Rows(units=5), "max_queries": 9, "noise": Noise(multiplier=0.01)}
+    options |= {"answers": LabelAnswers(calibrate=False)}
     made = DPVotingRunnable.from_private_examples(private, llm=engine, budget=budget(), epsilon=1e5, **options)
     query = payload if place == "query" else "now?"
     if place == "answer":
@@ -201,5 +204,5 @@ def test_a_released_demonstration_that_looks_like_an_object_is_text(name: str) -
 def test_text_of_any_kind_reaches_the_model_letter_by_letter(sums: list[np.ndarray]) -> None:
     engine = Fragile()
     texts = list(TEXTS.values())
-    voter(said(texts), engine, size=len(texts), num_slots=len(texts), rows="units").invoke("why?")
+    voter(said(texts), engine, size=len(texts), rows=Rows(units=len(texts))).invoke("why?")
     assert engine.calls[-1] == tuple(f"text: {shown(text)}\nanswer: no\n\ntext: why?\nanswer:" for text in texts)

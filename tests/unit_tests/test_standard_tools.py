@@ -9,11 +9,10 @@ import pytest
 from langchain_core.tools import BaseTool
 from langchain_tests.integration_tests import ToolsIntegrationTests
 from langchain_tests.unit_tests import ToolsUnitTests
+from pydantic import ValidationError
 
 from langchain_dpicl import DPVotingRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
-from langchain_dpicl.agents import private_tool
 from langchain_dpicl.backends.fake import FakeBackend, scripted
-from langchain_dpicl.exceptions import ConfigurationError
 
 LABELS = ("card", "transfer")
 
@@ -28,13 +27,11 @@ def voter(**options: Any) -> DPVotingRunnable:
 
 
 class OurTool:
-    """What the suites ask about; `is_private` says which of our two tools."""
-
-    with_receipt = False
+    """What the suites ask about."""
 
     @property
     def tool_constructor(self) -> BaseTool:
-        return private_tool(voter(with_receipt=self.with_receipt), name="queue_of", per="tenant")
+        return voter().as_tool(name="queue_of", description="Which queue?")
 
     @property
     def tool_constructor_params(self) -> dict[str, Any]:
@@ -51,35 +48,8 @@ class TestPrivateToolUnit(OurTool, ToolsUnitTests): ...
 class TestPrivateToolIntegration(OurTool, ToolsIntegrationTests): ...
 
 
-class TestPrivateToolWithReceipt(OurTool, ToolsIntegrationTests):
-    with_receipt = True
-
-
-class AsTool(OurTool):
-    @property
-    def tool_constructor(self) -> BaseTool:
-        return voter().as_tool(name="queue_of", description="Which queue?")
-
-
-class TestAsToolUnit(AsTool, ToolsUnitTests): ...
-
-
-class TestAsToolIntegration(AsTool, ToolsIntegrationTests): ...
-
-
-def made(kind: str, **options: Any) -> BaseTool:
-    component = voter(**options)
-    if kind == "private_tool":
-        return private_tool(component, per="tenant")
-    return (component.with_config(tags=["x"]) if kind == "around" else component).as_tool(name="queue_of")
-
-
-KINDS = ["private_tool", "as_tool", "around"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_plain_text_is_a_query(kind: str) -> None:
-    tool = made(kind)
+def test_a_plain_text_is_a_query() -> None:
+    tool = voter().as_tool()
     config: Any = {"configurable": {"tenant": "acme"}}
     assert tool.invoke("which?") in LABELS
     assert tool.invoke("which one?", config) in LABELS
@@ -87,9 +57,10 @@ def test_a_plain_text_is_a_query(kind: str) -> None:
     assert tool.run("which then?") in LABELS
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_plain_text_for_several_variables_is_refused_and_charges_nothing(kind: str) -> None:
-    tool = made(kind, suffix="{context} {input}")
-    with pytest.raises(ConfigurationError, match=r"input: expected a dict with \['context', 'input'\], found 'text'"):
+def test_a_plain_text_for_several_variables_is_refused_and_charges_nothing() -> None:
+    component = voter(suffix="{context} {input}")
+    tool = component.as_tool()
+    with pytest.raises(ValidationError, match="input\n  Field required"):
         tool.invoke("which?")
+    assert component.queries_left == 30
     assert tool.invoke({"context": "x", "input": "which?"}) in LABELS

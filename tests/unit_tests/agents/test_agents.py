@@ -13,8 +13,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from langchain_dpicl import agents
-from langchain_dpicl.agents import CAPPED, SPENT, budget_metadata, private_tool, thread_tenant, tools
+from langchain_dpicl import Serving, agents
+from langchain_dpicl.agents import CAPPED, SPENT, budget_metadata, thread_tenant
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerUnavailableError,
@@ -43,24 +43,25 @@ def call(text: str, number: str = "1") -> dict[str, Any]:
 
 
 def test_the_tool_answers_with_text_and_keeps_the_receipt_beside_it(house: House) -> None:
-    tool = private_tool(house.voter(), name="queue_of")
+    tool = house.voter().as_tool(name="queue_of", queries_per_thread=5)
     told = tool.invoke({**call("where is it?"), "name": "queue_of"}, thread())
     assert (told.content in LABELS, told.status) == (True, "success")
     assert told.artifact["receipt"]["tickets"] == 1
     assert tool.args == {"input": {"title": "Input", "type": "string"}}
-    assert tool.description == house.voter().tool_defaults()["description"]
-    assert private_tool(house.voter(), description="Which queue.").description == "Which queue."
+    assert tool.description == house.voter()._purpose
+    assert house.voter().as_tool(description="Which queue.").description == "Which queue."
 
 
-def test_the_artifact_of_a_plain_answer_is_the_answer(house: House) -> None:
-    told = private_tool(house.voter(with_receipt=False)).invoke(call("where is it?"), thread())
-    assert told.content in LABELS
-    assert told.artifact == {"answer": told.content}
+def test_the_artifact_is_the_result_also_where_answers_are_texts(house: House) -> None:
+    voter = house.voter().model_copy(update={"gives_receipts": False})
+    assert voter.invoke("where is it?") in LABELS
+    told = voter.as_tool().invoke(call("and now?"))
+    assert (told.content, told.artifact["receipt"]["source"]) == (told.artifact["label"], "release")
 
 
 async def test_each_thread_has_its_allowance_over_all_processes(house: House) -> None:
-    tool = private_tool(house.voter(), queries_per_thread=2)
-    other = private_tool(house.voter(), queries_per_thread=2)  # as another process has it
+    tool = house.voter().as_tool(queries_per_thread=2)
+    other = house.voter().as_tool(queries_per_thread=2)  # as another process has it
     assert tool.invoke(call("a"), thread()).status == "success"
     assert (await other.ainvoke(call("b"), thread())).status == "success"
     for late in (tool.invoke(call("c"), thread()), await other.ainvoke(call("c"), thread())):
@@ -71,8 +72,8 @@ async def test_each_thread_has_its_allowance_over_all_processes(house: House) ->
     assert used(house.voter()) == 4
 
 
-def test_an_allowance_per_tenant_is_one_for_all_its_threads(house: House) -> None:
-    tool = private_tool(house.voter(), queries_per_thread=1, per="tenant")
+def test_without_an_allowance_of_threads_a_tenant_has_one_for_all_of_them(house: House) -> None:
+    tool = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=1)).as_tool()
     assert tool.invoke(call("a"), thread(1, tenant="oslo")).status == "success"
     assert tool.invoke(call("b"), thread(2, tenant="oslo")).content == CAPPED
     assert tool.invoke(call("b"), {"configurable": {"tenant": "bergen"}}).status == "success"
@@ -80,7 +81,7 @@ def test_an_allowance_per_tenant_is_one_for_all_its_threads(house: House) -> Non
 
 
 def test_a_config_may_lower_an_allowance_and_never_raise_it(house: House) -> None:
-    tool = private_tool(house.voter(), queries_per_thread=1)
+    tool = house.voter().as_tool(queries_per_thread=1)
     for bad in ({"tenant_max_queries": "many"}, {"tenant": 3}):
         with pytest.raises(ConfigurationError):
             tool.invoke(call("a"), thread(**bad))
@@ -91,7 +92,7 @@ def test_a_config_may_lower_an_allowance_and_never_raise_it(house: House) -> Non
 
 def test_what_a_thread_was_told_is_forgotten_under_its_own_name(house: House) -> None:
     def source() -> str:
-        told = private_tool(house.voter()).invoke(call("a"), thread(tenant="oslo"))
+        told = house.voter().as_tool(queries_per_thread=5).invoke(call("a"), thread(tenant="oslo"))
         return str(told.artifact["receipt"]["source"])
 
     told, memo = [source(), source()], SQLiteMemo(house.memo)
@@ -112,13 +113,13 @@ def test_refusals_go_whole_to_other_processes(way: str) -> None:
 
 
 def test_the_component_has_the_last_word_on_caps(house: House) -> None:
-    tool = private_tool(house.voter(tenant_max_queries=1), queries_per_thread=None)
+    tool = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=1)).as_tool(queries_per_thread=None)
     assert tool.invoke(call("a"), thread()).status == "success"
     assert tool.invoke(call("b"), thread()).content == CAPPED
 
 
 def test_a_spent_share_reads_otherwise_than_a_used_allowance(house: House) -> None:
-    tool = private_tool(house.voter(max_queries=1), queries_per_thread=3)
+    tool = house.voter(max_queries=1).as_tool(queries_per_thread=3)
     tool.invoke(call("a"), thread())
     refused = tool.invoke(call("b"), thread())
     assert (refused.content, refused.status, refused.artifact) == (SPENT, "error", None)
@@ -133,36 +134,37 @@ def test_other_faults_are_raised(house: House, monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(QueryRunnable, "_read_memo", fail)
     with pytest.raises(error):
-        private_tool(house.voter()).invoke(call("a"), thread())
+        house.voter().as_tool(queries_per_thread=5).invoke(call("a"), thread())
 
 
 def test_without_a_thread_nobody_is_charged(house: House) -> None:
-    tool = private_tool(house.voter())
+    tool = house.voter().as_tool(queries_per_thread=5)
     for config in ({}, {"configurable": {"tenant": "oslo"}}):
-        with pytest.raises(ConfigurationError, match=r'thread.*per="tenant"'):
+        with pytest.raises(ConfigurationError, match=r"thread.*leave queries_per_thread= out"):
             tool.invoke(call("a"), config)
     assert used(house.voter()) == 0
 
 
 def test_free_form_answers_are_a_tool_as_well() -> None:
-    told = private_tool(embedding()).invoke(call("what now?"), thread())
+    told = embedding().as_tool().invoke(call("what now?"))
     assert (told.content, told.artifact["answer"]) == ("ask the bank", "ask the bank")
 
 
-@pytest.mark.parametrize("bad", [{"queries_per_thread": -1}, {"queries_per_thread": 1.5}, {"per": "user"}])
-def test_options_out_of_range_are_refused(house: House, bad: dict[str, Any]) -> None:
+@pytest.mark.parametrize("bad", [-1, 1.5, "5"])
+def test_an_allowance_out_of_range_is_refused(house: House, bad: Any) -> None:
     with pytest.raises(ConfigurationError):
-        private_tool(house.voter(), **bad)
+        house.voter().as_tool(queries_per_thread=bad)
 
 
 def test_what_is_no_component_is_refused(house: House) -> None:
+    pytest.importorskip("langchain.agents")
     for bad in (None, house.voter().with_config(tags=["x"]), "voter"):
         with pytest.raises(ConfigurationError, match="component"):
-            private_tool(bad)
+            agents.DPVotingMiddleware(bad)  # type: ignore[arg-type]
     for name in ("config", "self", "model_config"):
         clashing = house.voter(component=f"of {name}", example_prompt="{text} {queue}", suffix=f"{{{name}}}:")
         with pytest.raises(ConfigurationError, match=f"variables other than .*{name}"):
-            private_tool(clashing)
+            clashing.as_tool()
 
 
 def test_names_of_threads_are_short_unambiguous_and_hashed() -> None:
@@ -211,8 +213,8 @@ def test_metadata_say_what_is_left_in_flat_public_values(house: House) -> None:
 
 
 def test_the_lowest_cap_is_what_the_metadata_show(house: House) -> None:
-    desk = tools.ThreadQuota(house.voter(tenant_max_queries=3), allowance=5, per="thread")
-    shown = [desk.metadata(thread(**given))["dpicl_allowance_left"] for given in ({}, {"tenant_max_queries": 1})]
+    tool = house.voter(serving=Serving(memo=house.memo, tenant_max_queries=3)).as_tool(queries_per_thread=5)
+    shown = [tool.standing(thread(**given))["dpicl_allowance_left"] for given in ({}, {"tenant_max_queries": 1})]
     assert shown == [3, 1]
 
 
@@ -228,7 +230,7 @@ def test_metadata_of_a_ledger_that_is_out_say_so(house: House, monkeypatch: pyte
 
 
 def test_the_tools_own_run_shows_the_budget(house: House) -> None:
-    seen, tool = Seen(), private_tool(house.voter(), queries_per_thread=2)
+    seen, tool = Seen(), house.voter().as_tool(queries_per_thread=2)
     for text in ("a", "b"):
         tool.invoke(call(text), {**thread(), "callbacks": [seen], "metadata": {"mine": "stays"}})
     assert [shown["dpicl_allowance_left"] for shown in seen.chains] == [2, 1]

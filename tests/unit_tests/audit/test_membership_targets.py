@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
-from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, EmbeddedLLM, PrivateExamples
+from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, EmbeddedLLM, PrivateExamples, Rows
 from langchain_dpicl.audit.membership import (
     Target,
     answer_target,
@@ -239,7 +239,7 @@ class TestEndToEnd:
                 budget=Budget(epsilon=1.0, delta=1e-5),
                 epsilon=1.0,
                 max_queries=8,
-                num_slots=4,
+                rows=Rows(units=4),
                 **WORDING,
             )
 

@@ -14,6 +14,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_dpicl import Budget, DPFewShotPromptTemplate, DPVotingRunnable, PromptPATEExampleSelector
 from langchain_dpicl.backends import sync_async
 from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError, TrainingInterruptedError
+from langchain_dpicl.options import LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs.query_runnable import RELEASE
 from tests.contracts.front_room import CANARY, CHARGED, REFUSED, AsyncObserver
@@ -41,13 +42,19 @@ class Guest:
     observer: AsyncObserver = field(default_factory=AsyncObserver)
 
 
-def a_voter(store: InMemoryStore, *, budget: Any = None, private: Any = None, **options: Any) -> Guest:
+VOTES: dict[str, Any] = {"rows": Rows(units=20), "answers": LabelAnswers(calibrate=False)}
+VOTES |= {"noise": Noise(multiplier=0.05), "epsilon": 2e4}
+
+
+def a_voter(
+    store: InMemoryStore, *, budget: Any = None, private: Any = None, receipts: bool = False, **options: Any
+) -> Guest:
     spy, observer = Spy(), AsyncObserver()
-    given = {"llm": spy, "budget": budget or house(store), "max_queries": 6, "rows": "units", "calibrate": False}
-    given |= {"noise_multiplier": 0.05, "epsilon": 2e4, "num_slots": 20, **options}
+    given = {"llm": spy, "budget": budget or house(store), "max_queries": 6, **VOTES, **options}
     made = DPVotingRunnable.from_private_examples(private or examples(), **given)
+    asked: Any = made.with_receipts() if receipts else made
     config: Any = {"callbacks": [observer], "configurable": {"tenant": "acme", "tenant_max_queries": 6}}
-    return Guest(lambda: made.ainvoke(CARD, config), 1, spy, observer)
+    return Guest(lambda: asked.ainvoke(CARD, config), 1, spy, observer)
 
 
 def a_free_form(store: InMemoryStore) -> Guest:
@@ -81,7 +88,7 @@ def a_training(store: InMemoryStore, **options: Any) -> Guest:
 
 
 GUESTS: dict[str, Callable[[InMemoryStore], Guest]] = {
-    "voting": lambda store: a_voter(store, with_receipt=True),
+    "voting": lambda store: a_voter(store, receipts=True),
     "voting without receipts": a_voter,
     "free form": a_free_form,
     "generation": a_synthesizer,
@@ -248,8 +255,8 @@ async def _again(guest: Guest) -> Any:
 async def test_many_cancelled_runs_at_once_leave_a_ledger_whose_every_charge_is_known() -> None:
     store = WatchedStore(delay=0.001)
     spy = Spy()
-    given: Any = {"llm": spy, "budget": house(store), "max_queries": 200, "rows": "units", "calibrate": False}
-    given |= {"noise_multiplier": 0.05, "epsilon": 2e5, "num_slots": 20, "memo_size": 0}
+    given: Any = {"llm": spy, "budget": house(store), "max_queries": 200, **VOTES, "epsilon": 2e5}
+    given |= {"serving": Serving(memo_size=0)}
     made = DPVotingRunnable.from_private_examples(examples(), **given)
     store.on_loop.clear()
     tasks = [asyncio.create_task(made.ainvoke(CARD)) for _ in range(60)]
@@ -292,8 +299,7 @@ async def test_components_are_built_off_the_loop_too() -> None:
     before, store.on_loop = spent(store)["reserve"], store.on_loop[:]
     assert await selector.aadd_example({"text": "a card in blue"}) == "card"
     await selector.aadd_public_example({"text": "pay abroad", "queue": "transfer"})
-    options: Any = {"llm": Spy(), "max_queries": 2, "noise_multiplier": 0.05, "epsilon": 2e4, "num_slots": 20}
-    options |= {"rows": "units", "calibrate": False}
+    options: Any = {"llm": Spy(), "max_queries": 2, **VOTES}
     voter = await DPVotingRunnable.afrom_private_examples(examples(dataset_id="votes"), budget=ledger, **options)
     assert await voter.abatch([CARD, WIRE]) == ["card", "transfer"]
     assert [chunk async for chunk in voter.astream(CARD)] == ["card"]
@@ -316,7 +322,7 @@ async def test_what_observers_are_told_is_read_off_the_loop_and_told_on_it() -> 
 
 async def test_a_refusal_of_the_ledgers_tenant_count_is_told_and_asks_nothing_private() -> None:
     private = examples()
-    capped = {"memo_size": 0, "tenant_max_queries": 2, "component": "voting"}
+    capped: Any = {"serving": Serving(memo_size=0, tenant_max_queries=2), "component": "voting"}
     store, guest = watched(lambda store: a_voter(store, private=private, **capped))
     await guest.run()
     # The same component as another process has it: its own count of the tenant starts at nothing.

@@ -33,6 +33,7 @@ from langchain_dpicl.exceptions import (
     UnsilencableModelError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import Rows
 from langchain_dpicl.serving.models import ChatLocal, LocalLLM
 from tests import tiny_hf
 from tests.canary import RECORD, Recorder, leaks, observe
@@ -91,7 +92,7 @@ GENERATION: dict[str, Any] = {
 }
 
 
-VOTING: dict[str, Any] = {"epsilon": 4.0, "num_slots": 4}
+VOTING: dict[str, Any] = {"epsilon": 4.0, "rows": Rows(units=4)}
 
 
 def template(llm: Any, **options: Any) -> DPFewShotPromptTemplate:

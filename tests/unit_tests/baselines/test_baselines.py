@@ -17,6 +17,7 @@ from langchain_dpicl.baselines import (
 )
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.doubles import WORDS
 
@@ -98,22 +99,25 @@ CARD_A, TRANSFER_A = np.array([0.8, 0.2]), np.array([0.5, 0.5])
 CARD_B, TRANSFER_B = np.array([0.4, 0.6]), np.array([1 / 7, 6 / 7])
 
 
+PLAIN = LabelAnswers(calibrate=False)
+
+
 def voted(private: PrivateExamples, **options: Any) -> Any:
     """Every one of the 80 records is a row of its own: nothing is left to chance."""
     backend = FakeBackend(leaning, vocabulary=[" card", " transfer"])
-    given = {"num_slots": 80, "calibrate": False, **options}
+    given = {"rows": Rows(units=80), "answers": PLAIN, **options}
     return label_votes_without_privacy(private, ["a?", "b?"], llm=backend, **given)
 
 
 class TestLabelVotes:
     def test_are_the_sums_over_rows_without_noise(self) -> None:
         assert voted(private_examples()).totals.tolist() == [[80.0, 0.0], [0.0, 80.0]]
-        soft = voted(private_examples(), votes="soft")
+        soft = voted(private_examples(), answers=PLAIN.replace(votes="soft"))
         assert np.allclose(soft.totals, [40 * (CARD_A + TRANSFER_A), 40 * (CARD_B + TRANSFER_B)], atol=1e-6)
 
     def test_are_calibrated_row_by_row(self) -> None:
         # Without content a row says what it says after "a?", so that question leaves every row undecided.
-        soft = voted(private_examples(), votes="soft", calibrate=True)
+        soft = voted(private_examples(), answers=LabelAnswers(votes="soft", calibrate=True))
         card, transfer = CARD_B / CARD_A, TRANSFER_B / TRANSFER_A
         expected = [[40.0, 40.0], 40 * (card / card.sum() + transfer / transfer.sum())]
         assert np.allclose(soft.totals, expected, atol=1e-6)
@@ -121,7 +125,7 @@ class TestLabelVotes:
 
     def test_name_the_first_of_the_best_labels(self) -> None:
         assert voted(private_examples()).answers == ("card", "transfer")
-        turned = voted(private_examples(), labels=("transfer", "card"))
+        turned = voted(private_examples(), task=FewShotTask(labels=("transfer", "card")))
         assert turned.totals.tolist() == [[40.0, 40.0], [80.0, 0.0]]
         assert turned.answers == ("transfer", "transfer")
 
@@ -144,6 +148,6 @@ class TestLabelVotes:
         with pytest.raises(PrivateAccessError):
             Budget(epsilon=1.0, delta=1e-6).bind(private)
 
-    def test_refuse_votes_of_another_kind(self) -> None:
-        with pytest.raises(ConfigurationError, match="votes"):
-            voted(private_examples(), votes="loud")
+    def test_refuse_options_of_another_kind(self) -> None:
+        with pytest.raises(ConfigurationError, match="answers"):
+            voted(private_examples(), answers={"votes": "soft"})

@@ -20,6 +20,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
+from langchain_dpicl.options import LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerStore
 from langchain_dpicl.stores import SQLiteStore
 from tests.contracts.front_room import CANARY
@@ -56,8 +57,9 @@ def house(store: LedgerStore, **options: Any) -> Budget:
 
 
 def voter(private: PrivateExamples, budget: Budget, **options: Any) -> DPVotingRunnable:
-    given: dict[str, Any] = {"llm": Spy(), "max_queries": 6, "rows": "units", "calibrate": False, "memo_size": 0}
-    given |= {"noise_multiplier": 0.05, "epsilon": 2e4, "num_slots": 20, "component": "voting", **options}
+    given: dict[str, Any] = {"llm": Spy(), "max_queries": 6, "rows": Rows(units=20), "epsilon": 2e4}
+    given |= {"noise": Noise(multiplier=0.05), "answers": LabelAnswers(calibrate=False), "component": "voting"}
+    given |= {"serving": Serving(memo_size=0), **options}
     return DPVotingRunnable.from_private_examples(private, budget=budget, **given)
 
 
@@ -153,10 +155,10 @@ def test_one_data_set_is_bound_to_one_ledger_for_good() -> None:
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])
-@pytest.mark.parametrize("options", [{"with_receipt": True}, {"on_exhausted": "zero_shot"}])
-def test_a_ledger_that_is_out_behind_the_commit_loses_no_paid_answer(is_awaited: bool, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("exhausted", ["raise", "zero_shot"])
+def test_a_ledger_that_is_out_behind_the_commit_loses_no_paid_answer(is_awaited: bool, exhausted: Any) -> None:
     store = WatchedStore()
-    made = voter(people(), house(store), **options)
+    made = voter(people(), house(store), serving=Serving(memo_size=0, on_exhausted=exhausted)).with_receipts()
 
     def out() -> None:
         raise UNAVAILABLE
@@ -229,8 +231,9 @@ def _into(name: str, made: Any) -> Any:
 def test_runs_of_a_graph_share_one_budget_to_the_last_ticket(kind: Callable[[], Any]) -> None:
     store = kind()
     ledger, private = house(store), people()
-    options: dict[str, Any] = {"max_queries": 5, "on_exhausted": "zero_shot"}
-    compiled = graph_of(*(voter(private, ledger, component=name, **options) for name in ("one", "two")))
+    options: dict[str, Any] = {"max_queries": 5, "serving": Serving(memo_size=0, on_exhausted="zero_shot")}
+    made = (voter(private, ledger, component=name, **options) for name in ("one", "two"))
+    compiled = graph_of(*(one.with_receipts() for one in made))
     if kind is WatchedStore:
         store.on_loop.clear()
 

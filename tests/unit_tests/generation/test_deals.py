@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import DPFreeFormRunnable, DPVotingRunnable, KeywordAnswers, PromptPATELabeler, Rows
+from langchain_dpicl import DPFreeFormRunnable, DPVotingRunnable, KeywordAnswers, PromptPATELabeler
 from langchain_dpicl.backends.fake import word_copier
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
@@ -27,6 +27,7 @@ from langchain_dpicl.exceptions import (
     SynthesisInterruptedError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer, DisjointBatches
+from langchain_dpicl.options import Rows
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -676,19 +677,20 @@ def test_no_frame_names_prompts_while_a_batch_opens() -> None:
 @pytest.mark.parametrize(
     ("front", "options"),
     [
-        (DPVotingRunnable, {"max_queries": 3}),
-        (DPFreeFormRunnable, {"max_queries": 3, "answers": KeywordAnswers()}),
-        (PromptPATELabeler, {"public_inputs": ["up top"]}),
-        (PromptPATELabeler, {"public_inputs": ["up top"], "teachers": "fixed"}),
+        (DPVotingRunnable, {"max_queries": 3, "rows": Rows(slots=8, sampling="disjoint")}),
+        (
+            DPFreeFormRunnable,
+            {"max_queries": 3, "answers": KeywordAnswers(), "rows": Rows(slots=8, sampling="disjoint")},
+        ),
+        (PromptPATELabeler, {"public_inputs": ["up top"], "sampling": "disjoint"}),
+        (PromptPATELabeler, {"public_inputs": ["up top"], "teachers": "fixed", "sampling": "disjoint"}),
     ],
     ids=["votes", "free form", "labels", "fixed teachers"],
 )
 def test_who_answers_queries_or_labels_refuses_deals_before_any_charge(front: Any, options: dict[str, Any]) -> None:
     budget = house()
     with pytest.raises(ConfigurationError, match="sampling"):
-        front.from_private_examples(
-            private_examples(), llm=Watched(), budget=budget, epsilon=10.0, rows=Rows(sampling="disjoint"), **options
-        )
+        front.from_private_examples(private_examples(), llm=Watched(), budget=budget, epsilon=10.0, **options)
     assert counts(budget) == {}
     assert budget.report().to_dict()["shares"] == []
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import voting
-from langchain_dpicl.agents import tools
 from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.free_form import runnable
 from langchain_dpicl.runs import answer_memo
+from langchain_dpicl.runs import private_tool as tools
 from langchain_dpicl.runs.answer_memo import AnswerMemo
 from langchain_dpicl.runs.query_runnable import QueryRunnable
 from langchain_dpicl.stores import SQLiteMemo, sqlite_memo, sqlite_per_call
@@ -155,7 +155,7 @@ def all_threads_are_one(patch: Patch) -> None:
 
 def a_cap_that_rises(patch: Patch) -> None:
     """The config's cap takes the place of the allowance."""
-    patch.setattr(tools, "min", lambda caps, default: caps[0] if caps else default, raising=False)
+    patch.setattr(tools, "min", lambda caps: next(iter(caps)), raising=False)
     patch.setattr(answer_memo, "min", lambda caps, default: max(caps, default=default), raising=False)
 
 
@@ -166,7 +166,7 @@ def refusals_read_alike(patch: Patch) -> None:
 
 def no_metadata(patch: Patch) -> None:
     """The tool's metadata are left out of the run."""
-    patch.setattr(tools.ThreadQuota, "metadata", lambda *_: {})
+    patch.setattr(tools.PrivateTool, "standing", lambda *_: {})
 
 
 def over(test: Callable[..., Any], *args: Any) -> Found:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples, Serving
+from langchain_dpicl import FewShotTask, LabelAnswers, Noise, PrivacyBudgetCallbackHandler, PrivateExamples, Serving
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -55,7 +55,7 @@ def test_another_process_is_told_the_same_for_free(house: House) -> None:
 
 
 def test_the_scores_that_were_released_are_told_to_the_last_bit(house: House) -> None:
-    options = {**DEAF, "with_scores": True}
+    options = {**DEAF, "answers": LabelAnswers(calibrate=False, scores=True)}
     first, second = (house.voter(**options).invoke("which?") for _ in range(2))
     assert first.scores == second.scores
     assert (first.receipt.source, second.receipt.source) == ("release", "memo")
@@ -63,34 +63,37 @@ def test_the_scores_that_were_released_are_told_to_the_last_bit(house: House) ->
 
 @pytest.mark.parametrize("mechanism", ["gumbel", "permute_and_flip", "gaussian"])
 def test_what_every_mechanism_releases_is_kept(house: House, mechanism: str) -> None:
-    first, second = (house.voter(mechanism=mechanism).invoke("which?") for _ in range(2))
+    first, second = (house.voter(noise=Noise(mechanism, multiplier=0.05)).invoke("which?") for _ in range(2))
     assert (first.label, first.receipt.source) == ("card", "release")
     assert (second.label, second.receipt.source) == ("card", "memo")
 
 
 def test_an_abstention_is_remembered_as_one(house: House) -> None:
-    options = {"abstain_below": 1.0, "abstain_label": "nobody", **DEAF}
+    options = {"answers": LabelAnswers(calibrate=False, abstain_below=1.0, abstain_label="nobody"), **DEAF}
     found = [house.voter(**options).invoke(str(number)) for number in range(6)]
     again = [house.voter(**options).invoke(str(number)) for number in range(6)]
     assert [(answer.label, answer.abstained) for answer in again] == [(a.label, a.abstained) for a in found]
     assert {answer.receipt.source for answer in again} == {"memo"}
 
 
+PLAIN = LabelAnswers(calibrate=False)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"component": "queues-2"},
-        {"component": "queues-2", "noise_multiplier": 0.06},
+        {"component": "queues-2", "noise": Noise(multiplier=0.06)},
         {"prefix": "Sort it."},
         {"suffix": "message: {input}\nqueue:"},
         {"example_prompt": "message: {text}\nqueue: {queue}"},
-        {"example_separator": "\n--\n"},
-        {"verbalizers": {"card": " cards", "transfer": " transfer"}},
-        {"component": "queues-2", "labels": ("transfer", "card")},
-        {"component": "queues-2", "votes": "soft"},
-        {"component": "queues-2", "abstain_below": 0.5},
+        {"task": FewShotTask(example_separator="\n--\n")},
+        {"task": FewShotTask(verbalizers={"card": " cards", "transfer": " transfer"})},
+        {"component": "queues-2", "task": FewShotTask(labels=("transfer", "card"))},
+        {"component": "queues-2", "answers": PLAIN.replace(votes="soft")},
+        {"component": "queues-2", "answers": PLAIN.replace(abstain_below=0.5)},
     ],
-    ids="-".join,
+    ids=str,
 )
 def test_nothing_is_told_of_another_plan(house: House, change: dict[str, Any]) -> None:
     house.voter().invoke("which?")
@@ -119,7 +122,10 @@ class Writer(PublicChat):
 def test_nothing_is_told_of_other_instructions_or_another_model(house: House, change: dict[str, Any]) -> None:
     given = {"llm": Writer(says=["card"])}
     engines = [TextVoteBackend(**given), TextVoteBackend(**given), TextVoteBackend(**{**given, **change})]
-    told = [house.voter(llm=engine, votes="text").invoke("which?").receipt.source for engine in engines]
+    told = [
+        house.voter(llm=engine, answers=LabelAnswers(votes="text", calibrate=False)).invoke("which?").receipt.source
+        for engine in engines
+    ]
     assert told == ["release", "memo", "release"]
 
 
@@ -136,7 +142,7 @@ def test_nothing_is_told_of_another_data_set_or_ledger(house: House, tmp_path: P
     assert other.invoke("which?").receipt.source == "release"
     (tmp_path / "elsewhere").mkdir()
     elsewhere = House(tmp_path / "elsewhere")
-    assert elsewhere.voter(memo=house.memo).invoke("which?").receipt.source == "release"
+    assert elsewhere.voter(serving=Serving(memo=house.memo)).invoke("which?").receipt.source == "release"
     elsewhere.budget.close()
 
 
@@ -149,7 +155,7 @@ def test_nothing_is_told_to_another_tenant(house: House) -> None:
 
 
 def test_what_is_told_again_takes_no_place_of_a_tenant_and_asks_no_model(house: House) -> None:
-    capped = {"tenant_max_queries": 1}
+    capped = {"serving": Serving(memo=house.memo, tenant_max_queries=1)}
     house.voter(**capped).invoke("which?", who("acme"))
     engine = Engine()
     second = house.voter(llm=engine, **capped)
@@ -164,10 +170,15 @@ def test_what_is_told_again_takes_no_place_of_a_tenant_and_asks_no_model(house: 
 
 def test_what_was_paid_for_is_told_when_nothing_is_left(house: House) -> None:
     house.voter(max_queries=1).invoke("which?")
-    second = house.voter(max_queries=1, on_exhausted="zero_shot")
+    second = house.voter(max_queries=1, serving=Serving(memo=house.memo, on_exhausted="zero_shot"))
     assert second.invoke("which?").receipt.source == "memo"
     assert second.invoke("else?").receipt.source == "zero-shot"
-    assert house.voter(max_queries=1, on_exhausted="zero_shot").invoke("else?").receipt.source == "zero-shot"
+    assert (
+        house.voter(max_queries=1, serving=Serving(memo=house.memo, on_exhausted="zero_shot"))
+        .invoke("else?")
+        .receipt.source
+        == "zero-shot"
+    )
 
 
 def test_a_price_that_a_later_accountant_reads_otherwise_loses_no_answer(house: House) -> None:
@@ -219,21 +230,21 @@ class Spy(SQLiteMemo):
 
 def test_the_answer_stands_in_the_memo_before_its_ticket_is_committed(house: House) -> None:
     spy = Spy(house.memo)
-    voter = house.voter(memo=spy)
+    voter = house.voter(serving=Serving(memo=spy))
     spy.uncommitted = lambda: sum(held.count for held in house.budget.budget.dangling())
     voter.invoke("which?")
     assert spy.seen == [("recall", 0), ("claim", 0), ("recall", 0), ("remember", 1), ("leave", 0)]
     spy.seen.clear()
     voter.invoke("which?")
     assert spy.seen == []  # this process knows
-    house.voter(memo=spy).invoke("which?")
+    house.voter(serving=Serving(memo=spy)).invoke("which?")
     assert spy.seen == [("recall", 0)]
 
 
 @pytest.mark.parametrize("what", ["recall", "claim"])
 def test_a_memo_that_is_out_refuses_before_anything_is_charged(house: House, what: str) -> None:
     spy = Spy(house.memo)
-    voter = house.voter(memo=spy)
+    voter = house.voter(serving=Serving(memo=spy))
     spy.fails = {what}
     with pytest.raises(MemoError):
         voter.invoke("which?")
@@ -244,7 +255,7 @@ def test_a_memo_that_is_out_refuses_before_anything_is_charged(house: House, wha
 
 def test_an_answer_that_cannot_be_kept_is_not_told_and_not_lost(house: House) -> None:
     spy = Spy(house.memo)
-    voter = house.voter(memo=spy, **DEAF)
+    voter = house.voter(serving=Serving(memo=spy), **DEAF)
     spy.fails = {"remember"}
     for _ in range(2):
         with pytest.raises(MemoError, match="stays charged and is kept") as caught:
@@ -264,7 +275,7 @@ def test_while_too_many_paid_answers_wait_no_other_question_is_charged(
 ) -> None:
     monkeypatch.setattr("langchain_dpicl.runs.answer_memo._MOST_UNSAVED", 2)
     spy = Spy(house.memo)
-    voter = house.voter(memo=spy)
+    voter = house.voter(serving=Serving(memo=spy))
     spy.fails = {"remember"}
     for name in ("acme", "other", "third"):
         with pytest.raises(MemoError):
@@ -274,7 +285,7 @@ def test_while_too_many_paid_answers_wait_no_other_question_is_charged(
     assert used(voter) == 2
     spy.fails = set()
     assert voter.invoke("else?", who("acme")).receipt.source == "release"
-    again = house.voter(memo=spy)  # all that waited stands by now
+    again = house.voter(serving=Serving(memo=spy))  # all that waited stands by now
     assert [again.invoke("which?", who(name)).receipt.source for name in ("acme", "other")] == ["memo", "memo"]
     assert used(voter) == 3
 
@@ -285,7 +296,7 @@ class ReadOnly(InMemoryByteStore):
 
 
 def test_a_store_that_cannot_be_written_is_noticed_before_anything_is_charged(house: House) -> None:
-    voter = house.voter(memo=StoreMemo(ReadOnly(), durable=True))
+    voter = house.voter(serving=Serving(memo=StoreMemo(ReadOnly(), durable=True)))
     for text in ("a", "b"):
         with pytest.raises(MemoError, match="PermissionError") as caught:
             voter.invoke(text)
@@ -321,7 +332,7 @@ class Own(ReleaseMemo):
 def test_what_a_memo_of_ones_own_raises_is_told_by_its_kind_alone(house: House, what: str, charged: int) -> None:
     own = Own()
     own.fails = what
-    voter = house.voter(memo=own)
+    voter = house.voter(serving=Serving(memo=own))
     with pytest.raises(MemoError, match="found ConnectionError") as caught:
         voter.invoke("which?")
     assert CANARY not in str(caught.value)
@@ -331,7 +342,7 @@ def test_what_a_memo_of_ones_own_raises_is_told_by_its_kind_alone(house: House, 
 def test_a_paid_answer_that_a_memo_drops_at_once_is_told_all_the_same(house: House) -> None:
     own = Own()  # it keeps nothing
     own.fails = "remember"
-    voter = house.voter(memo=own)
+    voter = house.voter(serving=Serving(memo=own))
     with pytest.raises(MemoError):
         voter.invoke("which?")
     own.fails = ""
@@ -342,7 +353,7 @@ def test_a_paid_answer_that_a_memo_drops_at_once_is_told_all_the_same(house: Hou
 def test_a_turn_that_a_memo_of_ones_own_does_not_end_costs_no_answer(house: House) -> None:
     own = Own()
     own.fails = "leave"
-    assert house.voter(memo=own).invoke("which?").receipt.source == "release"
+    assert house.voter(serving=Serving(memo=own)).invoke("which?").receipt.source == "release"
 
 
 BAD_VOTES = ("[99, null]", "[-1, null]", "[2, null]", "[0]", "null", "{", "[true, null]", "[0.5, null]", '["x", null]')
@@ -360,7 +371,7 @@ def test_an_entry_that_is_no_vote_is_told_as_broken(house: House, forged: str) -
 
 def test_a_turn_that_cannot_be_left_loses_no_answer(house: House, caplog: pytest.LogCaptureFixture) -> None:
     spy = Spy(house.memo)
-    voter = house.voter(memo=spy)
+    voter = house.voter(serving=Serving(memo=spy))
     spy.fails = {"leave"}
     with caplog.at_level(logging.WARNING, "langchain_dpicl"):
         assert voter.invoke("which?").receipt.source == "release"
@@ -384,7 +395,7 @@ def test_an_answer_whose_commit_the_ledger_refused_is_told_again_for_free(
 
 
 def test_a_query_that_fails_in_public_gives_its_turn_back(house: House) -> None:
-    voter = house.voter(memo=SQLiteMemo(house.memo, turn_seconds=LONG))
+    voter = house.voter(serving=Serving(memo=SQLiteMemo(house.memo, turn_seconds=LONG)))
     real = voter.rows.request_public
 
     def out(prompt: Any) -> Any:
@@ -446,14 +457,14 @@ def test_a_kill_loses_at_most_the_ticket_and_no_answer_that_stands_is_paid_for_a
 
     def act(tell: Any) -> str:
         budget = house.opened()
-        voter = house.voter(budget=budget, memo=memo)
+        voter = house.voter(budget=budget, serving=Serving(memo=memo))
         killer(where)
         return str(voter.invoke("which?", who("acme")))
 
     child = Child(act)
     assert child.lines() == []  # killed before it could tell
     house.budget = house.opened()
-    voter = house.voter(memo=memo)
+    voter = house.voter(serving=Serving(memo=memo))
     assert used(voter) == charged
     assert voter.invoke("which?", who("acme")).receipt.source == source
     assert used(voter) == charged + (source == "release")
@@ -485,11 +496,11 @@ def test_processes_that_ask_the_same_at_once_pay_once(house: House) -> None:
 
 def test_a_process_that_takes_longer_than_its_turn_is_waited_for_no_longer(house: House) -> None:
     memo = Spy(house.memo, turn_seconds=0.2)
-    voter = house.voter(memo=memo)
+    voter = house.voter(serving=Serving(memo=memo))
     assert memo.claim(voter.memo._key(voter.tenants.of({}), ("which?",)), "somebody slow")
     assert voter.invoke("which?").receipt.source == "release"
     assert [name for name, _ in memo.seen].count("claim") >= 2  # its own were refused until the turn was over
-    assert house.voter(memo=memo).invoke("which?").receipt.source == "memo"
+    assert house.voter(serving=Serving(memo=memo)).invoke("which?").receipt.source == "memo"
 
 
 def test_of_two_answers_that_were_paid_for_the_earlier_one_stays(house: House) -> None:
@@ -525,7 +536,7 @@ async def test_tasks_and_threads_wait_without_holding_up_the_loop(house: House) 
 
 async def test_blocking_below_a_running_loop_waits_for_nobody(house: House) -> None:
     """It would wait for ever for another task of the same loop; it pays instead."""
-    voter = house.voter(memo=SQLiteMemo(house.memo, turn_seconds=LONG))
+    voter = house.voter(serving=Serving(memo=SQLiteMemo(house.memo, turn_seconds=LONG)))
     others = SQLiteMemo(house.memo, turn_seconds=LONG)
     assert others.claim(voter.memo._key(voter.tenants.of({}), ("which?",)), "somebody")
     assert voter.invoke("which?").receipt.source == "release"  # the turn of the others is not over yet
@@ -678,20 +689,23 @@ def test_other_candidates_are_another_plan(writes: Any) -> None:
 def test_a_memo_that_would_never_find_anything_is_refused(house: House, tmp_path: Path) -> None:
     in_memory = PrivacyBudgetCallbackHandler(epsilon=1e5, delta=1e-4)
     with pytest.raises(ConfigurationError, match="outlives the process"):
-        house.voter(private=house.examples("others"), budget=in_memory, memo=tmp_path / "other.db")
+        house.voter(private=house.examples("others"), budget=in_memory, serving=Serving(memo=tmp_path / "other.db"))
     with pytest.raises(ConfigurationError, match="memo_size"):
-        house.voter(memo_size=0)
+        house.voter(serving=Serving(memo_size=0, memo=house.memo))
     with pytest.raises(ConfigurationError, match="component: expected a name"):
         house.voter(component=None)
     with pytest.raises(ConfigurationError, match="memo: expected"):
-        house.voter(memo=3)
+        house.voter(serving=Serving(memo=3))
     assert house.budget.remaining_epsilon == 1e5
 
 
 def test_a_store_of_somebody_else_serves_as_a_memo(house: House) -> None:
     memo = StoreMemo(InMemoryByteStore())
     assert isinstance(memo, ReleaseMemo)
-    assert [house.voter(memo=memo).invoke("which?").receipt.source for _ in range(2)] == ["release", "memo"]
+    assert [house.voter(serving=Serving(memo=memo)).invoke("which?").receipt.source for _ in range(2)] == [
+        "release",
+        "memo",
+    ]
 
 
 def test_an_unnamed_free_form_component_with_a_memo_is_refused(writes: Any) -> None:
@@ -711,13 +725,13 @@ def test_copies_have_the_same_memo_and_nobody_may_choose_it_by_config(house: Hou
 
 
 def test_a_tenants_cap_and_a_spent_share_are_told_apart(house: House) -> None:
-    voter = house.voter(max_queries=2, tenant_max_queries=1)
+    voter = house.voter(max_queries=2, serving=Serving(memo=house.memo, tenant_max_queries=1))
     voter.invoke("a", who("acme"))
     with pytest.raises(TenantCapExceededError, match="Raise") as capped:
         voter.invoke("b", who("acme"))
     assert "Build another component" not in str(capped.value)
     with pytest.raises(TenantCapExceededError):  # by the ledger's count, in another process
-        house.voter(max_queries=2, tenant_max_queries=1).invoke("b", who("acme"))
+        house.voter(max_queries=2, serving=Serving(memo=house.memo, tenant_max_queries=1)).invoke("b", who("acme"))
     voter.invoke("a", who("other"))
     with pytest.raises(PrivacyBudgetExceededError, match="Build another component") as spent:
         voter.invoke("a", who("third"))

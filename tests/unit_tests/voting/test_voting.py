@@ -509,19 +509,9 @@ def test_it_is_a_tool() -> None:
     assert asyncio.run(tool.ainvoke({"input": "which?"})) == "card"
 
 
-def test_what_is_around_it_is_a_tool_too() -> None:
-    made = voter(max_queries=9)
-    wrapped: list[Any] = [made.with_config(configurable={"tenant": "acme"}), made.with_retry(), made.bind()]
-    wrapped += [
-        made.with_fallbacks([RunnableLambda(str)]),
-        made.configurable_fields(on_exhausted=ConfigurableField("x")),
-    ]
-    for one in wrapped:
-        tool = one.as_tool(name="queue_of")
-        assert set(tool.args) == {"input"}
-        assert "card, transfer" in tool.description
-        assert tool.invoke({"input": "which?"}) == "card"
-    assert made.tenants.used("acme") == 1
+def test_a_wrapper_is_no_tool_by_itself() -> None:
+    with pytest.raises(TypeError, match="arg_types"):
+        voter().with_config(tags=["x"]).as_tool(name="queue_of")
 
 
 def test_pipes_work_on_both_sides() -> None:

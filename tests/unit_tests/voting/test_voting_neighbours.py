@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget, PrivateExamples
+from langchain_dpicl import Budget, LabelAnswers, Noise, PrivateExamples, Rows, Serving
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.voting import DPVotingRunnable
@@ -32,25 +32,25 @@ from tests.contracts.neighbours import (
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
+PLAIN_VOTES = LabelAnswers(calibrate=False)
+SLOTS = Rows(slots=3, shots=2)
 DESIGNS: dict[str, dict[str, Any]] = {
-    "units": {"rows": "units", "num_slots": 6},
-    "slots": {"rows": "slots", "num_slots": 3, "shots_per_slot": 2, "votes": "soft", "abstain_below": 0.5},
-    "scores": {"rows": "slots", "num_slots": 3, "shots_per_slot": 2, "with_scores": True, "abstain_below": 0.3},
+    "units": {"rows": Rows(units=6)},
+    "slots": {"rows": SLOTS, "answers": PLAIN_VOTES.replace(votes="soft", abstain_below=0.5)},
+    "scores": {"rows": SLOTS, "answers": PLAIN_VOTES.replace(scores=True, abstain_below=0.3)},
     "fixed": {
-        "rows": "slots",
-        "num_slots": 3,
-        "shots_per_slot": 2,
-        "sampling": "fixed",
+        "rows": SLOTS.replace(sampling="fixed"),
         "adjacency": "replace_one",
-        "mechanism": "permute_and_flip",
-        "calibrate": True,
+        "noise": Noise("permute_and_flip", multiplier=2.0),
+        "answers": LabelAnswers(calibrate=True),
     },
 }
 
 
 def voter_of(
     texts: tuple[str, ...], engine: Any, *, design: str, store: Any = None, users: str | None = None, **more: Any
-) -> DPVotingRunnable:
+) -> Any:
+    """A voter that gives receipts."""
     given = {**DESIGNS[design], **more}
     budget = Budget(epsilon=50, delta=1e-4, adjacency=given.pop("adjacency", "add_remove"), store=store)
     private = PrivateExamples(
@@ -60,8 +60,10 @@ def voter_of(
         public_size=6,
         unit_key=users and "user",
     )
-    options = {"max_queries": 3, "noise_multiplier": 2.0, "with_receipt": True, "calibrate": False, "memo_size": 0}
-    return DPVotingRunnable.from_private_examples(private, llm=engine, budget=budget, epsilon=40, **options | given)
+    options: dict[str, Any] = {"max_queries": 3, "noise": Noise(multiplier=2.0), "answers": PLAIN_VOTES}
+    options |= {"serving": Serving(memo_size=0), **given}
+    made = DPVotingRunnable.from_private_examples(private, llm=engine, budget=budget, epsilon=40, **options)
+    return made.with_receipts()
 
 
 class Scene:
@@ -186,7 +188,12 @@ async def test_a_hostile_record_moves_its_own_row_alone_in_async_code(monkeypatc
 @pytest.mark.parametrize("design", ["slots", "units"])
 def test_an_obeyed_injection_is_one_vote(design: str, monkeypatch: pytest.MonkeyPatch) -> None:
     matrices = fixed_coins(monkeypatch)
-    voter_of((*PLAIN, ORDER), Fragile(), design=design, votes="hard").invoke("how long?")
+    voter_of(
+        (*PLAIN, ORDER),
+        Fragile(),
+        design=design,
+        answers=DESIGNS[design].get("answers", PLAIN_VOTES).replace(votes="hard"),
+    ).invoke("how long?")
     favourites = matrices[0].argmax(axis=1)
     assert favourites[-1] == 0, "the engine obeys"
     assert (favourites == 0).sum() - 1 == sum(
@@ -212,7 +219,7 @@ QUERIES = {
 @pytest.mark.parametrize("design", ["slots", "units", "scores"])
 def test_a_hostile_query_is_passed_on_as_it_is_and_costs_one_ticket(design: str, name: str) -> None:
     engine, query = Fragile(), QUERIES[name]
-    voter = voter_of(PLAIN, engine, design=design, max_query_chars=1_000_000)
+    voter = voter_of(PLAIN, engine, design=design, serving=Serving(memo_size=0, max_query_chars=1_000_000))
     answer = voter.invoke({"input": query})
     assert answer.receipt.tickets == 1
     assert voter.share.remaining("query") == 2

@@ -27,6 +27,7 @@ from langchain_dpicl.backends.resolve import recipients
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import UnsilencableModelError
+from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.reports.rendering import text_of
 from langchain_dpicl.reports.report import verify_report
@@ -381,7 +382,7 @@ class TestReports:
     def test_name_the_host_and_the_proxy_that_private_text_is_sent_to(self) -> None:
         with served_as_usual() as proxy:
             model = openai_model("ChatOpenAI", "http://named.invalid:82/v1", openai_proxy=proxy.root)
-            report = self.report(model, votes="text")
+            report = self.report(model, answers=LabelAnswers(votes="text"))
         hosts = sorted([proxy.root.removeprefix("http://"), "named.invalid:82"])
         assert report.to_dict()["shares"][0]["components"][0]["public"]["seen_by"] == hosts
         assert f"Private text is sent to: {', '.join(hosts)}." in report.to_text()

@@ -23,6 +23,7 @@ from langchain_dpicl import (
     PrivateExamples,
     PromptDPSGD,
     PromptPATELabeler,
+    Rows,
     Serving,
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
@@ -81,7 +82,7 @@ def examples(number: int, monkeypatch: pytest.MonkeyPatch, **declared: Any) -> P
 def voting(private: PrivateExamples, how: dict[str, Any]) -> Callable[[int], object]:
     engine = FakeBackend(scripted({" good": 0.6, " bad": 0.4}), max_top_k=5)
     voter = DPVotingRunnable.from_private_examples(
-        private, llm=engine, **how, max_queries=10, num_slots=10, shots_per_slot=1, memo_size=0
+        private, llm=engine, **how, max_queries=10, rows=Rows(units=10), serving=Serving(memo_size=0)
     )
     return lambda number: voter.invoke(f"question {number}")
 
