@@ -29,6 +29,7 @@ from langchain_dpicl import (
     DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     EmbeddedLLM,
+    LabelAnswers,
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
@@ -144,9 +145,9 @@ class Bench:
         right = [row["label_name"] for row in self.task.test]
         out = []
         for calibrate in (False, True):
-            answers = LabelClassifier(self.model, labels=self.task.labels, calibrate=calibrate).classify(
-                prompt, queries
-            )
+            how = None if calibrate else LabelAnswers(calibrate=False)
+            classifier = LabelClassifier(self.model, labels=self.task.labels, prompt=prompt, answers=how)
+            answers = classifier.batch(list(queries))
             out.append(sum(a == r for a, r in zip(answers, right, strict=True)) / len(right))
         return out[0], out[1]
 

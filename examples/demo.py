@@ -21,6 +21,7 @@ from langchain_dpicl import (
     DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     EmbeddedLLM,
+    LabelAnswers,
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
@@ -86,8 +87,9 @@ def accuracies(
     prompt = DPFewShotPromptTemplate(examples=examples, **TASK)
     out = []
     for calibrate in (False, True):
-        classifier = LabelClassifier(model, labels=LABELS, calibrate=calibrate)
-        answers = classifier.classify(prompt, [query["text"] for query in queries])
+        how = None if calibrate else LabelAnswers(calibrate=False)
+        classifier = LabelClassifier(model, labels=LABELS, prompt=prompt, answers=how)
+        answers = classifier.batch([query["text"] for query in queries])
         out.append(sum(a == q["label"] for a, q in zip(answers, queries, strict=True)) / len(queries))
     return out
 

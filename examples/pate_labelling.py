@@ -171,7 +171,8 @@ def chains(selector: PromptPATEExampleSelector) -> dict[str, Runnable[Any, str]]
 
 def accuracy(prompt: Any, questions: Sequence[dict[str, str]]) -> float:
     """Returns the share of new questions that a prompt sends to the right topic, calibrated."""
-    answers = LabelClassifier(EmbeddedLLM(), labels=LABELS).classify(prompt, [asked["text"] for asked in questions])
+    classifier = LabelClassifier(EmbeddedLLM(), labels=LABELS, prompt=prompt)
+    answers = classifier.batch([asked["text"] for asked in questions])
     return sum(answer == asked["label"] for answer, asked in zip(answers, questions, strict=True)) / len(questions)
 
 

@@ -111,11 +111,11 @@ def serve(path: Path) -> None:
         print(f"   {record['text']} -> {answer}")
 
     tests = new_questions(num_per_label=25)
-    classifier = LabelClassifier(EmbeddedLLM(), labels=LABELS)  # compares all labels, calibrated
     zero_shot = PromptTemplate.from_template(f"{INSTRUCTION}\n\nquestion: {{input}}\ntopic:")
     print(f"accuracy on {len(tests)} new questions, labels compared, embedded model")
     for name, used in (("no examples", zero_shot), ("private demonstrations", prompt)):
-        labels = classifier.classify(used, [record["text"] for record in tests])
+        classifier = LabelClassifier(EmbeddedLLM(), labels=LABELS, prompt=used)  # compares all labels, calibrated
+        labels = classifier.batch([record["text"] for record in tests])
         right = sum(label == record["label"] for label, record in zip(labels, tests, strict=True))
         print(f"   {name:<24}{right / len(tests):.2f}")
 

@@ -39,6 +39,7 @@ from langchain_dpicl import (
     PrivateExamples,
     Rows,
 )
+from langchain_dpicl.results import VotingResult
 
 SIZE = 1500
 NUM_SLOTS = 40
@@ -114,7 +115,7 @@ def make_voter(budget: PrivacyBudgetCallbackHandler, *, max_queries: int = 30) -
     )
 
 
-def as_chain(voter: DPVotingRunnable, *, least: float = 0.25) -> Runnable[Any, Any]:
+def as_chain(voter: Runnable[Any, VotingResult], *, least: float = 0.25) -> Runnable[Any, Any]:
     """Question -> pages that private notes chose -> answer."""
     template = PromptTemplate.from_template("{pages}\n\nquestion: {input}\nanswer (from the pages above):")
     write = template | make_model() | StrOutputParser() | str.strip
@@ -127,7 +128,7 @@ def as_chain(voter: DPVotingRunnable, *, least: float = 0.25) -> Runnable[Any, A
 
     found = {
         "input": itemgetter("input"),
-        "found": itemgetter("input") | NotesRetriever(voter=voter.with_receipts(), least=least),
+        "found": itemgetter("input") | NotesRetriever(voter=voter, least=least),
     }
     return found | RunnablePassthrough.assign(answer=RunnableLambda(answer))
 
@@ -138,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-5)
     voter = make_voter(budget)
-    chain = as_chain(voter)
+    chain = as_chain(voter.with_receipts())
     for question in options.ask or [record["text"] for record in new_questions(num_per_label=1)]:
         try:
             state = chain.invoke({"input": question})

@@ -78,7 +78,7 @@ def main() -> None:
 
     asked = [record["text"] for record in new_questions(num_per_label=1)]
     prompt = PromptTemplate.from_template("Question: {question}\nThis question is about my")
-    sorted_by = LabelClassifier(make_model(), labels=found.values).classify(prompt, asked)
+    sorted_by = LabelClassifier(make_model(), labels=found.values, prompt=prompt).batch(asked)
     for question, topic in zip(asked, sorted_by, strict=True):
         print(f"  {question} -> {topic}")
     verified = verify_report(budget.report())

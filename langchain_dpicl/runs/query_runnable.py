@@ -582,7 +582,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             return None, None, None
 
     def _news(self, result: ResultT) -> dict[str, Any]:
-        shown = result.model_dump(mode="json")
+        shown = {name: value for name, value in result.model_dump(include={"receipt", "scores"}).items() if value}
         return {"component": type(self).__name__, "tickets": shown["receipt"]["tickets"], **shown}
 
     def _refusal(self, numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
-from langchain_core.prompt_values import ChatPromptValue, PromptValue
+from langchain_core.messages import convert_to_messages
+from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import BasePromptTemplate
-from langchain_core.runnables import RunnableConfig, RunnableSerializable
+from langchain_core.runnables import Runnable, RunnableConfig
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
 from typing_extensions import override
 
-from langchain_dpicl._construction import HidesInput
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.exceptions import ModelCallError
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.options.answers import LabelAnswers
+from langchain_dpicl.options.base import LLM, option_of
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.tasks.labels import Row, continuations_of, distinct_texts, label_scorer, resolve_failed_rows
 
 CONTENT_FREE = ("N/A", "", "[MASK]")
@@ -46,8 +48,12 @@ def content_free_probabilities(log_likelihoods: Rows) -> NDArray[np.float64]:
     return mean
 
 
-class LabelClassifier:
-    """Chooses labels by their likelihood after a prompt, with contextual calibration by default.
+@tells_how_to_build("LabelClassifier(llm, labels=..., prompt=..., ...)")
+class LabelClassifier(Runnable[Any, str]):
+    """A Runnable that chooses labels by their likelihood after a prompt; batches are scored as one batch.
+
+    With `prompt`, the input is what the prompt takes, and answers are calibrated where that helps. Without, the input
+    is what a prompt gives (a prompt value, messages or a text), as in `prompt | LabelClassifier(...)`.
 
     How labels are scored depends on the model; `kind` names it:
 
@@ -57,23 +63,22 @@ class LabelClassifier:
       must differ, and a label whose token is not reported counts 1e-6 (or the least reported probability).
     - "text votes": models that only write text give 1 to the label they name and 0 to the others.
 
-    An answer that names no label (a refusal, or another text) is an error unless `otherwise` is given.
+    An answer that names no label (a refusal, or another text) is an error unless `LabelAnswers(other_label=)` is one of
+    the labels.
 
     Args:
-      llm: an engine, an object that carries one, or a LangChain model; see `backends.resolve.as_choice_backend`.
+      llm: an engine, an object that carries one, a LangChain model, or its name; see
+        `backends.resolve.as_choice_backend`.
       labels: at least two distinct labels, as they will be returned.
+      prompt: the template of the input, public.
       verbalizers: label to the text that stands for it, taken verbatim; by default a space and the label.
-      calibrate: whether to divide by the label probabilities on content-free inputs. None: if the model continues the
-        prompt ("whole labels", "first tokens"); decision models are asked a question, and votes are not
-        probabilities.
-      content_free: inputs without content, averaged over.
-      max_concurrency: calls in flight at once, for models that score one prompt per call; a run's own
-        `max_concurrency` takes precedence.
-      votes: "text" parses the text that a model writes as its vote, even if it has probabilities.
-      otherwise: the label of answers that name no label.
+      answers: a `LabelAnswers`, of which a classifier takes `votes` ("hard" or "text"), `calibrate`, `content_free` and
+        `other_label`. `calibrate=None`: where there is a prompt of one variable that the model continues ("whole
+        labels", "first tokens"); decision models are asked a question, and votes are not probabilities. None: the
+        three content-free inputs of Zhao et al.
 
     Raises:
-      ConfigurationError: labels, verbalizers or content-free inputs are unusable, or text votes are to be calibrated.
+      ConfigurationError: labels, verbalizers or options are unusable, or what cannot be calibrated is to be.
       CapabilityError: the model has neither scores of continuations nor logprobs, and `votes` is not "text".
       ModelCallError: the model could not be reached.
 
@@ -82,26 +87,25 @@ class LabelClassifier:
 
     def __init__(
         self,
-        llm: Any,
+        llm: LLM,
         *,
         labels: Sequence[str],
+        prompt: BasePromptTemplate[Any] | None = None,
         verbalizers: Mapping[str, str] | None = None,
-        calibrate: bool | None = None,
-        content_free: Sequence[str] = CONTENT_FREE,
-        max_concurrency: int = 8,
-        votes: Literal["text"] | None = None,
-        otherwise: str | None = None,
+        answers: LabelAnswers | None = None,
     ) -> None:
+        options = LabelAnswers(content_free=CONTENT_FREE) if answers is None else answers
         self.labels = distinct_texts("labels", labels, least=2)
         self.continuations = continuations_of(self.labels, verbalizers)
-        inputs = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate is not False else ()
-        self.max_concurrency = check_int("max_concurrency", max_concurrency, low=1)
-        if otherwise is not None and otherwise not in self.labels:
-            raise fail("otherwise", f"one of {self.labels!r}", otherwise)
-        self.otherwise = otherwise
-        self._scorer = label_scorer(as_choice_backend(llm, votes=votes), self.continuations)
+        self.prompt = prompt
+        _check_options(option_of("answers", options, LabelAnswers), self.labels)
+        is_named = answers is not None and answers.other_label in self.labels
+        self._otherwise = options.other_label if is_named else None
+        self._scorer = label_scorer(
+            as_choice_backend(llm, votes="text" if options.votes == "text" else None), self.continuations
+        )
         # The default depends on how the model scores labels, which the scorer has just found out.
-        self.content_free = inputs if self._calibrates(calibrate) else ()
+        self.content_free = options.content_free if self._calibrates(options) else ()
         self._calibrations: OrderedDict[tuple[str, ...], NDArray[np.float64]] = OrderedDict()
 
     @property
@@ -114,7 +118,7 @@ class LabelClassifier:
         """Whether probabilities are divided by those on content-free inputs."""
         return bool(self.content_free)
 
-    def score(self, prompts: Sequence[str], *, max_concurrency: int | None = None) -> Rows:
+    def score(self, prompts: Sequence[str], *, max_concurrency: int = 8) -> Rows:
         """Returns float64[n, labels]: log-likelihoods of the labels after each PUBLIC prompt, uncalibrated.
 
         Args:
@@ -122,150 +126,32 @@ class LabelClassifier:
           max_concurrency: calls in flight at once, for models that score one prompt per call.
 
         Raises:
-          ModelCallError: a call failed, the answer has another shape, or it names no label and `otherwise` is None.
+          ModelCallError: a call failed, or the answer has another shape or names no label.
           ConfigurationError: two labels share their first token on a model that reports top tokens only.
         """
-        return self._rows(self.attempts(prompts, max_concurrency=max_concurrency))
+        return self._rows(self._attempts(prompts, max_concurrency))
 
-    async def ascore(self, prompts: Sequence[str], *, max_concurrency: int | None = None) -> Rows:
+    async def ascore(self, prompts: Sequence[str], *, max_concurrency: int = 8) -> Rows:
         """Asynchronous version of `score`."""
-        return self._rows(await self.aattempts(prompts, max_concurrency=max_concurrency))
+        return self._rows(await self._aattempts(prompts, max_concurrency))
 
-    def attempts(
-        self, prompts: Sequence[str], *, max_concurrency: int | None = None, keep_errors: bool = False
-    ) -> list[Row | ModelCallError]:
-        """Is `score`, but returns a list of rows float64[labels], with errors in it if `keep_errors` is set.
+    def probabilities(self, inputs: Sequence[Any]) -> Rows:
+        """Returns float64[n, labels]: label probabilities of each input, calibrated as configured.
 
         Args:
-          prompts: as of `score`.
-          max_concurrency: as of `score`.
-          keep_errors: whether the error of a failed call takes the place of its row; otherwise it is raised.
-        """
-        if not _check_list("prompts", prompts):
-            return []
-        rows = self._scorer.score(prompts, max_concurrency or self.max_concurrency, keep_errors=keep_errors)
-        return resolve_failed_rows(rows, self.labels, otherwise=self.otherwise, keep_errors=keep_errors)
-
-    async def aattempts(
-        self, prompts: Sequence[str], *, max_concurrency: int | None = None, keep_errors: bool = False
-    ) -> list[Row | ModelCallError]:
-        """Asynchronous version of `attempts`."""
-        if not _check_list("prompts", prompts):
-            return []
-        rows = await self._scorer.ascore(prompts, max_concurrency or self.max_concurrency, keep_errors=keep_errors)
-        return resolve_failed_rows(rows, self.labels, otherwise=self.otherwise, keep_errors=keep_errors)
-
-    def calibration(self, prompt: BasePromptTemplate[Any]) -> NDArray[np.float64] | None:
-        """Returns float64[labels]: mean label probabilities of `prompt` on the content-free inputs; None: off.
-
-        Cached by the rendered texts: a template with an `example_selector` is rendered every time, so that each
-        content-free input gets the examples selected for it.
-
-        Args:
-          prompt: template whose one variable is the query.
+          inputs: as of `batch`.
 
         Raises:
-          ConfigurationError: the template has not exactly one variable.
-        """
-        texts = tuple(_render(prompt, text) for text in self._inputs_without_content(prompt))
-        if (known := self._calibrations.get(texts)) is None and texts:
-            known = self._keep(texts, content_free_probabilities(self.score(texts)))
-        return known
-
-    async def acalibration(self, prompt: BasePromptTemplate[Any]) -> NDArray[np.float64] | None:
-        """Asynchronous version of `calibration`."""
-        texts = tuple([await _arender(prompt, text) for text in self._inputs_without_content(prompt)])
-        if (known := self._calibrations.get(texts)) is None and texts:
-            known = self._keep(texts, content_free_probabilities(await self.ascore(texts)))
-        return known
-
-    def probabilities(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> Rows:
-        """Returns float64[n, labels]: label probabilities of each input under `prompt`, calibrated as configured.
-
-        Args:
-          prompt: template whose one variable is the query (more are allowed without calibration).
-          inputs: queries, or dicts of the template's variables.
-
-        Raises:
-          ConfigurationError: calibration needs exactly one variable.
           ModelCallError: a model call failed.
         """
-        base = self.calibration(prompt)
-        return label_probabilities(self.score([_render(prompt, item) for item in _check_list("inputs", inputs)]), base)
+        base = self._calibration()
+        return label_probabilities(self.score([self._rendered(item) for item in _listed(inputs)]), base)
 
-    async def aprobabilities(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> Rows:
+    async def aprobabilities(self, inputs: Sequence[Any]) -> Rows:
         """Asynchronous version of `probabilities`."""
-        base = await self.acalibration(prompt)
-        texts = [await _arender(prompt, item) for item in _check_list("inputs", inputs)]
+        base = await self._acalibration()
+        texts = [await self._arendered(item) for item in _listed(inputs)]
         return label_probabilities(await self.ascore(texts), base)
-
-    def classify(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> list[str]:
-        """Returns the likeliest label of each input; arguments and errors as in `probabilities`."""
-        return self.best(self.probabilities(prompt, inputs))
-
-    async def aclassify(self, prompt: BasePromptTemplate[Any], inputs: Sequence[str | Mapping[str, Any]]) -> list[str]:
-        """Asynchronous version of `classify`."""
-        return self.best(await self.aprobabilities(prompt, inputs))
-
-    def best(self, probabilities: Rows) -> list[str]:
-        """Returns the likeliest label of each row, float64[n, labels]; the first of equals.
-
-        Args:
-          probabilities: float64[n, labels].
-        """
-        return [self.labels[index] for index in probabilities.argmax(axis=1)]
-
-    def as_runnable(self, prompt: BasePromptTemplate[Any]) -> PromptClassifier:
-        """Returns a Runnable from the prompt's input (text or dict) to a label.
-
-        Args:
-          prompt: as of `probabilities`.
-
-        Raises:
-          ConfigurationError: calibration needs exactly one variable.
-        """
-        self._inputs_without_content(prompt)
-        return PromptClassifier(prompt=prompt, classifier=self)
-
-    def __repr__(self) -> str:
-        return f"LabelClassifier(labels={self.labels!r}, kind={self.kind!r}, calibrates={self.calibrates})"
-
-    # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _calibrates(self, asked: bool | None) -> bool:
-        if asked and self.kind == "text votes":
-            advice = "Votes are not probabilities: use a model with logprobs, or omit calibrate."
-            raise fail("calibrate", "None or False with text votes", asked, advice)
-        return self.kind not in {"text votes", "decisions"} if asked is None else asked
-
-    def _rows(self, attempts: Sequence[Row | ModelCallError]) -> Rows:
-        rows = [row for row in attempts if not isinstance(row, ModelCallError)]
-        return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.labels))
-
-    def _inputs_without_content(self, prompt: BasePromptTemplate[Any]) -> tuple[str, ...]:
-        """Returns the content-free inputs, after checking that the template has one variable."""
-        if self.calibrates and len(names := prompt.input_variables) != 1:
-            advice = "Fix the others with prompt.partial(...), or use calibrate=False."
-            raise fail("prompt", "exactly one input variable (the query) to calibrate", sorted(names), advice)
-        return self.content_free
-
-    def _keep(self, texts: tuple[str, ...], base: NDArray[np.float64]) -> NDArray[np.float64]:
-        self._calibrations[texts] = base
-        if len(self._calibrations) > _CACHED_CALIBRATIONS:
-            self._calibrations.popitem(last=False)
-        return base
-
-
-class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
-    """A prompt bound to a classifier: text or dict in, label out. Batches are scored as one batch."""
-
-    prompt: BasePromptTemplate  # type: ignore[type-arg]  # pydantic tells BasePromptTemplate[Any] from [str]
-    """Public template; its rendering is traced as for any prompt."""
-
-    classifier: LabelClassifier = Field(exclude=True)
-    """The classifier that scores and calibrates."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     @override
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
@@ -285,7 +171,11 @@ class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
         **kwargs: Any | None,
     ) -> list[str]:
         return self._batch_with_config(
-            self._labels, inputs, config, return_exceptions=return_exceptions, keep_errors=return_exceptions
+            self._chosen,
+            list(_listed(inputs)),
+            config,
+            return_exceptions=return_exceptions,
+            keep_errors=return_exceptions,
         )
 
     @override
@@ -298,10 +188,100 @@ class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
         **kwargs: Any | None,
     ) -> list[str]:
         return await self._abatch_with_config(
-            self._alabels, inputs, config, return_exceptions=return_exceptions, keep_errors=return_exceptions
+            self._achosen,
+            list(_listed(inputs)),
+            config,
+            return_exceptions=return_exceptions,
+            keep_errors=return_exceptions,
         )
 
-    def _labels(
+    def __repr__(self) -> str:
+        return f"LabelClassifier(labels={self.labels!r}, kind={self.kind!r}, calibrates={self.calibrates})"
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _calibrates(self, answers: LabelAnswers) -> bool:
+        """Returns whether content-free inputs are asked too; refuses what cannot be calibrated but is to be."""
+        if answers.calibrate is False:
+            return False
+        fault = ""
+        if self.prompt is None:
+            fault = "prompt=, whose content-free version shows the bias"
+        elif self.kind == "text votes":
+            fault = "a model with logprobs (votes are not probabilities)"
+        elif len(self.prompt.input_variables) != 1:
+            fault = f"one input variable, found {sorted(self.prompt.input_variables)}: fix the others by prompt.partial"
+        if fault and answers.calibrate:
+            raise fail("LabelAnswers.calibrate", f"None or False, or {fault}", True)
+        if not answers.content_free:
+            raise fail("LabelAnswers.content_free", "at least one text", answers.content_free)
+        return not fault and (answers.calibrate or self.kind != "decisions")
+
+    def _attempts(
+        self, prompts: Sequence[str], limit: int | None, *, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
+        """Returns rows float64[labels]; a failed call raises or, with `keep_errors`, stands as its error."""
+        rows = self._scorer.score(prompts, limit or 8, keep_errors=keep_errors) if _listed(prompts) else []
+        return resolve_failed_rows(rows, self.labels, otherwise=self._otherwise, keep_errors=keep_errors)
+
+    async def _aattempts(
+        self, prompts: Sequence[str], limit: int | None, *, keep_errors: bool = False
+    ) -> list[Row | ModelCallError]:
+        rows = await self._scorer.ascore(prompts, limit or 8, keep_errors=keep_errors) if _listed(prompts) else []
+        return resolve_failed_rows(rows, self.labels, otherwise=self._otherwise, keep_errors=keep_errors)
+
+    def _rows(self, attempts: Sequence[Row | ModelCallError]) -> Rows:
+        rows = [row for row in attempts if not isinstance(row, ModelCallError)]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.labels))
+
+    # Calibrations are cached by the rendered texts: a template with an `example_selector` is rendered every time, so
+    # that each content-free input gets the examples selected for it.
+
+    def _calibration(self) -> NDArray[np.float64] | None:
+        """Returns float64[labels]: mean label probabilities on the content-free inputs; None: no calibration."""
+        texts = tuple(self._rendered(text) for text in self.content_free)
+        if (known := self._calibrations.get(texts)) is None and texts:
+            known = self._keep(texts, content_free_probabilities(self.score(texts)))
+        return known
+
+    async def _acalibration(self) -> NDArray[np.float64] | None:
+        texts = tuple([await self._arendered(text) for text in self.content_free])
+        if (known := self._calibrations.get(texts)) is None and texts:
+            known = self._keep(texts, content_free_probabilities(await self.ascore(texts)))
+        return known
+
+    def _keep(self, texts: tuple[str, ...], base: NDArray[np.float64]) -> NDArray[np.float64]:
+        self._calibrations[texts] = base
+        if len(self._calibrations) > _CACHED_CALIBRATIONS:
+            self._calibrations.popitem(last=False)
+        return base
+
+    def _rendered(self, item: Any) -> str:
+        """Returns the prompt of an input, without a run of the template."""
+        if self.prompt is None:
+            return _text_of(_prompt_value(item))
+        return _text_of(self.prompt.format_prompt(**_variables(self.prompt, item)))
+
+    async def _arendered(self, item: Any) -> str:
+        if self.prompt is None:
+            return _text_of(_prompt_value(item))
+        return _text_of(await self.prompt.aformat_prompt(**_variables(self.prompt, item)))
+
+    # One bad input must not fail its batch; a template's example selector may raise anything.
+
+    def _value_or_error(self, item: Any, config: RunnableConfig) -> PromptValue | Exception:
+        try:
+            return _prompt_value(item) if self.prompt is None else self.prompt.invoke(item, config)
+        except Exception as error:  # noqa: BLE001  see above
+            return error
+
+    async def _avalue_or_error(self, item: Any, config: RunnableConfig) -> PromptValue | Exception:
+        try:
+            return _prompt_value(item) if self.prompt is None else await self.prompt.ainvoke(item, config)
+        except Exception as error:  # noqa: BLE001  see above
+            return error
+
+    def _chosen(
         self,
         inputs: list[Any],
         run_manager: list[CallbackManagerForChainRun],
@@ -310,12 +290,11 @@ class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
         keep_errors: bool = False,
     ) -> list[Exception | str]:
         del run_manager  # LangChain passes a config only beside it
-        values = [_value_or_error(self.prompt, item, one) for item, one in zip(inputs, config, strict=True)]
-        base, limit = self.classifier.calibration(self.prompt), config[0].get("max_concurrency")
-        rows = self.classifier.attempts(_readable(values), max_concurrency=limit, keep_errors=keep_errors)
-        return self._spread(values, rows, base)
+        values = [self._value_or_error(item, one) for item, one in zip(inputs, config, strict=True)]
+        base, limit = self._calibration(), config[0].get("max_concurrency")
+        return self._spread(values, self._attempts(_readable(values), limit, keep_errors=keep_errors), base)
 
-    async def _alabels(
+    async def _achosen(
         self,
         inputs: list[Any],
         run_manager: list[AsyncCallbackManagerForChainRun],
@@ -324,10 +303,9 @@ class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
         keep_errors: bool = False,
     ) -> list[Exception | str]:
         del run_manager  # LangChain passes a config only beside it
-        values = [await _avalue_or_error(self.prompt, item, one) for item, one in zip(inputs, config, strict=True)]
-        base, limit = await self.classifier.acalibration(self.prompt), config[0].get("max_concurrency")
-        rows = await self.classifier.aattempts(_readable(values), max_concurrency=limit, keep_errors=keep_errors)
-        return self._spread(values, rows, base)
+        values = [await self._avalue_or_error(item, one) for item, one in zip(inputs, config, strict=True)]
+        base, limit = await self._acalibration(), config[0].get("max_concurrency")
+        return self._spread(values, await self._aattempts(_readable(values), limit, keep_errors=keep_errors), base)
 
     def _spread(
         self,
@@ -341,9 +319,19 @@ class PromptClassifier(HidesInput, RunnableSerializable[Any, str]):
         return [
             outcome
             if isinstance(outcome, Exception)
-            else self.classifier.best(label_probabilities(outcome[None], base))[0]
+            else self.labels[int(label_probabilities(outcome[None], base)[0].argmax())]  # the first of equals
             for outcome in outcomes
         ]
+
+
+def _check_options(answers: LabelAnswers, labels: tuple[str, ...]) -> None:
+    """Refuses options of answers that a classifier has no use for."""
+    if others := sorted(answers.to_dict().keys() - {"votes", "calibrate", "content_free", "other_label"}):
+        raise fail("answers", "votes, calibrate, content_free and other_label alone, for a classifier", others)
+    if answers.votes == "soft":
+        raise fail("LabelAnswers.votes", "'hard' or 'text' for a classifier", answers.votes)
+    if answers.other_label not in {"", LabelAnswers().other_label, *labels}:
+        raise fail("LabelAnswers.other_label", f"one of {labels!r}", answers.other_label)
 
 
 def _log_softmax(rows: Rows) -> Rows:
@@ -356,11 +344,23 @@ def _log(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
 
 
-def _check_list(name: str, values: Sequence[Any]) -> Sequence[Any]:
+def _listed(values: Sequence[Any]) -> Sequence[Any]:
     """Returns `values`; refuses one text or dict, which would be iterated by letter or key."""
     if isinstance(values, (str, bytes, Mapping)):
-        raise fail(name, "a list", type(values).__name__, "Put a single value into a list.")
+        raise fail("inputs", "a list", type(values).__name__, "Put a single value into a list.")
     return values
+
+
+def _prompt_value(item: Any) -> PromptValue:
+    """Returns what a prompt gives: a prompt value, messages, or a text."""
+    if isinstance(item, PromptValue):
+        return item
+    if isinstance(item, str):
+        return StringPromptValue(text=item)
+    if isinstance(item, Sequence):
+        return ChatPromptValue(messages=convert_to_messages(item))
+    advice = "Give the classifier prompt=, or stand it behind a prompt."
+    raise fail("input", "a prompt value, messages or a text", type(item).__name__, advice)
 
 
 def _text_of(value: PromptValue) -> str:
@@ -368,39 +368,12 @@ def _text_of(value: PromptValue) -> str:
     return value.to_string() + ("\nAI:" if isinstance(value, ChatPromptValue) else "")
 
 
-def _render(prompt: BasePromptTemplate[Any], item: str | Mapping[str, Any]) -> str:
-    return _text_of(prompt.format_prompt(**_variables(prompt, item)))
-
-
-async def _arender(prompt: BasePromptTemplate[Any], item: str | Mapping[str, Any]) -> str:
-    return _text_of(await prompt.aformat_prompt(**_variables(prompt, item)))
-
-
-def _variables(prompt: BasePromptTemplate[Any], item: str | Mapping[str, Any]) -> Mapping[str, Any]:
+def _variables(prompt: BasePromptTemplate[Any], item: Any) -> Mapping[str, Any]:
     if isinstance(item, Mapping):
         return item
     if len(names := prompt.input_variables) != 1:
         raise fail("inputs", f"dicts of {sorted(names)}", type(item).__name__)
     return {names[0]: item}
-
-
-# One bad input must not fail its batch; a template's example selector may raise anything.
-
-
-def _value_or_error(prompt: BasePromptTemplate[Any], item: Any, config: RunnableConfig) -> PromptValue | Exception:
-    try:
-        return prompt.invoke(item, config)
-    except Exception as error:  # noqa: BLE001  see above
-        return error
-
-
-async def _avalue_or_error(
-    prompt: BasePromptTemplate[Any], item: Any, config: RunnableConfig
-) -> PromptValue | Exception:
-    try:
-        return await prompt.ainvoke(item, config)
-    except Exception as error:  # noqa: BLE001  see above
-        return error
 
 
 def _readable(values: Sequence[PromptValue | Exception]) -> list[str]:

@@ -211,7 +211,7 @@ def _vote_for_other(labels: tuple[str, ...], otherwise: str | None) -> Row | Mod
     if otherwise is None:
         return ModelCallError(
             f"the answer to a public prompt names none of the labels {labels!r}, or the engine failed. Ask "
-            "for a label in the prompt, or pass otherwise= to say what such an answer counts as."
+            "for a label in the prompt, or give LabelAnswers(other_label=...), the label that such an answer counts as."
         )
     return np.where(np.arange(len(labels)) == labels.index(otherwise), 0.0, -np.inf)
 

@@ -140,9 +140,9 @@ def test_documents_can_be_private() -> None:
 
 def test_real_questions_are_told_apart_with_what_was_released(prompt: DPFewShotPromptTemplate) -> None:
     """Sanity, not a benchmark: easy questions with the same words as the records."""
-    classifier = LabelClassifier(EmbeddedLLM(), labels=LABELS)
+    classifier = LabelClassifier(EmbeddedLLM(), labels=LABELS, prompt=prompt)
     queries = ["Why was my card payment declined?", "Why has my transfer not arrived?"] * 3
-    answers = classifier.classify(prompt, queries)
+    answers = classifier.batch(queries)
     assert set(answers) <= set(LABELS)
 
 

@@ -23,6 +23,7 @@ from langchain_dpicl import (
     DPRetrievalVotingRunnable,
     DPVotingRunnable,
     EmbeddedLLM,
+    LabelClassifier,
     LocalLLM,
     PrivateEvolution,
     PrivateExamples,
@@ -34,7 +35,6 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.serving.classifier import PromptClassifier
 from langchain_dpicl.soft_prompts.serving import SoftPromptClassifier
 
 CANARY = "zx-constructor-canary-40"
@@ -54,7 +54,6 @@ SERVED: dict[type[Any], dict[str, Any]] = {
     ChatEmbedded: {"stop": RECORDS, "private": RECORDS},
     LocalLLM: {"backend": CANARY},
     ChatLocal: {"examples": RECORDS},
-    PromptClassifier: {"prompt": CANARY, "classifier": RECORDS},
 }
 PLAIN: dict[str, Callable[[], object]] = {
     "PromptPATEExampleSelector.from_private_examples(private, llm=..., public_inputs=..., ...)": (
@@ -63,6 +62,7 @@ PLAIN: dict[str, Callable[[], object]] = {
     "DemonstrationSynthesizer.from_private_examples(private, llm=..., budget=..., epsilon=..., ...)": (
         lambda: DemonstrationSynthesizer(llm=CANARY)
     ),
+    "LabelClassifier(llm, labels=..., prompt=..., ...)": lambda: LabelClassifier(records=RECORDS),
     "SoftPromptClassifier(model, prompts, ...)": lambda: SoftPromptClassifier(model=CANARY),
     "PromptDPSGD(model, ...).train(private, budget=..., epsilon=..., expected_batch_size=..., ...)": lambda: (
         PromptDPSGD(examples=RECORDS)

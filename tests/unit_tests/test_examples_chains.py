@@ -187,7 +187,7 @@ class TestPrivateNotesRag:
         with example("private_notes_rag", provider=True, SIZE=100, NUM_SLOTS=8) as rag:
             rag.bank_questions = with_canary(rag.bank_questions, every=True)
             voter = rag.make_voter(PrivacyBudgetCallbackHandler(epsilon=2.0, delta=1e-5))
-            rag.as_chain(voter, least=-1e3).invoke({"input": "Can a transfer be cancelled?"})
+            rag.as_chain(voter.with_receipts(), least=-1e3).invoke({"input": "Can a transfer be cancelled?"})
         (request,) = by_wire.received
         assert request.body["model"] == "gpt-4.1-mini"
         text = request.body["messages"][0]["content"]

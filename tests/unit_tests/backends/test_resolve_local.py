@@ -216,7 +216,8 @@ class TestWork:
             budget=budget(),
             public_inputs=[ASKED, "the transfer"],
             abstain_below=None,
-            **VOTING,
+            epsilon=4.0,
+            num_slots=4,
         )
         assert set(labeler.run().labels) <= set(LABELS)
         found = LabelClassifier(stock_chat(), labels=LABELS)

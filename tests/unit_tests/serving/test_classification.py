@@ -28,6 +28,7 @@ from langchain_core.prompts import (
 from langchain_core.vectorstores import InMemoryVectorStore
 from scipy.special import log_softmax, softmax
 
+from langchain_dpicl import LabelAnswers
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -119,8 +120,11 @@ TABLE = {
 }
 
 
+RAW = LabelAnswers(calibrate=False)
+
+
 def classifier(engine=None, **changes) -> LabelClassifier:
-    return LabelClassifier(engine or Choices(by_table(TABLE)), **({"labels": LABELS} | changes))
+    return LabelClassifier(engine or Choices(by_table(TABLE)), **({"labels": LABELS, "prompt": PROMPT} | changes))
 
 
 # -- the numbers --------------------------------------------------------------------------------------------------
@@ -128,17 +132,17 @@ def classifier(engine=None, **changes) -> LabelClassifier:
 
 def test_the_worked_example_by_hand():
     one = classifier()
-    assert one.calibration(PROMPT) == pytest.approx([0.8, 0.2], abs=1e-12)
-    assert one.probabilities(PROMPT, ["atm kept it"]) == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
-    assert one.classify(PROMPT, ["atm kept it", "pin"]) == ["cash", "card"]
+    assert one._calibration() == pytest.approx([0.8, 0.2], abs=1e-12)
+    assert one.probabilities(["atm kept it"]) == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
+    assert one.batch(["atm kept it", "pin"]) == ["cash", "card"]
 
 
 def test_without_calibration_the_likelihoods_are_only_normalised():
-    one = classifier(calibrate=False)
-    assert one.calibration(PROMPT) is None
+    one = classifier(answers=RAW)
+    assert one._calibration() is None
     assert not one.calibrates
-    assert one.probabilities(PROMPT, ["atm kept it"]) == pytest.approx(np.array([[0.7, 0.3]]), abs=1e-12)
-    assert one.classify(PROMPT, ["atm kept it", "pin"]) == ["card", "card"]
+    assert one.probabilities(["atm kept it"]) == pytest.approx(np.array([[0.7, 0.3]]), abs=1e-12)
+    assert one.batch(["atm kept it", "pin"]) == ["card", "card"]
     assert len(one._scorer._engine.calls) == 2
 
 
@@ -196,36 +200,35 @@ def test_multi_token_labels_are_scored_whole():
     """First tokens would say "top up" (.6); the whole label says "cash withdrawal" (.4 x .9 against .6 x .5)."""
     steps = {(): {" top": 0.6, " cash": 0.4}, (b" top",): {" up": 0.5}, (b" cash",): {" withdrawal": 0.9}}
     engine = FakeBackend(lambda _prompt, prefix: steps[prefix], max_top_k=5)
-    one = LabelClassifier(engine, labels=["top up", "cash withdrawal"], calibrate=False)
+    one = LabelClassifier(engine, labels=["top up", "cash withdrawal"])
     assert one.score(["Queue:"]) == pytest.approx(np.log([[0.30, 0.36]]))
-    assert one.classify(PromptTemplate.from_template("{input}\nQueue:"), ["x"]) == ["cash withdrawal"]
+    assert (PromptTemplate.from_template("{input}\nQueue:") | one).batch(["x"]) == ["cash withdrawal"]
 
 
 def test_verbalizers_are_scored_verbatim_and_labels_returned():
     engine = Choices(lambda _prompt, choice: {" world": -1.0, "\nsports": -0.5}[choice])
-    one = LabelClassifier(engine, labels=["0", "1"], verbalizers={"1": "\nsports", "0": " world"}, calibrate=False)
-    assert one.classify(PROMPT, ["x"]) == ["1"]
+    one = LabelClassifier(
+        engine, labels=["0", "1"], prompt=PROMPT, verbalizers={"1": "\nsports", "0": " world"}, answers=RAW
+    )
+    assert one.batch(["x"]) == ["1"]
     assert engine.calls == [(("Ticket: x\nQueue:",), (" world", "\nsports"))]
 
 
-def test_a_batch_is_one_call_and_calibration_is_measured_once_per_template():
+def test_a_batch_is_one_call_and_calibration_is_measured_once():
     engine = Choices(by_table(TABLE))
     one = classifier(engine)
-    one.classify(PROMPT, ["pin", "atm kept it"])
-    one.classify(PROMPT, ["pin"])
+    one.batch(["pin", "atm kept it"])
+    one.batch(["pin"])
     assert [len(prompts) for prompts, _ in engine.calls] == [3, 2, 1]
-    engine.log_likelihood = lambda prompt, choice: -float(len(prompt + choice))
-    other = PromptTemplate.from_template("{q}!")
-    one.classify(other, ["pin"])
-    assert engine.calls[3][0] == ("N/A!", "!", "[MASK]!")
-    one.classify(PromptTemplate.from_template("{other_name}!"), ["pin"])  # the same texts
-    assert [len(prompts) for prompts, _ in engine.calls] == [3, 2, 1, 3, 1, 1]
+    assert engine.calls[0][0] == tuple(PROMPT.format(input=text) for text in ("N/A", "", "[MASK]"))
 
 
 def test_the_calibrations_kept_are_bounded():
-    one = classifier(Choices(lambda _prompt, _choice: -1.0))
-    for number in range(200):
-        one.calibration(PromptTemplate.from_template(f"{number} {{q}}"))
+    numbers = iter(range(10_000))
+    shown = PromptTemplate.from_template("{number} {q}").partial(number=lambda: str(next(numbers)))
+    one = classifier(Choices(lambda _prompt, _choice: -1.0), prompt=shown)
+    for _ in range(200):
+        one._calibration()
     assert len(one._calibrations) <= 64
 
 
@@ -233,20 +236,20 @@ def test_no_prompts_need_no_call():
     engine = Choices(by_table(TABLE))
     assert classifier(engine).score([]).shape == (0, 2)
     assert engine.calls == []
-    assert classifier(engine).classify(PROMPT, []) == []
+    assert classifier(engine).batch([]) == []
 
 
 def test_queries_with_braces_are_scored_as_they_are():
     seen = []
     engine = Choices(lambda prompt, _choice: seen.append(prompt) or -1.0)
-    classifier(engine, calibrate=False).classify(PROMPT, ['{"a": {q}}', {"input": "{"}])
+    classifier(engine, answers=RAW).batch(['{"a": {q}}', {"input": "{"}])
     assert set(seen) == {'Ticket: {"a": {q}}\nQueue:', "Ticket: {\nQueue:"}
 
 
 def test_a_chat_prompt_is_scored_where_the_answer_begins():
     engine = Choices(lambda _prompt, _choice: -1.0)
     chat = ChatPromptTemplate.from_messages([("human", "a"), ("ai", "card"), ("human", "{input}")])
-    classifier(engine, calibrate=False).classify(chat, ["b"])
+    classifier(engine, prompt=chat, answers=RAW).batch(["b"])
     assert engine.calls[0][0] == ("Human: a\nAI: card\nHuman: b\nAI:",)
 
 
@@ -262,7 +265,7 @@ def test_an_engine_that_answers_in_another_shape_is_reported():
 
 def test_a_model_with_top_tokens_is_read_at_the_first_token():
     engine = TopTokens(lambda _prompt: {" car": 0.5, "card": 0.1, " cash": 0.2, "The": 0.1})
-    scores = classifier(engine, calibrate=False).score(["one", "two"])
+    scores = classifier(engine, answers=RAW).score(["one", "two"])
     assert np.exp(scores) == pytest.approx(np.array([[0.6, 0.2]] * 2))
     assert sorted(engine.asked) == [("one", (), 5), ("two", (), 5)]
 
@@ -276,20 +279,20 @@ def test_a_model_with_top_tokens_is_read_at_the_first_token():
     ],
 )
 def test_a_label_outside_the_top_counts_the_floor_and_never_more_than_a_reported_token(tokens, expected):
-    scores = classifier(TopTokens(lambda _prompt: tokens), calibrate=False).score(["x"])
+    scores = classifier(TopTokens(lambda _prompt: tokens), answers=RAW).score(["x"])
     assert np.exp(scores[0]) == pytest.approx([0.9, expected])
 
 
 def test_an_empty_answer_is_even():
-    probabilities = classifier(TopTokens(lambda _prompt: {}), calibrate=False).probabilities(PROMPT, ["x"])
+    probabilities = classifier(TopTokens(lambda _prompt: {}), answers=RAW).probabilities(["x"])
     assert np.allclose(probabilities, 0.5)
 
 
 def test_labels_that_share_the_first_token_are_reported():
-    shared = classifier(TopTokens(lambda _prompt: {" ca": 0.7, " cash": 0.1}), calibrate=False)
+    shared = classifier(TopTokens(lambda _prompt: {" ca": 0.7, " cash": 0.1}), answers=RAW)
     with pytest.raises(ConfigurationError, match="first tokens"):
         shared.score(["x"])
-    some = classifier(TopTokens(lambda _prompt: {" c": 0.3, " cash": 0.2, " card": 0.1}), calibrate=False)
+    some = classifier(TopTokens(lambda _prompt: {" c": 0.3, " cash": 0.2, " card": 0.1}), answers=RAW)
     assert np.exp(some.score(["x"])) == pytest.approx(np.array([[0.1, 0.2]]))
 
 
@@ -297,14 +300,17 @@ def test_labels_that_share_the_first_token_are_reported():
 def test_a_label_that_begins_another_is_refused_where_only_first_tokens_are_seen(labels):
     with pytest.raises(ConfigurationError, match="verbalizers"):
         LabelClassifier(TopTokens(lambda _prompt: {}), labels=labels)
-    assert LabelClassifier(Choices(lambda _prompt, _choice: -1.0), labels=labels).classify(PROMPT, ["x"]) == labels[:1]
+    assert (
+        LabelClassifier(Choices(lambda _prompt, _choice: -1.0), labels=labels, prompt=PROMPT).batch(["x"]) == labels[:1]
+    )
     told = LabelClassifier(
         TopTokens(lambda _prompt: {" B": 0.5, " A": 0.4}),
         labels=labels,
         verbalizers={labels[0]: " A", labels[1]: " B"},
-        calibrate=False,
+        prompt=PROMPT,
+        answers=RAW,
     )
-    assert told.classify(PROMPT, ["x"]) == labels[1:]
+    assert told.batch(["x"]) == labels[1:]
 
 
 def test_first_tokens_are_calibrated_like_whole_labels():
@@ -312,30 +318,30 @@ def test_first_tokens_are_calibrated_like_whole_labels():
         query = prompt.removeprefix("Ticket: ").removesuffix("\nQueue:")
         return {f" {label}": probability for label, probability in TABLE[query].items()}
 
-    found = classifier(TopTokens(tokens)).probabilities(PROMPT, ["atm kept it"])
+    found = classifier(TopTokens(tokens)).probabilities(["atm kept it"])
     assert found == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
 
 
 async def test_calls_in_flight_are_limited():
     engine = TopTokens(lambda _prompt: {" card": 0.5})
-    one = classifier(engine, calibrate=False, max_concurrency=3)
+    one = classifier(engine, answers=RAW)
     engine.hoped = 3
-    one.score([str(number) for number in range(12)])
+    one.score([str(number) for number in range(12)], max_concurrency=3)
     assert engine.most == 3
     assert len({prompt for prompt, _, _ in engine.asked}) == 12
     engine.most = 0
-    await one.ascore([str(number) for number in range(12)])
+    await one.ascore([str(number) for number in range(12)], max_concurrency=3)
     assert engine.most == 3
     engine.most = engine.hoped = 0
-    one.as_runnable(PROMPT).batch(["a", "b", "c"], {"max_concurrency": 1})
+    one.batch(["a", "b", "c"], {"max_concurrency": 1})
     assert engine.most == 1
-    await one.as_runnable(PROMPT).abatch(["a", "b", "c"], {"max_concurrency": 1})
+    await one.abatch(["a", "b", "c"], {"max_concurrency": 1})
     assert engine.most == 1
 
 
 def test_rows_keep_the_order_of_the_prompts():
     engine = TopTokens(lambda prompt: {" card": int(prompt) / 100, " cash": 0.001})
-    scores = classifier(engine, calibrate=False).score([str(number) for number in range(1, 20)])
+    scores = classifier(engine, answers=RAW).score([str(number) for number in range(1, 20)])
     assert np.exp(scores[:, 0]) == pytest.approx(np.arange(1, 20) / 100)
 
 
@@ -343,7 +349,7 @@ def test_rows_keep_the_order_of_the_prompts():
 
 
 async def test_the_runnable_takes_text_or_dict_sync_and_async():
-    chain = classifier().as_runnable(PROMPT)
+    chain = classifier()
     assert chain.invoke("atm kept it") == chain.invoke({"input": "atm kept it"}) == "cash"
     assert await chain.ainvoke("pin") == "card"
     assert chain.batch(["pin", {"input": "atm kept it"}]) == ["card", "cash"]
@@ -356,14 +362,14 @@ async def test_the_runnable_takes_text_or_dict_sync_and_async():
 
 async def test_a_batch_of_the_runnable_is_scored_as_one():
     engine = Choices(by_table(TABLE))
-    chain = classifier(engine).as_runnable(PROMPT)
+    chain = classifier(engine)
     chain.batch(["pin", "atm kept it", "pin"])
     await chain.abatch(["pin", "pin"])
     assert [len(prompts) for prompts, _ in engine.calls] == [3, 3, 2]
 
 
 async def test_one_bad_input_of_a_batch_fails_alone():
-    chain = classifier().as_runnable(PROMPT)
+    chain = classifier()
     for found in (
         chain.batch(["pin", {"wrong": 1}, "atm kept it"], return_exceptions=True),
         await chain.abatch(["pin", {"wrong": 1}, "atm kept it"], return_exceptions=True),
@@ -393,24 +399,22 @@ class Recorder(BaseCallbackHandler):
 
 def test_the_run_and_its_prompt_are_traced():
     recorder = Recorder()
-    chain = classifier().as_runnable(PROMPT)
+    chain = classifier()
     chain.batch(["pin", "pin"], {"callbacks": [recorder]})
-    assert recorder.events == {("start", "PromptClassifier"): 2, ("start", "PromptTemplate"): 2, "end": 4}
+    assert recorder.events == {("start", "LabelClassifier"): 2, ("start", "PromptTemplate"): 2, "end": 4}
 
 
-def test_the_runnable_shows_labels_and_prompt_only():
-    chain = classifier().as_runnable(PROMPT)
-    assert "LabelClassifier(labels=('card', 'cash'), kind='whole labels', calibrates=True)" in repr(chain)
-    assert "Queue" in dumps(chain)
-    assert "classifier" not in chain.model_dump()
+def test_the_runnable_shows_its_labels():
+    assert "LabelClassifier(labels=('card', 'cash'), kind='whole labels', calibrates=True)" in repr(classifier())
+    assert "PROMPT" not in dumps(classifier())
 
 
 def test_the_async_numbers_are_the_sync_numbers():
     async def both():
         one = classifier()
-        assert np.array_equal(await one.acalibration(PROMPT), classifier().calibration(PROMPT))
-        assert np.array_equal(await one.aprobabilities(PROMPT, ["pin"]), one.probabilities(PROMPT, ["pin"]))
-        assert await one.aclassify(PROMPT, ["pin", "atm kept it"]) == ["card", "cash"]
+        assert np.array_equal(await one._acalibration(), classifier()._calibration())
+        assert np.array_equal(await one.aprobabilities(["pin"]), one.probabilities(["pin"]))
+        assert await one.abatch(["pin", "atm kept it"]) == ["card", "cash"]
         assert (await one.ascore([])).shape == (0, 2)
 
     asyncio.run(both())
@@ -478,34 +482,32 @@ BY_HAND = np.array([[1 / 7, 6 / 7], [1 / 2, 1 / 2]])
 @FEW_SHOT
 def test_content_free_inputs_go_through_the_example_selector(template):
     selector = Chosen(only=("sync",))
-    one = classifier(Choices(leaning), calibrate=True)
-    assert one.probabilities(template(selector), ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    one = classifier(Choices(leaning), prompt=template(selector))
+    assert one.probabilities(["the atm", "pin"]) == pytest.approx(BY_HAND)
     assert selector.asked == [*FREE, ("sync", "the atm"), ("sync", "pin")]
-    assert one.as_runnable(template(selector)).batch(["the atm", {"input": "pin"}]) == ["cash", "card"]
+    assert one.batch(["the atm", {"input": "pin"}]) == ["cash", "card"]
 
 
 @FEW_SHOT
 async def test_awaited_examples_are_selected_by_awaiting_alone(template):
     selector = Chosen(only=("async",))
-    one = classifier(Choices(leaning), calibrate=True)
-    assert await one.aprobabilities(template(selector), ["the atm", "pin"]) == pytest.approx(BY_HAND)
+    one = classifier(Choices(leaning), prompt=template(selector))
+    assert await one.aprobabilities(["the atm", "pin"]) == pytest.approx(BY_HAND)
     assert selector.asked == [("async", text) for _, text in [*FREE, ("", "the atm"), ("", "pin")]]
-    assert await one.aclassify(template(selector), ["the atm"]) == ["cash"]
-    chain = one.as_runnable(template(selector))
-    assert await chain.ainvoke("the atm") == "cash"
-    assert await chain.abatch(["pin", {"input": "the atm"}]) == ["card", "cash"]
+    assert await one.ainvoke("the atm") == "cash"
+    assert await one.abatch(["pin", {"input": "the atm"}]) == ["card", "cash"]
 
 
 @FEW_SHOT
 def test_binding_a_prompt_selects_no_example(template):
     selector = Chosen()
-    classifier(calibrate=True).as_runnable(template(selector))
+    classifier(prompt=template(selector))
     assert selector.asked == []
 
 
 @FEW_SHOT
 async def test_an_example_selector_that_fails_for_one_input_fails_alone(template):
-    chain = classifier(Choices(leaning), calibrate=True).as_runnable(template(Chosen()))
+    chain = classifier(Choices(leaning), prompt=template(Chosen()))
     for found in (
         chain.batch(["the atm", "broken", "pin"], return_exceptions=True),
         await chain.abatch(["the atm", "broken", "pin"], return_exceptions=True),
@@ -519,10 +521,10 @@ async def test_an_example_selector_that_fails_for_one_input_fails_alone(template
 @FEW_SHOT
 def test_examples_that_change_are_calibrated_anew(template):
     selector = Chosen()
-    one = classifier(Choices(leaning), calibrate=True)
-    assert one.calibration(template(selector)) == pytest.approx([0.8, 0.2])
+    one = classifier(Choices(leaning), prompt=template(selector))
+    assert one._calibration() == pytest.approx([0.8, 0.2])
     selector.bank.reverse()
-    assert one.calibration(template(selector)) == pytest.approx([0.4, 0.6])
+    assert one._calibration() == pytest.approx([0.4, 0.6])
 
 
 class Words(Embeddings):
@@ -548,11 +550,10 @@ STOCK = {
 @pytest.mark.parametrize("name", STOCK)
 @FEW_SHOT
 async def test_langchain_s_own_selectors_serve(name, template):
-    prompt = template(STOCK[name]())
-    one = classifier(Choices(leaning), calibrate=True)
-    assert one.probabilities(prompt, ["the atm", "pin"]) == pytest.approx(BY_HAND)
-    assert await one.aprobabilities(prompt, ["the atm", "pin"]) == pytest.approx(BY_HAND)
-    assert one.as_runnable(prompt).invoke("the atm") == await one.as_runnable(prompt).ainvoke("the atm") == "cash"
+    one = classifier(Choices(leaning), prompt=template(STOCK[name]()))
+    assert one.probabilities(["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert await one.aprobabilities(["the atm", "pin"]) == pytest.approx(BY_HAND)
+    assert one.invoke("the atm") == await one.ainvoke("the atm") == "cash"
 
 
 @FEW_SHOT
@@ -561,10 +562,10 @@ async def test_a_selector_by_length_serves(template):
     selector = LengthBasedExampleSelector(
         examples=BANK, example_prompt=SHOWN, max_length=9, get_text_length=lambda text: len(text.split())
     )
-    one = classifier(engine, calibrate=True)
+    one = classifier(engine, prompt=template(selector))
     # Room for one example after a short query, and for none after a long one: .4/.8 : .6/.2.
-    assert one.probabilities(template(selector), ["pin", "a " * 9]) == pytest.approx(BY_HAND[::-1])
-    assert await one.aclassify(template(selector), ["a " * 9, "pin"]) == ["cash", "card"]
+    assert one.probabilities(["pin", "a " * 9]) == pytest.approx(BY_HAND[::-1])
+    assert await one.abatch(["a " * 9, "pin"]) == ["cash", "card"]
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------
@@ -583,13 +584,13 @@ async def test_a_selector_by_length_serves(template):
         ({"verbalizers": {"card": "a", "cash": "b", "more": "c"}}, "verbalizers"),
         ({"verbalizers": {"card": "a", "cash": "a"}}, "verbalizers"),
         ({"verbalizers": {"card": "a", "cash": ""}}, "verbalizers"),
-        ({"content_free": ()}, "content_free"),
-        ({"content_free": "N/A"}, "content_free"),
-        ({"content_free": ["N/A", None]}, "content_free"),
-        ({"max_concurrency": 0}, "max_concurrency"),
-        ({"otherwise": "transfer"}, "otherwise"),
-        ({"otherwise": 3}, "otherwise"),
-        ({"votes": "images"}, "votes"),
+        ({"answers": {"votes": "text"}}, "answers"),
+        ({"answers": LabelAnswers(content_free=())}, "content_free"),
+        ({"answers": LabelAnswers(other_label="transfer")}, "other_label"),
+        ({"answers": LabelAnswers(votes="soft")}, "votes"),
+        ({"answers": LabelAnswers(scores=True)}, "scores"),
+        ({"answers": LabelAnswers(abstain_below=0.5)}, "abstain_below"),
+        ({"answers": LabelAnswers(calibrate=True), "prompt": None}, "prompt="),
     ],
 )
 def test_unusable_arguments_are_refused_by_name(changes, name):
@@ -599,7 +600,7 @@ def test_unusable_arguments_are_refused_by_name(changes, name):
 
 def test_a_single_text_is_not_read_letter_by_letter():
     one = classifier()
-    for call in (lambda: one.score("pin"), lambda: one.classify(PROMPT, "pin"), lambda: one.classify(PROMPT, {})):
+    for call in (lambda: one.score("pin"), lambda: one.batch("pin"), lambda: one.batch({})):
         with pytest.raises(ConfigurationError, match="a list"):
             call()
 
@@ -616,20 +617,29 @@ def test_a_model_that_only_completes_text_is_refused_with_advice():
         classifier(Text())
 
 
-async def test_calibration_needs_exactly_one_variable():
-    two = PromptTemplate.from_template("{kind}: {input}")
-    one = classifier()
-    for call in (lambda: one.calibration(two), lambda: one.as_runnable(two), lambda: one.classify(two, ["x"])):
-        with pytest.raises(ConfigurationError, match="partial"):
-            call()
+def test_calibration_needs_exactly_one_variable():
+    two, engine = PromptTemplate.from_template("{kind}: {input}"), Choices(lambda _prompt, choice: -float(len(choice)))
     with pytest.raises(ConfigurationError, match="partial"):
-        await one.acalibration(two)
-    engine = Choices(lambda _prompt, choice: -float(len(choice)))
-    plain = classifier(engine, calibrate=False)
-    assert plain.classify(two, [{"kind": "mail", "input": "x"}]) == ["card"]
+        classifier(engine, prompt=two, answers=LabelAnswers(calibrate=True))
+    plain = classifier(engine, prompt=two)
+    assert not plain.calibrates
+    assert plain.batch([{"kind": "mail", "input": "x"}]) == ["card"]
     with pytest.raises(ConfigurationError, match="inputs"):
-        plain.classify(two, ["x"])
-    assert classifier(engine).classify(two.partial(kind="mail"), ["x"]) == ["card"]
+        plain.probabilities(["x"])
+    assert classifier(engine, prompt=two.partial(kind="mail")).batch(["x"]) == ["card"]
+
+
+def test_without_a_prompt_it_takes_what_a_prompt_gives():
+    engine = Choices(by_table(TABLE))
+    bare = classifier(engine, prompt=None)
+    assert not bare.calibrates
+    assert (PROMPT | bare).invoke("pin") == bare.invoke(PROMPT.format(input="pin")) == "card"
+    assert bare.probabilities([PROMPT.format_prompt(input="atm kept it")]) == pytest.approx(np.array([[0.7, 0.3]]))
+    engine.log_likelihood = lambda prompt, choice: -1.0
+    bare.invoke([("human", "Which?")])
+    assert engine.calls[-1][0] == ("Human: Which?\nAI:",)
+    with pytest.raises(ConfigurationError, match="Give the classifier prompt="):
+        bare.invoke({"q": "pin"})
 
 
 # -- what is read of which model ----------------------------------------------------------------------------------
@@ -661,36 +671,36 @@ def test_what_is_read_is_named():
         one = classifier(engine)
         assert (one.kind, one.calibrates) == (kind, calibrates)
         assert f"kind={kind!r}" in repr(one)
-    assert classifier(ScriptedLLM(answer=tops), votes="text").kind == "text votes"
+    assert classifier(ScriptedLLM(answer=tops), answers=LabelAnswers(votes="text")).kind == "text votes"
 
 
 def test_a_model_without_logprobs_is_told_of_votes():
     silent = ScriptedLLM(answer=fixed({" cash": 1.0}), payload=lambda _tops: None)
     with pytest.raises(CapabilityError, match='votes="text"'):
         classifier(silent)
-    assert classifier(silent, votes="text").classify(PROMPT, ["x"]) == ["cash"]
+    assert classifier(silent, answers=LabelAnswers(votes="text")).batch(["x"]) == ["cash"]
 
 
 async def test_votes_are_certain_and_go_to_the_label_that_is_written():
     one = classifier(voter({"pin": "Queue: Cash."}))
-    assert one.probabilities(PROMPT, ["pin", "atm"]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
-    assert one.classify(PROMPT, ["pin", "atm"]) == await one.aclassify(PROMPT, ["pin", "atm"]) == ["cash", "card"]
+    assert one.probabilities(["pin", "atm"]).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    assert one.batch(["pin", "atm"]) == await one.abatch(["pin", "atm"]) == ["cash", "card"]
     coded = classifier(voter({"pin": "B"}, "A"), verbalizers={"card": " A", "cash": " B"})
-    assert coded.classify(PROMPT, ["pin", "atm"]) == ["cash", "card"]
+    assert coded.batch(["pin", "atm"]) == ["cash", "card"]
 
 
 def test_votes_cannot_be_calibrated():
     with pytest.raises(ConfigurationError, match=r"calibrate.*not probabilities"):
-        classifier(voter({}), calibrate=True)
-    assert classifier(voter({}), calibrate=False).calibration(PROMPT) is None
+        classifier(voter({}), answers=LabelAnswers(calibrate=True))
+    assert classifier(voter({}), answers=RAW)._calibration() is None
 
 
 def test_labels_that_a_vote_could_not_tell_apart_are_refused_at_once():
     with pytest.raises(ConfigurationError, match="verbalizers"):
         LabelClassifier(voter({}), labels=["US", "us"])
-    told = LabelClassifier(voter({}, "A"), labels=["US", "us"], verbalizers={"US": "A", "us": "B"})
-    assert told.classify(PROMPT, ["x"]) == ["US"]
-    assert LabelClassifier(voter({}, "card payment"), labels=["card", "card payment"]).classify(PROMPT, ["x"]) == [
+    told = LabelClassifier(voter({}, "A"), labels=["US", "us"], prompt=PROMPT, verbalizers={"US": "A", "us": "B"})
+    assert told.batch(["x"]) == ["US"]
+    assert LabelClassifier(voter({}, "card payment"), labels=["card", "card payment"], prompt=PROMPT).batch(["x"]) == [
         "card payment"
     ]
 
@@ -698,18 +708,18 @@ def test_labels_that_a_vote_could_not_tell_apart_are_refused_at_once():
 @pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
 async def test_decisions_are_probabilities_of_whole_labels():
     table = {"pin": {"card payment": 0.6, "card": 0.3}, "atm": {"card payment": 0.0, "card": 1.0}}
-    one = LabelClassifier(decider(table), labels=["card", "card payment"])
+    one = LabelClassifier(decider(table), labels=["card", "card payment"], prompt=PROMPT)
     assert (one.kind, one.calibrates) == ("decisions", False)
     expected = np.array([[1 / 3, 2 / 3], [1.0, 0.0]])
-    assert one.probabilities(PROMPT, ["pin", "atm"]) == pytest.approx(expected, abs=1e-12)
-    assert await one.aprobabilities(PROMPT, ["pin", "atm"]) == pytest.approx(expected, abs=1e-12)
+    assert one.probabilities(["pin", "atm"]) == pytest.approx(expected, abs=1e-12)
+    assert await one.aprobabilities(["pin", "atm"]) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
 def test_decisions_are_calibrated_on_request():
     table = {"kept": {"card": 0.7, "cash": 0.3}, "Ticket": {"card": 0.8, "cash": 0.2}}
-    one = classifier(decider(table), calibrate=True)
-    assert one.probabilities(PROMPT, ["kept"]) == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
+    one = classifier(decider(table), answers=LabelAnswers(calibrate=True))
+    assert one.probabilities(["kept"]) == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
 
 
 # -- answers without a label, and calls that fail -------------------------------------------------------------------
@@ -726,28 +736,30 @@ WITHOUT_A_LABEL = {
 
 @pytest.mark.parametrize("engine", WITHOUT_A_LABEL.values(), ids=list(WITHOUT_A_LABEL))
 async def test_an_answer_without_a_label_is_an_error_and_never_the_first_label(engine):
-    one = classifier(engine, calibrate=False)
-    assert one.classify(PROMPT, ["atm"]) == ["cash"]
-    for call in (lambda: one.classify(PROMPT, ["pin"]), lambda: one.score(["pin"])):
-        with pytest.raises(ModelCallError, match=r"names none of the labels.*otherwise="):
+    one = classifier(engine, answers=RAW)
+    assert one.batch(["atm"]) == ["cash"]
+    for call in (lambda: one.batch(["pin"]), lambda: one.score(["pin"])):
+        with pytest.raises(ModelCallError, match=r"names none of the labels.*other_label="):
             call()
-    for acall in (lambda: one.aclassify(PROMPT, ["atm", "pin"]), lambda: one.ascore(["pin"])):
+    for acall in (lambda: one.abatch(["atm", "pin"]), lambda: one.ascore(["pin"])):
         with pytest.raises(ModelCallError, match="names none of the labels"):
             await acall()
-    counted = classifier(engine, calibrate=False, otherwise="cash")
-    assert counted.classify(PROMPT, ["pin", "atm"]) == await counted.aclassify(PROMPT, ["pin", "atm"])
-    assert counted.probabilities(PROMPT, ["pin"]).tolist() == [[0.0, 1.0]]
+    counted = classifier(engine, answers=LabelAnswers(calibrate=False, other_label="cash"))
+    assert counted.batch(["pin", "atm"]) == await counted.abatch(["pin", "atm"])
+    assert counted.probabilities(["pin"]).tolist() == [[0.0, 1.0]]
 
 
 @pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
 @pytest.mark.parametrize("kind", [voter, decider])
 async def test_a_public_call_that_fails_is_an_error_and_no_even_row(kind):
     raises = {"down": StatusError("gateway", status_code=502)}
-    one = classifier(kind({}, raises=raises), otherwise="cash")  # which counts for answers, and there is none
+    one = classifier(
+        kind({}, raises=raises), answers=LabelAnswers(other_label="cash")
+    )  # which counts for answers, and there is none
     with pytest.raises(ModelCallError, match="HTTP 502"):
-        one.probabilities(PROMPT, ["atm", "down"])
+        one.probabilities(["atm", "down"])
     with pytest.raises(ModelCallError, match="HTTP 502"):
-        await one.aprobabilities(PROMPT, ["down"])
+        await one.aprobabilities(["down"])
 
 
 @pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
@@ -758,7 +770,7 @@ async def test_one_failed_call_of_a_batch_fails_alone(kind):
         "atm": {"card": 0.1, "cash": 0.9} if kind is decider else "cash",
         "dunno": SimpleNamespace(answers={}) if kind is decider else "?",
     }
-    chain = classifier(kind(table, raises=raises)).as_runnable(PROMPT)
+    chain = classifier(kind(table, raises=raises))
     inputs = ["atm", "down", {"wrong": 1}, "dunno", "atm"]
     for found in (
         chain.batch(inputs, return_exceptions=True),
@@ -791,7 +803,7 @@ async def test_after_an_error_no_further_call_is_made():
 
     failed = threading.Event()
     engine = Failing(lambda _prompt: {})
-    one = classifier(engine, calibrate=False, max_concurrency=2)
+    one = classifier(engine, answers=RAW)
     prompts = [str(number) for number in range(200)]
     with pytest.raises(ModelCallError, match="down"):
         await one.ascore(prompts)
@@ -818,15 +830,15 @@ async def test_calls_of_voters_are_limited_by_the_run():
             running -= 1
         return "card"
 
-    one = classifier(TextVoteBackend(TextChat(say=say)), max_concurrency=3)
-    one.score([str(number) for number in range(12)])
+    one = classifier(TextVoteBackend(TextChat(say=say)))
+    one.score([str(number) for number in range(12)], max_concurrency=3)
     assert 1 < most <= 3
     most = 0
-    one.as_runnable(PROMPT).batch(["a", "b", "c"], {"max_concurrency": 1})
+    one.batch(["a", "b", "c"], {"max_concurrency": 1})
     assert most == 1
 
 
 def test_content_free_inputs_without_a_label_are_an_error():
     engine = Choices(lambda prompt, _choice: -math.inf if "MASK" in prompt else -1.0)
     with pytest.raises(ModelCallError, match="names none"):
-        classifier(engine).classify(PROMPT, ["x"])
+        classifier(engine).batch(["x"])

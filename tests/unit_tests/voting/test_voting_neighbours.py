@@ -76,7 +76,10 @@ class Scene:
 
 
 class Answers(Events):
-    """Keeps what runs end with, too."""
+    """Keeps what runs end with, too; of scores, the labels."""
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        super().on_custom_event(name, {**data, "scores": list(data.get("scores", ()))})
 
     def on_chain_end(self, outputs: Any, **kwargs: Any) -> None:
         if not isinstance(outputs, list):  # which the suite compares itself
@@ -120,7 +123,7 @@ class TestVoting(NeighbourContract):
 
     @classmethod
     def calls(cls, scene: Scene) -> Any:
-        return [len(prompts) for prompts in scene.engine.calls] if DESIGNS[scene.design]["rows"] == "slots" else ""
+        return [len(prompts) for prompts in scene.engine.calls] if DESIGNS[scene.design]["rows"].slots else ""
 
     def test_what_is_compared_holds_answers_and_both_kinds_of_refusal(self) -> None:
         seen = json.loads(self.usual("slots"))
