@@ -19,6 +19,7 @@ from langchain_dpicl import (
     DPFewShotPromptTemplate,
     DPFreeFormRunnable,
     DPVotingRunnable,
+    EmbeddingAnswers,
     FewShotTask,
     LabelAnswers,
     PrivateExamples,
@@ -188,12 +189,11 @@ class Systems:
                 llm=self.llm,
                 **self._spending,
                 **self._wording,
-                embeddings=DeterministicFakeEmbedding(size=32),
-                candidates=list(self.task.labels),
+                rows=self._rows,
                 max_queries=self.queries,
-                max_tokens=4,
-                **self._slots,
-                progress=False,
+                answers=EmbeddingAnswers(
+                    embeddings=DeterministicFakeEmbedding(size=32), candidates=tuple(self.task.labels), max_tokens=4
+                ),
             )
 
         return answer_target(make, labels=self.task.labels, name="DPFreeFormRunnable, embeddings", claim=self.claim)

@@ -22,8 +22,13 @@ from langchain_dpicl import (
     DPRetrievalVotingRunnable,
     DPVotingRunnable,
     EmbeddedLLM,
+    LabelAnswers,
+    Noise,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
+    Retrieval,
+    Rows,
+    Serving,
 )
 from langchain_dpicl.backends import LocalEmbeddings
 
@@ -77,21 +82,24 @@ def examples(task: Task) -> PrivateExamples:
 def priced(epsilon: float | None, **options: Any) -> dict[str, Any]:
     """What both voters share; without an epsilon the noise is next to nothing, at whatever price."""
     budget = PrivacyBudgetCallbackHandler(epsilon=epsilon or LIMIT, delta=DELTA)
-    noise = {"epsilon": epsilon} if epsilon else {"epsilon": LIMIT, "noise_multiplier": 0.01}
-    texts = {"example_prompt": EXAMPLE, "suffix": SUFFIX, "memo_size": 0, "progress": False}
+    noise = {"epsilon": epsilon} if epsilon else {"epsilon": LIMIT, "noise": Noise(multiplier=0.01)}
+    texts = {"example_prompt": EXAMPLE, "suffix": SUFFIX, "serving": Serving(memo_size=0)}
     return {"llm": EmbeddedLLM(), "budget": budget, **texts, **noise, **options}
 
 
 def retrieving(task: Task, epsilon: float | None, **options: Any) -> DPRetrievalVotingRunnable:
     """The voter that asks the documents near to a query."""
-    given = priced(epsilon, embeddings=LocalEmbeddings(), calibrate=False, min_votes=None, **options)
-    return DPRetrievalVotingRunnable.from_private_examples(examples(task), **given)
+    answers = LabelAnswers(calibrate=False, abstain_below="never")
+    near = Retrieval(LocalEmbeddings(), **options)
+    return DPRetrievalVotingRunnable.from_private_examples(
+        examples(task), **priced(epsilon, retrieval=near, answers=answers)
+    )
 
 
 def sampling(task: Task, epsilon: float | None) -> DPVotingRunnable:
     """The voter that asks a random sample, at the planner's own shape."""
     return DPVotingRunnable.from_private_examples(
-        examples(task), max_queries=len(task.test), **priced(epsilon, num_slots=10, shots_per_slot=4)
+        examples(task), max_queries=len(task.test), **priced(epsilon, rows=Rows(slots=10, shots=4))
     )
 
 
@@ -118,7 +126,7 @@ def rows(task: Task, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for threshold in arguments.threshold:
             for participations in arguments.participations if epsilon else (len(task.test),):
                 given = {"similarity_threshold": threshold, "participations": participations}
-                made = retrieving(task, epsilon, num_slots=arguments.slots, **given)
+                made = retrieving(task, epsilon, slots=arguments.slots, **given)
                 shown = f"retrieved, {threshold:g}, {participations if epsilon else 'any number of'} participations"
                 noise = {"noise": made.plan.noise_stddev}
                 yield {"epsilon": name, "voter": shown, **measured(made, task), **noise}

@@ -13,7 +13,14 @@ from typing import Any
 
 from bank_questions import LABELS, bank_questions, new_questions
 
-from langchain_dpicl import DPRetrievalVotingRunnable, EmbeddedLLM, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl import (
+    DPRetrievalVotingRunnable,
+    EmbeddedLLM,
+    LabelAnswers,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    Retrieval,
+)
 from langchain_dpicl.backends import LocalEmbeddings
 
 SIZE = 250
@@ -39,18 +46,21 @@ def make_voter() -> tuple[DPRetrievalVotingRunnable, PrivacyBudgetCallbackHandle
     voter = DPRetrievalVotingRunnable.from_private_examples(
         private,
         llm=make_model(),  # sees the private prompts
-        embeddings=LocalEmbeddings(),  # sees every private question; runs here
-        similarity_threshold=0.4,  # chosen on invented questions: public
-        participations=PARTICIPATIONS,
-        num_slots=64,  # model calls of every answer, whoever takes part
+        retrieval=Retrieval(
+            LocalEmbeddings(),  # sees every private question; runs here
+            similarity_threshold=0.4,  # chosen on invented questions: public
+            participations=PARTICIPATIONS,
+            slots=64,  # model calls of every answer, whoever takes part
+        ),
         budget=budget,
         epsilon=3.0,
         example_prompt="question: {text}\ntopic: {label}",
         prefix="Questions of bank customers.",
         suffix="question: {input}\ntopic:",
-        calibrate=False,  # a row is to vote for the label of its document
-        abstain_label="a person",
-        with_receipt=True,
+        answers=LabelAnswers(
+            calibrate=False,  # a row is to vote for the label of its document
+            abstain_label="a person",
+        ),
     )
     return voter, budget
 
@@ -61,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     plan = voter.plan
     print(f"noise of {plan.noise_stddev:.1f} votes on every topic; an answer needs {plan.noise_floor:.1f} of them")
     asked = new_questions(num_per_label=5)
-    told = voter.batch([record["text"] for record in asked], {"max_concurrency": 2})
+    told = voter.with_receipts().batch([record["text"] for record in asked], {"max_concurrency": 2})
     for record, answer in zip(asked, told, strict=True):
         print(f"{record['text']}\n   -> {answer.label} (it is {record['label']})")
     right = sum(answer.label == record["label"] for record, answer in zip(asked, told, strict=True))

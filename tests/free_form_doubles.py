@@ -15,6 +15,7 @@ from pydantic import Field
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
+from langchain_dpicl.options import EmbeddingAnswers, KeywordAnswers, Noise, Rows
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 
@@ -72,6 +73,10 @@ class OneHot(Embeddings):
 
     def embed_query(self, text: str) -> list[float]:
         return self.embed_documents([text])[0]
+
+
+VECTORS = EmbeddingAnswers(embeddings=OneHot(), candidates=tuple(CANDIDATES))
+WORDS = KeywordAnswers(keywords=("police", "bank", "claim", "day", "snow"), num_keywords=2)
 
 
 class PublicChat(BaseChatModel):
@@ -143,8 +148,8 @@ def build(records: Sequence[Any] = RECORDS, **options: Any) -> DPFreeFormRunnabl
         "suffix": "asks: {input}",
         "budget": options.pop("budget", None) or budget_of(),
         "epsilon": 9e5,
-        "noise_multiplier": NOISELESS,
-        "num_slots": len(RECORDS),
+        "noise": Noise(multiplier=NOISELESS),
+        "rows": Rows(units=len(RECORDS)),
         "max_queries": 8,
     }
     return DPFreeFormRunnable.from_private_examples(private, **{**given, **options})
@@ -152,10 +157,9 @@ def build(records: Sequence[Any] = RECORDS, **options: Any) -> DPFreeFormRunnabl
 
 def embedding(records: Sequence[Any] = RECORDS, **options: Any) -> DPFreeFormRunnable:
     """`build` with candidates that are given and embeddings at right angles."""
-    return build(records, **{"embeddings": OneHot(), "candidates": CANDIDATES, **options})
+    return build(records, **{"answers": VECTORS, **options})
 
 
 def keywords(records: Sequence[Any] = RECORDS, **options: Any) -> DPFreeFormRunnable:
     """`build` with a domain that is given; the public model writes the prompt back."""
-    domain = ["police", "bank", "claim", "day", "snow"]
-    return build(records, **{"aggregation": "keywords", "keyword_domain": domain, "num_keywords": 2, **options})
+    return build(records, **{"answers": WORDS, **options})

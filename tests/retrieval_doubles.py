@@ -14,14 +14,21 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 
-from langchain_dpicl import DPRetrievalVotingRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl import (
+    DPRetrievalVotingRunnable,
+    FewShotTask,
+    LabelAnswers,
+    Noise,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    Retrieval,
+    Serving,
+)
 from langchain_dpicl.backends.fake import FakeBackend
 
 TOPICS = ("cough", "fever", "sleep")
 LABELS = ("yes", "no")
 CANARY = "zx-retrieval-canary-77"
-QUIET: dict[str, Any] = {"noise_multiplier": 0.01, "epsilon": 1e7, "calibrate": False, "memo_size": 0}
-"""Noise so small that votes can be counted; its cost is of no interest."""
 
 
 class TopicEmbeddings(Embeddings):
@@ -75,23 +82,19 @@ def house(**options: Any) -> PrivacyBudgetCallbackHandler:
     return PrivacyBudgetCallbackHandler(**{"epsilon": 1e8, "delta": 1e-4, "name": "house", **options})
 
 
-def voter(private: PrivateExamples, **options: Any) -> DPRetrievalVotingRunnable:
-    given: dict[str, Any] = {
-        "llm": engine(),
-        "embeddings": TopicEmbeddings(),
-        "labels": LABELS,
-        "similarity_threshold": 0.5,
-        "participations": 2,
-        "num_slots": 8,
-        "min_votes": None,
-        "with_scores": True,
-        **QUIET,
-        **options,
-    }
-    if given.get("rows") == "units":
-        del given["num_slots"]
+NEAR = Retrieval(TopicEmbeddings(), similarity_threshold=0.5, participations=2, slots=8)
+TASK = FewShotTask(labels=LABELS)
+PLAIN = LabelAnswers(calibrate=False, abstain_below="never", scores=True)
+FRESH = Serving(memo_size=0)
+QUIET: dict[str, Any] = {"noise": Noise(multiplier=0.01), "epsilon": 1e7, "answers": PLAIN, "serving": FRESH}
+"""Noise so small that votes can be counted; its cost is of no interest."""
+
+
+def voter(private: PrivateExamples, **options: Any) -> Any:
+    """A component whose answers are results."""
+    given = {"llm": engine(), "retrieval": NEAR, "task": TASK, **QUIET, **options}
     given.setdefault("budget", house())
-    return DPRetrievalVotingRunnable.from_private_examples(private, **given)
+    return DPRetrievalVotingRunnable.from_private_examples(private, **given).with_receipts()
 
 
 def votes(found: Any) -> dict[str, int]:

@@ -17,6 +17,7 @@ from langchain_dpicl.audit.closed_forms import vector_law
 from langchain_dpicl.audit.game import AuditResult, Game
 from langchain_dpicl.audit.targets import QUERY, helper_of, labeler_of, share_of, voter_of
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Retrieval, Serving
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent, RepeatedEvent, SubsampledEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -59,28 +60,32 @@ class ReadTopics(Embeddings):
         return [share * (topic == "a"), share * (topic == "b"), math.sqrt(max(0.0, 1.0 - share * share))]
 
 
-def retriever_of(units: Sequence[str], **options: Any) -> DPRetrievalVotingRunnable:
+def retriever_of(
+    units: Sequence[str],
+    *,
+    rows: str = "units",
+    participations: int = 1,
+    noise_multiplier: float = _NOISE,
+    **more: Any,
+) -> DPRetrievalVotingRunnable:
     """Builds the component over units given as vote and place, such as "1,0 a 0.9"."""
-    arguments: dict[str, Any] = {"noise_multiplier": _NOISE, "participations": 1, "rows": "units", **options}
-    if arguments["rows"] == "slots":
-        arguments.setdefault("num_slots", _CROWD + 1)
-    arguments.pop("adjacency", None)
     parts = [unit.split(" ", 1) for unit in units]
     return DPRetrievalVotingRunnable.from_private_examples(
         PrivateExamples([{"text": place, "vote": vote} for vote, place in parts], fields=("vote",), public_size=1),
-        llm=arguments.pop("llm", None) or ReadVotes(),
-        embeddings=arguments.pop("embeddings", None) or ReadTopics(),
-        labels=("yes", "no"),
-        similarity_threshold=0.5,
+        llm=ReadVotes(),
+        retrieval=Retrieval(
+            ReadTopics(),
+            similarity_threshold=0.5,
+            participations=participations,
+            slots="per_unit" if rows == "units" else _CROWD + 1,
+        ),
         budget=Budget(epsilon=_EPSILON, delta=1e-6),
         epsilon=_EPSILON / 2,
-        example_prompt=MARK + "{vote}",
-        suffix="{input}",
-        calibrate=False,
-        min_votes=None,
-        with_scores=True,
-        memo_size=0,
-        **arguments,
+        task=FewShotTask(MARK + "{vote}", "{input}", labels=("yes", "no")),
+        noise=Noise(multiplier=noise_multiplier),
+        answers=LabelAnswers(calibrate=False, abstain_below="never", scores=True),
+        serving=Serving(memo_size=0),
+        **more,
     )
 
 

@@ -28,7 +28,16 @@ from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.generation.token_mechanisms import TokenRule
-from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving, Training
+from langchain_dpicl.options import (
+    EmbeddingAnswers,
+    FewShotTask,
+    KeywordAnswers,
+    LabelAnswers,
+    Noise,
+    Rows,
+    Serving,
+    Training,
+)
 from langchain_dpicl.options.rows import ConfidentGNMax, LogitNoise, NoiseName, Sampling, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.pate.labeler import PromptPATELabeler
@@ -107,9 +116,9 @@ def helper_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DP
     """Builds a free-form component over units that answer what their texts say, "yes" or "no"; see `ReadAnswers`."""
     usual: dict[str, Any] = {"rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
     arguments, size, adjacency = _split_options(options, {**usual, "max_queries": 1_000, "aggregation": "embedding"})
-    space: dict[str, Any] = {"embeddings": Opposite(), "candidates": _LABELS}
-    if arguments["aggregation"] == "keywords":
-        space = {"keyword_domain": _LABELS, "num_keywords": 1}
+    is_embedded = arguments.pop("aggregation") == "embedding"
+    by_vectors = EmbeddingAnswers(embeddings=Opposite(), candidates=_LABELS)
+    by_words = KeywordAnswers(keywords=_LABELS, num_keywords=1)
     return DPFreeFormRunnable.from_private_examples(
         PrivateExamples(units, public_size=size),
         llm=ReadAnswers() if engine is None else engine,
@@ -117,7 +126,10 @@ def helper_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DP
         epsilon=_EPSILON / 2,
         example_prompt=MARK + "{text}",
         suffix="{input}",
-        **{**space, **arguments},
+        answers=by_vectors if is_embedded else by_words,
+        serving=Serving(memo_size=arguments.pop("memo_size")),
+        **rows_and_noise(arguments),
+        **arguments,
     )
 
 
@@ -329,7 +341,7 @@ def _of_component(given: Any, method: Method, *, name: str) -> Subject:
     if method == "voting":
         options = {"with_scores": given.answers.scores, "abstain_below": given.abstain_below}
     if method == "free_form":
-        options = {"aggregation": given.space.kind}
+        options = {"aggregation": given.maker.space.kind}
     share = share_of(given)
     epsilon = given.plan.epsilon if share.epsilon is None else share.epsilon
     delta = given.plan.delta if share.delta is None else share.delta

@@ -26,6 +26,7 @@ from langchain_dpicl.backends.resolve import as_text_backend
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows, Keywords
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
+from langchain_dpicl.options import EmbeddingAnswers, KeywordAnswers
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.extensions.joint_exponential import MAX_CHOICES, JointExponentialMechanism, KeywordSum
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
@@ -312,7 +313,7 @@ MOST_KEYWORDS = 256
 """Default of the largest keyword domain that is built for a query."""
 
 _TOO_FEW = (
-    "Give candidates_llm= a model with a temperature above 0 (and without a response cache), your own candidates=, "
+    "Give writer= a model with a temperature above 0 (and without a response cache), your own candidates=, "
     "or another stop= if answers begin with one. Nothing was charged."
 )
 
@@ -392,10 +393,9 @@ class EmbeddingAggregator:
 
     Args:
       engine: completes private prompts.
+      answers: what the caller gave.
       embeddings: LangChain embeddings, or silent ones; they receive the private answers.
       fixed: the candidates of every query; embedded here.
-      max_tokens: most tokens of a private answer.
-      stop: what ends an answer.
 
     Attributes:
       floor_of: number of candidates to the least length along the nearest one; public, from the plan.
@@ -404,23 +404,17 @@ class EmbeddingAggregator:
 
     kind = "embedding"
     floor_of: Callable[[int], float] | None = None
-    abstain_answer: str = ""
 
     def __init__(
-        self,
-        engine: TextBackend,
-        embeddings: Any,
-        *,
-        fixed: tuple[str, ...] | None,
-        max_tokens: int,
-        stop: Sequence[str],
+        self, engine: TextBackend, answers: EmbeddingAnswers, *, embeddings: Any, fixed: tuple[str, ...] | None
     ) -> None:
         if not isinstance(embeddings, Embeddings | SilentEmbeddings):
-            raise fail("embeddings", "LangChain embeddings with aggregation='embedding'", type(embeddings).__name__)
+            raise fail("embeddings", "LangChain embeddings", type(embeddings).__name__)
         if fixed is not None:
             _check_candidates(fixed)
+        self.abstain_answer = answers.abstain_answer
         self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
-        self._rows = AnswerRows.embedded(engine, self.embeddings, max_tokens=max_tokens, stop=stop)
+        self._rows = AnswerRows.embedded(engine, self.embeddings, max_tokens=answers.max_tokens, stop=answers.stop)
         self._fixed = None if fixed is None else (fixed, self.embeddings.public(fixed))
 
     aggregation = UnitVectorSum()
@@ -468,31 +462,20 @@ class KeywordAggregator:
 
     Args:
       engine: completes private prompts.
-      domain: the keywords of every query; None: the words of the query and of the public candidates.
-      num_keywords: keywords of one release.
-      most: largest domain that is built for a query; None: 256.
-      max_tokens: most tokens of a private answer.
-      stop: what ends an answer.
+      answers: what the caller gave.
     """
 
     kind = "keywords"
     aggregation = KeywordSum()
 
-    def __init__(
-        self,
-        engine: TextBackend,
-        *,
-        domain: Sequence[str] | None,
-        num_keywords: int,
-        most: int | None,
-        max_tokens: int,
-        stop: Sequence[str],
-    ) -> None:
-        self._number = check_int("num_keywords", num_keywords, low=1, high=MAX_CHOICES)
-        self._most = check_int("max_keywords", MOST_KEYWORDS if most is None else most, low=self._number)
-        self._fixed = None if domain is None else self._checked(Keywords(domain))
+    def __init__(self, engine: TextBackend, answers: KeywordAnswers) -> None:
+        most = MOST_KEYWORDS if answers.max_keywords is None else answers.max_keywords
+        self._number = check_int("num_keywords", answers.num_keywords, low=1, high=MAX_CHOICES)
+        self._most = check_int("max_keywords", most, low=self._number)
+        self._fixed = None if answers.keywords is None else self._checked(Keywords(answers.keywords))
         self._engine = engine
-        self._options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
+        self._options: dict[str, Any] = {"max_tokens": answers.max_tokens, "stop": answers.stop}
+        self.abstain_answer = answers.abstain_answer
 
     @property
     def mechanism(self) -> JointExponentialMechanism:
@@ -512,7 +495,7 @@ class KeywordAggregator:
 
     def _checked(self, domain: Keywords) -> Keywords:
         if len(domain) < self._number:
-            advice = "Lower num_keywords=, or give keyword_domain=, candidates= or more num_candidates=. Nothing was"
+            advice = "Lower num_keywords=, or give keywords=, candidates= or more num_candidates=. Nothing was"
             raise fail(
                 "keywords",
                 f"at least num_keywords={self._number} in the public domain",
@@ -558,7 +541,6 @@ class NoisyKeywordAggregator(KeywordAggregator):
 
     aggregation = VoteVectorSum()  # type: ignore[assignment]
     floor: float = 0.0
-    abstain_answer: str = ""
 
     def prepared(self, query: Sequence[str], candidates: tuple[str, ...]) -> EffectGenerator[AnswerRelease]:
         """Builds the keyword domain of the query; see `KeywordAggregator.prepared`."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
-from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig
 from pydantic import Field
 from typing_extensions import override
 
 from langchain_dpicl._construction import awaitable
-from langchain_dpicl.backends.resolve import as_text_backend
+from langchain_dpicl.backends.resolve import as_embeddings, as_model, as_text_backend
 from langchain_dpicl.backends.sync_async import EffectGenerator
-from langchain_dpicl.budget.events import tells_refusals
-from langchain_dpicl.budget.handler import resolve_budget
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.free_form.answers import (
     KEYWORDS,
@@ -27,31 +25,33 @@ from langchain_dpicl.free_form.answers import (
     CandidateSource,
     EmbeddingAggregator,
     KeywordAggregator,
+    NoisyKeywordAggregator,
     PublicModel,
     Space,
     answer_template,
 )
-from langchain_dpicl.generation.decoding_loop import check_texts
-from langchain_dpicl.options import FewShotTask, Serving
-from langchain_dpicl.options.answers import Exhausted
-from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.options import EmbeddingAnswers, FewShotTask, KeywordAnswers, Noise, Rows, Serving
+from langchain_dpicl.options.base import LLM, TemplateLike, option_of
+from langchain_dpicl.options.rows import noise_with
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.sample import Record
 from langchain_dpicl.results import FreeFormResult, Receipt
 from langchain_dpicl.runs.answer_memo import AnswerMemo, Tenant, TenantRegistry, scope_of_plan, traits_of
-from langchain_dpicl.runs.query_plan import plan_queries
+from langchain_dpicl.runs.door import door
+from langchain_dpicl.runs.query_plan import design_of_queries, plan_queries
 from langchain_dpicl.runs.query_runnable import QueryRunnable, served
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.labels import wording_of
-from langchain_dpicl.tasks.templates import Query
-
-AnswerSpace: TypeAlias = Literal["embedding", "keywords"]
+from langchain_dpicl.tasks.templates import FewShotTemplate, Query
 
 MOST_OWED = 256
+"""Releases of one tenant that wait for their answer to be written."""
+
+TextAnswers: TypeAlias = EmbeddingAnswers | KeywordAnswers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,98 @@ class _PreparedQuery:
     """Embedding of the query, for retrieval; None: no documents are compared."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerMaker:
+    """The models, templates and aggregation of a component whose answers are texts. Public.
+
+    Attributes:
+      options: what the caller gave.
+      wording: templates of the prompts.
+      space: how private answers are aggregated.
+      public: the models and candidates of public calls.
+      template: the prompt that an answer is written from; None: the answer is one of the candidates.
+      model: name of the engine of the private calls.
+      traits: settings of the models, which decide answers.
+    """
+
+    options: TextAnswers
+    wording: FewShotTemplate
+    space: Space
+    public: CandidateSource
+    template: BasePromptTemplate[Any] | None
+    model: str
+    traits: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        private: PrivateExamples,
+        llm: Any,
+        task: FewShotTask,
+        options: TextAnswers,
+        *,
+        near: Any = None,
+    ) -> Self:
+        """Checks the options and builds what they ask for; `near`: the embeddings of retrieved documents."""
+        if not isinstance(private, PrivateExamples):
+            raise fail("private", "PrivateExamples", type(private).__name__)
+        if task.labels is not None or task.verbalizers is not None:
+            raise fail("task", "no labels and no verbalizers, because the answers are texts", "some")
+        wording = wording_of(private, task)
+        template = answer_template(wording, options.answer_prompt) if isinstance(options, KeywordAnswers) else None
+        llm, writer = as_model(llm), as_model(options.writer)
+        limits: dict[str, Any] = {"max_tokens": options.max_tokens, "stop": options.stop}
+        has_domain = isinstance(options, KeywordAnswers) and options.keywords is not None
+        public = CandidateSource(
+            PublicModel(llm, **limits),
+            writer=None if writer is None else PublicModel(writer, **limits),
+            candidates=options.candidates,
+            count=0 if has_domain else options.num_candidates,
+        )
+        engine = as_text_backend(llm)
+        space: Space
+        if isinstance(options, KeywordAnswers):
+            space = KeywordAggregator(engine, options) if near is None else NoisyKeywordAggregator(engine, options)
+        else:
+            embeddings = as_embeddings(near if options.embeddings is None else options.embeddings)
+            space = EmbeddingAggregator(engine, options, embeddings=embeddings, fixed=public.fixed)
+        traits = {"reader": traits_of(llm), "public": traits_of(llm if writer is None else writer)}
+        name = getattr(engine, "name", type(engine).__name__)
+        return cls(options, wording, space, public, template, name, traits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {
+            **self.wording.to_dict(),
+            "answers": self.space.kind,
+            "model": self.model,
+            "writer": self.public.name,
+            "candidates_are": self.public.kind,
+            "num_candidates": self.options.num_candidates,
+            "max_tokens": self.options.max_tokens,
+            "stop": list(self.options.stop),
+            "space": self.space.to_dict(),
+        }
+
+    def memo(
+        self,
+        store: ReleaseMemo | None,
+        *,
+        private: PrivateExamples,
+        budget: Budget,
+        share: Share,
+        report: Mapping[str, Any],
+    ) -> AnswerMemo | None:
+        """Returns the cache of answers in a memo, by the report and what is too long for it; None: there is no memo."""
+        if store is None:
+            return None
+        domain = self.options.keywords if isinstance(self.options, KeywordAnswers) else None
+        lists = {"candidates": self.public.fixed, "domain": domain, "answer_prompt": _prompt_with_names(self.template)}
+        public = {**report, **self.traits, **lists}
+        scope = scope_of_plan(budget, share, dataset_id=private.dataset_id, public=public)
+        return AnswerMemo(store, scope=scope, packed=_outcome_to_json, unpacked=_outcome_from_json)
+
+
 class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
     r"""Answers each query with a text that many private few-shot prompts agree on, under differential privacy.
 
@@ -72,10 +164,10 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
     ends with the query, and the model completes each prompt in a call that is not traced. No private answer is
     released, only an aggregate of them:
 
-    - "embedding": answers are embedded, in calls that are not traced, and the noisy sum of their unit vectors is
+    - `EmbeddingAnswers`: answers are embedded, in calls that are not traced, and the noisy sum of their unit vectors is
       released. The answer is the nearest of the public candidates.
-    - "keywords": which words of a public domain occur in the answers is counted, and an ordered list of common ones is
-      released. The public model writes the answer from them.
+    - `KeywordAnswers`: which words of a public domain occur in the answers is counted, and an ordered list of common
+      ones is released. The public model writes the answer from them.
 
     Formal guarantees:
       - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
@@ -90,7 +182,7 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
 
     Example:
       >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-      >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
+      >>> from langchain_dpicl import Budget, EmbeddedLLM, EmbeddingAnswers, PrivateExamples
       >>> solved = [
       ...     {"question": "card stuck?", "answer": "a new card"},
       ...     {"question": "pin lost?", "answer": "a new pin"},
@@ -99,26 +191,21 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
       >>> helper = DPFreeFormRunnable.from_private_examples(
       ...     private,
       ...     llm=EmbeddedLLM(),
-      ...     embeddings=DeterministicFakeEmbedding(size=16),
-      ...     candidates=["a new card", "a new pin"],
-      ...     example_prompt="Q: {question}\nA: {answer}",
-      ...     suffix="Q: {input}\nA:",
+      ...     max_queries=10,
       ...     budget=Budget(epsilon=2.0, delta=1e-6),
       ...     epsilon=1.0,
-      ...     max_queries=10,
+      ...     example_prompt="Q: {question}\nA: {answer}",
+      ...     suffix="Q: {input}\nA:",
+      ...     answers=EmbeddingAnswers(
+      ...         embeddings=DeterministicFakeEmbedding(size=16), candidates=("a new card", "a new pin")
+      ...     ),
       ... )
       >>> helper.invoke("my card is stuck") in {"a new card", "a new pin"}
       True
     """
 
-    space: Any = Field(exclude=True, repr=False)
-    """How answers are aggregated: an `EmbeddingAggregator` or a `KeywordAggregator`."""
-
-    public: Any = Field(exclude=True, repr=False)
-    """The models and candidates of public calls: a `PublicRowContext`."""
-
-    answer_prompt: Any = Field(default=None, exclude=True, repr=False)
-    """The template that an answer is written from; None: the answer is one of the candidates."""
+    maker: Any = Field(exclude=True, repr=False)
+    """How answers are made: an `AnswerMaker`. Public."""
 
     owed: Any = Field(exclude=True, repr=False)
     """Charged releases by tenant whose answer is not written yet; shared by all copies."""
@@ -126,46 +213,25 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
     RESULT = FreeFormResult
 
     @classmethod
-    @tells_refusals("DPFreeFormRunnable")
+    @door("DPFreeFormRunnable")
     def from_private_examples(
         cls,
         private: PrivateExamples,
         *,
-        llm: Any,
+        llm: LLM,
         max_queries: int,
-        aggregation: AnswerSpace = "embedding",
-        embeddings: Embeddings | None = None,
-        candidates: Any = None,
-        candidates_llm: Any = None,
-        num_candidates: int = 20,
-        keyword_domain: Sequence[str] | None = None,
-        num_keywords: int = 10,
-        max_keywords: int | None = None,
-        answer_prompt: str | BasePromptTemplate[Any] | None = None,
-        max_tokens: int = 64,
-        stop: Sequence[str] = ("\n",),
-        budget: Any = None,
-        config: Any = None,
+        budget: BudgetLike | None = None,
         epsilon: float | None = None,
-        delta: float | None = None,
-        noise_multiplier: float | None = None,
-        example_prompt: Any = None,
-        prefix: str = "",
-        suffix: str | None = None,
-        example_separator: str = "\n\n",
-        rows: str | None = None,
-        num_slots: int | None = None,
-        shots_per_slot: int | None = None,
-        sampling: str = "poisson",
-        overfill: float | None = None,
-        on_exhausted: Exhausted = "raise",
-        max_query_chars: int | None = None,
-        memo_size: int = 256,
-        memo: ReleaseMemo | str | os.PathLike[str] | None = None,
-        tenant_max_queries: int | None = None,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
+        prefix: TemplateLike = "",
+        task: FewShotTask | None = None,
+        rows: Rows | None = None,
+        noise: Noise | None = None,
+        answers: EmbeddingAnswers | KeywordAnswers | None = None,
+        serving: Serving | None = None,
         component: str | None = None,
-        name: str | None = None,
-    ) -> DPFreeFormRunnable:
+    ) -> Self:
         """Plans the noise, declares the share and returns a Runnable that has spent nothing so far.
 
         All parameters are public and must not be chosen by looking at the records.
@@ -175,50 +241,22 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
           llm: an engine that completes text, an object that carries one, or a LangChain chat or completion model; see
             `backends.resolve.as_text_backend`. It receives the private prompts.
           max_queries: queries that the share pays for.
-          aggregation: "embedding" or "keywords", as above.
-          embeddings: LangChain embeddings, for "embedding". They receive the private answers.
-          candidates: public answers: a list, or a Runnable or function that gives one for a query's text (its variables
-            as a dict, where there are several). Never from private records. By default the public model writes them.
-          candidates_llm: the public model: it writes candidates, the zero-shot answer and the answer from keywords, in
-            traced calls, with its own settings. A Runnable from a prompt to text, or an engine; by default `llm`.
-          num_candidates: answers that the public model is asked for, if it writes the candidates. Equal ones count
-            once, so it needs a temperature above 0.
-          keyword_domain: the public keywords; by default the words of the query and of the candidates.
-          num_keywords: keywords of one release.
-          max_keywords: largest domain that is built for a query; 256 by default.
-          answer_prompt: template of the prompt that the public model writes the answer from, with {keywords} and the
-            query's variables; by default the prompt without examples, under a line with the keywords.
-          max_tokens: most tokens of a private answer (and of public ones, where an engine writes them).
-          stop: texts that end an answer, private or public.
-          budget: a PrivacyBudgetCallbackHandler or Budget; otherwise looked up in `config`, then in the context.
-          config: a RunnableConfig whose callbacks may hold the budget.
+          budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig whose callbacks hold one; otherwise
+            looked up in the context.
           epsilon: this component's share of the budget (its noise is calibrated to it).
-          delta: the share's delta; by default in proportion to epsilon.
-          noise_multiplier: noise in units of the sensitivity, instead of calibrating (its cost must fit `epsilon`).
           example_prompt: template of one record; by default text and label on a line each.
-          prefix: template before the examples.
           suffix: template of the query, after the examples; the answer is what follows.
-          example_separator: text between the parts.
-          rows: "units" (every sampled unit is a one-shot prompt; the default) or "slots" (k-shot prompts).
-          num_slots: number of slots, or expected number of unit rows.
-          shots_per_slot: records per slot; 1 for unit rows.
-          sampling: "poisson", or "fixed" (balanced partition; `replace_one` only).
-          overfill: expected units per shot of a slot.
-          on_exhausted: "raise", or "zero_shot": the public model's own answer, for free; the receipt says so.
-          max_query_chars: characters that a query may have, all of its variables together; longer ones are refused
-            before any call. None: as a record's text, `private.max_chars`.
-          memo_size: answers cached per tenant; cache hits are not charged. 0: every query is charged.
-          memo: a store of answers that outlives the process, so that another process returns them for free: the path of
-            a SQLite file (created if missing), or a `ReleaseMemo` such as `PostgresMemo`. Needs `component` and a
-            durable ledger.
-          tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), counted on the ledger and
-            so over all processes; None: as many as the ledger allows.
+          prefix: template before the examples.
+          task: a `FewShotTask`, in place of the three templates; without labels.
+          rows: a `Rows`: how many prompts, and of how many records; see there.
+          noise: a `Noise`; its mechanism follows from `answers`.
+          answers: an `EmbeddingAnswers` (the default) or a `KeywordAnswers`: how private answers are aggregated.
+          serving: a `Serving`: limits, memory and tenants.
           component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
-          name: the Runnable's name in traces.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
-          CapabilityError: the model cannot write text, or `embeddings` cannot embed.
+          CapabilityError: the model cannot write text, or the embeddings cannot embed.
           UnsilencableModelError: the model or the embeddings cannot be called without tracing.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
           ModelCallError: the model or the embeddings could not be reached.
@@ -226,73 +264,53 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
 
         Source: Wu et al. (2024), Privacy-Preserving In-Context Learning for Large Language Models.
         """
-        spender = resolve_budget(budget, config)
-        is_embedded = check_space(
-            private, aggregation, embeddings, candidates, only_keywords=(keyword_domain, max_keywords, answer_prompt)
-        )
-        task = FewShotTask(example_prompt, suffix, prefix=prefix, example_separator=example_separator)
-        wording = wording_of(private, task)
-        template = None if is_embedded else answer_template(wording, answer_prompt)
-        check_int("num_candidates", num_candidates, low=2 if is_embedded else 1)
-        serving = Serving(
-            max_query_chars=max_query_chars,
-            memo_size=memo_size,
-            memo=memo,
-            tenant_max_queries=tenant_max_queries,
-            on_exhausted=on_exhausted,
-        )
-        options, store = served(serving, budget=spender, component=component)
-        shape: dict[str, Any] = {"num_slots": num_slots, "shots_per_slot": shots_per_slot, "overfill": overfill}
-        limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": check_texts("stop", stop or (), least=0)}
-        count = num_candidates if keyword_domain is None else 0
-        public = public_side(llm, candidates_llm, candidates, count=count, limits=limits)
-        engine = as_text_backend(llm)
-        words: dict[str, Any] = {"domain": keyword_domain, "num_keywords": num_keywords, "most": max_keywords}
-        space: Space = (
-            EmbeddingAggregator(engine, embeddings, fixed=public.fixed, **limits)
-            if is_embedded
-            else KeywordAggregator(engine, **words, **limits)
-        )
+        spender = resolve_budget(budget)
+        words = FewShotTask.of(task, example_prompt, suffix, prefix)
+        wanted = cast("TextAnswers", option_of("answers", answers, EmbeddingAnswers, KeywordAnswers))
+        fields, memo = served(serving, budget=spender, component=component)
+        maker = AnswerMaker.of(private, llm, words, wanted)
+        given = noise_with(noise, maker.space.mechanism.name)
+        size = private.public_size_of(None)
         plan = plan_queries(
-            private.public_size_of(None),
+            size,
             epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=delta),
+            delta=share_of_delta(spender, epsilon=epsilon, delta=given.delta),
             adjacency=spender.adjacency,
             max_queries=max_queries,
-            aggregation=space.aggregation,
-            mechanism=space.mechanism,
-            noise_multiplier=noise_multiplier,
-            design=RowDesign.choose(rows=rows, sampling=sampling, smallest_size=private.public_size_of(None), **shape),
-            width=space.width,
+            aggregation=maker.space.aggregation,
+            mechanism=maker.space.mechanism,
+            noise_multiplier=given.multiplier,
+            design=design_of_queries(rows, size),
+            width=maker.space.width,
             partition=private.dataset_id,
         )
-        model = {"answers": aggregation, "model": getattr(engine, "name", type(engine).__name__), "writer": public.name}
-        asked = {"candidates_are": public.kind, "num_candidates": num_candidates, **limits, "stop": [*limits["stop"]]}
-        report = {**plan.to_dict(), **wording.to_dict(), **model, **asked, **space.to_dict()}
-        component = component if component is not None else spender.fresh_name("free-form")
-        declared: dict[str, Any] = {"component": component, "epsilon": epsilon, "public": report}
-        share = declare_share(private, spender, plan, engines=[space], **declared)
-        identity = {**report, **identity_of(llm, candidates_llm, template, public=public, domain=keyword_domain)}
-        scope = scope_of_plan(spender, share, dataset_id=private.dataset_id, public=identity)
-        handles = {"private": private, "budget": spender, "share": share, "plan": plan, "wording": wording}
-        answers = {
-            "space": space,
-            "public": public,
-            "answer_prompt": template,
-            "owed": TenantRegistry(memo_size=MOST_OWED),
-        }
-        return cls(**handles, **answers, memo=memory_of(store, scope), name=name, **options)
+        report = {**plan.to_dict(), **maker.to_dict()}
+        component = spender.fresh_name("free-form") if component is None else component
+        share = declare_share(
+            private, spender, plan, component=component, epsilon=epsilon, public=report, engines=[maker.space]
+        )
+        return cls(
+            private=private,
+            budget=spender,
+            share=share,
+            plan=plan,
+            wording=maker.wording,
+            maker=maker,
+            owed=TenantRegistry(memo_size=MOST_OWED),
+            memo=maker.memo(memo, private=private, budget=spender, share=share, report=report),
+            **fields,
+        )
 
-    afrom_private_examples: ClassVar[Any] = awaitable(from_private_examples)
+    afrom_private_examples: ClassVar = awaitable(from_private_examples)
 
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[_PreparedQuery]:
         """Asks for candidates, which calls every model that the release needs."""
         prompts = self.wording.renderer([query])
         variables = dict(zip(self.wording.input_variables, query, strict=True))
-        answers = yield from self.public.before(prompts(())[0], variables, config)
-        aggregation = yield from self.space.prepared(query, answers.candidates)
-        return _PreparedQuery(lambda records: prompts(records)[0], answers.zero_shot, aggregation)
+        said = yield from self.maker.public.before(prompts(())[0], variables, config)
+        aggregation = yield from self.maker.space.prepared(query, said.candidates)
+        return _PreparedQuery(lambda records: prompts(records)[0], said.zero_shot, aggregation)
 
     @override
     def _released(
@@ -349,9 +367,9 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
 
     def _written(self, query: Query, keywords: tuple[str, ...], config: RunnableConfig) -> EffectGenerator[str]:
         variables = dict(zip(self.wording.input_variables, query, strict=True))
-        prompt = self.answer_prompt.format_prompt(**variables, **{KEYWORDS: ", ".join(keywords)})
+        prompt = self.maker.template.format_prompt(**variables, **{KEYWORDS: ", ".join(keywords)})
         try:
-            answer: str = yield from self.public.write(prompt, config)
+            answer: str = yield from self.maker.public.write(prompt, config)
         except ModelCallError as error:
             failed = str(error).rstrip(". ")
         else:
@@ -401,55 +419,8 @@ def _outcome_from_json(stored: Mapping[str, Any]) -> AnswerOutcome:
     return AnswerOutcome(answer, keywords=words, similarities=shown, abstained=stored.get("abstained", False) is True)
 
 
-def memory_of(store: ReleaseMemo | None, scope: Mapping[str, Any]) -> AnswerMemo | None:
-    """Returns the cache of a component's answers in a memo; None: there is no memo."""
-    return (
-        None if store is None else AnswerMemo(store, scope=scope, packed=_outcome_to_json, unpacked=_outcome_from_json)
-    )
-
-
-def public_side(llm: Any, writer: Any, candidates: Any, *, count: int, limits: dict[str, Any]) -> CandidateSource:
-    """Returns the public calls of a component whose private calls `llm` answers; `writer` None: `llm` writes."""
-    own = None if writer is None else PublicModel(writer, **limits)
-    return CandidateSource(PublicModel(llm, **limits), writer=own, candidates=candidates, count=count)
-
-
-def identity_of(
-    llm: Any,
-    writer: Any,
-    template: BasePromptTemplate[Any] | None,
-    *,
-    public: CandidateSource,
-    domain: Sequence[str] | None,
-) -> dict[str, Any]:
-    """Returns what decides an answer besides the report: models, template and lists, which are too long for reports."""
-    models = {"reader": traits_of(llm), "public": traits_of(llm if writer is None else writer)}
-    lists = {"candidates": public.fixed, "domain": domain and list(domain)}
-    return {**models, **lists, "answer_prompt": _prompt_with_names(template)}
-
-
 def _prompt_with_names(template: BasePromptTemplate[Any] | None) -> str | None:
     """Returns a template filled with the names of its variables: a text that is the same in every process."""
     if template is None:
         return None
     return template.format_prompt(**{name: f"<{name}>" for name in template.input_variables}).to_string()
-
-
-def check_space(
-    private: Any, aggregation: Any, embeddings: Any, candidates: Any, *, only_keywords: tuple[Any, Any, Any]
-) -> bool:
-    """Returns whether answers are aggregated as embeddings; refuses options that the other aggregation ignores."""
-    if not isinstance(private, PrivateExamples):
-        raise fail("private", "PrivateExamples", type(private).__name__)
-    check_choice("aggregation", aggregation, ("embedding", "keywords"))
-    if aggregation == "keywords":
-        if embeddings is not None:
-            raise fail("embeddings", "None with aggregation='keywords'", type(embeddings).__name__)
-        if only_keywords[0] is not None and (only_keywords[1] is not None or candidates is not None):
-            advice = "These options build a domain, and keyword_domain= is one; leave them out."
-            raise fail("keyword_domain", "no max_keywords= and no candidates= beside it", "one of them", advice)
-        return False
-    if any(option is not None for option in only_keywords):
-        options = "keyword_domain, max_keywords, answer_prompt"
-        raise fail(options, "None with aggregation='embedding'", "one of them")
-    return True

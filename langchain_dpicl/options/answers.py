@@ -62,13 +62,16 @@ class EmbeddingAnswers(Option):
     """Free answers by embeddings: the public candidate nearest to a noisy mean (Panda et al. 2023).
 
     Args:
-      embeddings: receive the private answers; None: local ones.
-      candidates: public answers: a list, or a Runnable or function of the query; None: `writer` writes them.
-      num_candidates: answers that `writer` is asked for.
-      writer: the public model, for candidates and zero-shot answers; None: `llm`.
+      embeddings: receive the private answers; None: local ones, or those of `Retrieval`.
+      candidates: public answers, never from private records: a list, or a Runnable or function that gives one for a
+        query's text (its variables as a dict, where there are several); None: `writer` writes them.
+      num_candidates: answers that `writer` is asked for, at least 2. Equal ones count once, so it needs a temperature
+        above 0.
+      writer: the public model, for candidates and zero-shot answers, in traced calls, with its own settings: a Runnable
+        from a prompt to text, or an engine; None: `llm`.
       max_tokens: most tokens of an answer.
       stop: texts that end an answer.
-      abstain_answer: of retrieval: the answer where nothing exceeds the noise.
+      abstain_answer: of retrieval: the answer where nothing exceeds the noise; no candidate.
     """
 
     embeddings: EmbeddingsLike | None = None
@@ -79,6 +82,10 @@ class EmbeddingAnswers(Option):
     stop: Texts = ("\n",)
     abstain_answer: str = "abstain"
 
+    def _check_together(self) -> None:
+        if self.num_candidates < 2:
+            raise fail("EmbeddingAnswers.num_candidates", "at least 2 answers to choose from", self.num_candidates)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class KeywordAnswers(Option):
@@ -88,7 +95,8 @@ class KeywordAnswers(Option):
       keywords: the public domain; None: words of the query and of public candidates.
       num_keywords: keywords of one release.
       max_keywords: most keywords of a domain that is made for a query; None: 256.
-      answer_prompt: prompt of the public model, with {keywords} and the query's variables.
+      answer_prompt: prompt of the public model, with {keywords} and the query's variables; None: the prompt without
+        examples, under a line with the keywords.
       candidates: as of `EmbeddingAnswers`.
       num_candidates: answers that `writer` is asked for.
       writer: the public model, for candidates, answers and zero-shot answers; None: `llm`.
@@ -107,6 +115,11 @@ class KeywordAnswers(Option):
     max_tokens: Count = 64
     stop: Texts = ("\n",)
     abstain_answer: str = "abstain"
+
+    def _check_together(self) -> None:
+        if self.keywords is not None and (self.max_keywords is not None or self.candidates is not None):
+            advice = "These two build a domain, and keywords= is one; leave them out."
+            raise fail("KeywordAnswers", "keywords= or max_keywords= and candidates=", "both", advice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

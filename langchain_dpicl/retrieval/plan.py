@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.backends.rows.neighbour_rows import NOT_SEARCHED
+from langchain_dpicl.backends.resolve import as_embeddings
+from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Retrieval
+from langchain_dpicl.options.rows import noise_with
 from langchain_dpicl.planning.cost import Cost, check_counts, with_noise_for
-from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_delta, check_int, check_real, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.individual_filter import Bounded, ParticipationPlan
@@ -22,6 +24,7 @@ from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
+from langchain_dpicl.release.declare_share import share_of_delta
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.tasks.templates import FewShotTemplate, Query
 
@@ -213,44 +216,43 @@ def plan_retrieval(
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier)
 
 
-NOISE_FLOOR = "noise_floor"
-SEARCH = frozenset(
-    {
-        *("compressor", "base_compressor", "base_retriever", "fetch_k", "index", "k", "lambda_mult", "mmr", "reranker"),
-        *("retriever", "search_kwargs", "search_type", "score_threshold", "top_k", "top_n", "vector_store"),
-        *("vectorstore", "vectorstore_cls"),
-    }
-)
-"""LangChain's names of options that search, rank or truncate."""
-_DECLARED = ("public_size", "unit_key", "dataset_id", "fields", "max_chars")
-"""The options that declare documents as `PrivateExamples`."""
+def plan_documents(
+    private: PrivateExamples,
+    budget: Budget,
+    retrieval: Retrieval,
+    *,
+    noise: Noise | None,
+    epsilon: float | None,
+    max_queries: int,
+    width: int,
+    aggregation: Bounded,
+) -> RetrievalPlan:
+    """Plans the answers of a component from its options."""
+    given = noise_with(noise, GaussianMechanism.name)
+    return plan_retrieval(
+        private.public_size_of(None),
+        epsilon=epsilon,
+        delta=share_of_delta(budget, epsilon=epsilon, delta=given.delta),
+        participations=retrieval.participations,
+        width=width,
+        num_slots=None if retrieval.slots == "per_unit" else retrieval.slots,
+        max_queries=max_queries,
+        adjacency=budget.adjacency,
+        aggregation=aggregation,
+        noise_multiplier=given.multiplier,
+        partition=private.dataset_id,
+    )
 
 
-def check_option_names(others: Mapping[str, Any]) -> None:
-    """Refuses unknown options; for options that search or rank, the message says why they cannot work."""
-    if searching := sorted(SEARCH & set(others)):
-        raise ConfigurationError(f"options: expected none that searches or ranks, found {searching}. {NOT_SEARCHED}")
-    if others:
-        raise TypeError(f"unexpected keyword arguments {sorted(others)}; see the signature")
-
-
-def refuse_retriever(documents: Iterable[Any]) -> None:
-    """Refuses a vector store or retriever in place of the documents."""
-    if any(
-        callable(getattr(documents, name, None)) for name in ("similarity_search", "get_relevant_documents", "invoke")
-    ):
-        kind = type(documents).__name__
-        raise ConfigurationError(f"documents: expected the documents, found {kind}. {NOT_SEARCHED}")
-
-
-def templates_of(private: Any, example_prompt: Any, suffix: str | None) -> dict[str, Any]:
-    """Returns the templates of a document and of the query; the default for unlabelled documents is their text."""
+def document_task(private: PrivateExamples, task: FewShotTask) -> FewShotTask:
+    """Returns the wording with the default for unlabelled documents: their text, and a question."""
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
-    if private.label_key is None:
-        example_prompt = f"{{{private.text_key}}}" if example_prompt is None else example_prompt
-        suffix = "Question: {input}\nAnswer:" if suffix is None else suffix
-    return {"example_prompt": example_prompt, "suffix": suffix}
+    if private.label_key is not None:
+        return task
+    example = f"{{{private.text_key}}}" if task.example_prompt is None else task.example_prompt
+    suffix = "Question: {input}\nAnswer:" if task.suffix is None else task.suffix
+    return task.replace(example_prompt=example, suffix=suffix)
 
 
 def text_of_query(wording: FewShotTemplate, query: Query) -> str:
@@ -269,34 +271,24 @@ def text_to_compare(wording: FewShotTemplate, query: Query) -> str:
     return text
 
 
-def check_documents_per_row(private: PrivateExamples, documents_per_row: int) -> int:
-    """Returns the number of a unit's documents in a row, checked against how many are kept."""
-    most = private.records_per_unit
-    if check_int("documents_per_row", documents_per_row, low=1) > most:
-        advice = (
-            "Declare more documents_per_unit= (records_per_unit= of the examples), all of which a unit then may have."
-        )
-        raise fail("documents_per_row", f"at most the {most} kept of a unit", documents_per_row, advice)
-    return documents_per_row
+def similar_texts(private: PrivateExamples, retrieval: Retrieval) -> SimilarTexts:
+    """Returns the source of documents near a query; it reads none so far."""
+    most, kept = retrieval.documents_per_unit, private.records_per_unit
+    if most > kept:
+        advice = "Declare more records_per_unit= of the examples, all of which a unit then may have."
+        raise fail("Retrieval.documents_per_unit", f"at most the {kept} kept of a unit", most, advice)
+    embeddings = as_embeddings(retrieval.embeddings)
+    return SimilarTexts(embeddings, threshold=retrieval.similarity_threshold, most=most)
 
 
-def slots_of(rows: str, num_slots: int | None) -> int | None:
-    """Returns the public number of rows; None: one for each participant."""
-    if check_choice("rows", rows, ("slots", "units")) == "slots":
-        return NUM_SLOTS if num_slots is None else check_int("num_slots", num_slots, low=1)
-    if num_slots is not None:
-        raise fail("num_slots", "None with rows='units', which has one row per participant", num_slots)
-    return None
-
-
-def check_floor(labels: tuple[str, ...], least: float | str | None, answer: str) -> None:
-    """Checks `min_votes` and `abstain_label`."""
-    if isinstance(least, str):
-        check_choice("min_votes", least, (NOISE_FLOOR,))
-    elif least is not None:
-        check_real("min_votes", least)
-    if not isinstance(answer, str) or not answer or answer in labels:
-        raise fail("abstain_label", f"a text that is none of {labels!r}", answer)
+def least_votes(answers: LabelAnswers, plan: RetrievalPlan) -> float | None:
+    """Returns the noisy votes that an answer needs; None: none."""
+    if answers.abstain_below == "never":
+        return None
+    if not isinstance(answers.abstain_below, str | None):
+        advice = "The number of participating documents is private: give min_votes=, 'auto' or 'never'."
+        raise fail("LabelAnswers.abstain_below", "no share of the votes", answers.abstain_below, advice)
+    return plan.noise_floor if answers.min_votes is None else answers.min_votes
 
 
 def open_balances(
@@ -315,14 +307,3 @@ def open_balances(
     if not isinstance(balances, SQLiteBalances | str | os.PathLike):
         raise fail("balances", "the path of a file, or SQLiteBalances", type(balances).__name__)
     return balances if isinstance(balances, SQLiteBalances) else SQLiteBalances(balances)
-
-
-def examples_of(holder: list[Iterable[Any]], options: Mapping[str, Any]) -> tuple[PrivateExamples, dict[str, Any]]:
-    """Returns documents as private examples, and the remaining options; empties `holder`."""
-    check_option_names({name: value for name, value in options.items() if name in SEARCH})
-    refuse_retriever(holder[0])
-    declared = {name: options[name] for name in _DECLARED if name in options}
-    defaults = {"dataset_id": "private-documents", "records_per_unit": options.get("documents_per_unit", 1)}
-    remaining = {name: value for name, value in options.items() if name not in {*_DECLARED, "documents_per_unit"}}
-    # Taken out of the list: no frame of an error may hold the documents.
-    return PrivateExamples.from_documents(holder.pop(), **{**defaults, **declared}), remaining

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import DPFreeFormRunnable
+from langchain_dpicl import DPFreeFormRunnable, EmbeddingAnswers, KeywordAnswers, Serving
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.resolve import as_text_backend
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.loopback, pytest.mark.usefixtures("remembered_prices")
 
 
 CANDIDATES = ["It is lost.", "transfer", "card"]
-WORDS = ["card", "transfer", "bank"]
+WORDED = KeywordAnswers(keywords=("card", "transfer", "bank"), num_keywords=2, max_tokens=1)
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +58,23 @@ def served(endpoint: Provider) -> Provider:
     return endpoint
 
 
-def helper(served: Provider, **options: Any) -> DPFreeFormRunnable:
+def helper(served: Provider, **options: Any) -> Any:
     model = openai_model("ChatOpenAI", served.url)
-    given = {"llm": TextVoteBackend(model, retry=RETRY), "with_receipt": True, "max_tokens": 1, **options}
-    return DPFreeFormRunnable.from_private_examples(labelled_examples(), **component_options(**given))
+    given = component_options(**{"llm": TextVoteBackend(model, retry=RETRY), **options})
+    return DPFreeFormRunnable.from_private_examples(labelled_examples(), **given).with_receipts()
 
 
-def by_embeddings(served: Provider, **options: Any) -> DPFreeFormRunnable:
-    return helper(
-        served, **{"embeddings": SilentEmbeddings(stock(served), retry=RETRY), "candidates": CANDIDATES, **options}
-    )
+def vectors_of(served: Provider) -> EmbeddingAnswers:
+    embeddings = SilentEmbeddings(stock(served), retry=RETRY)
+    return EmbeddingAnswers(embeddings=embeddings, candidates=tuple(CANDIDATES), max_tokens=1)
 
 
-def by_keywords(served: Provider, **options: Any) -> DPFreeFormRunnable:
-    return helper(served, **{"aggregation": "keywords", "keyword_domain": WORDS, "num_keywords": 2, **options})
+def by_embeddings(served: Provider) -> Any:
+    return helper(served, answers=vectors_of(served))
+
+
+def by_keywords(served: Provider) -> Any:
+    return helper(served, answers=WORDED)
 
 
 def nearest(answers: Sequence[str]) -> dict[str, float]:
@@ -98,7 +101,8 @@ class TestFreeForm:
 
     async def test_keywords_are_counted_unheard_and_an_answer_is_written(self, served: Provider) -> None:
         """By a public model in the open, which is seen where private calls are not."""
-        made = by_keywords(served, candidates_llm=openai_model("ChatOpenAI", served.url, temperature=0.0, max_tokens=4))
+        writer = openai_model("ChatOpenAI", served.url, temperature=0.0, max_tokens=4)
+        made = helper(served, answers=WORDED.replace(writer=writer))
         for seen in (observe(lambda: made.invoke(QUERY)), await aobserve(lambda: made.ainvoke("and that ?"))):
             assert seen.error is None
             assert leaks(seen) <= {"usage callback"}
@@ -119,11 +123,7 @@ class TestFreeForm:
         made = helper(
             servers.served(),
             llm=engine,
-            candidates_llm=model,
-            aggregation="keywords",
-            keyword_domain=domain,
-            num_keywords=1,
-            max_tokens=6,
+            answers=KeywordAnswers(keywords=tuple(domain), num_keywords=1, writer=model, max_tokens=6),
         )
         calls.made = calls.failed = 0
         for result in (made.invoke(QUERY), await made.ainvoke(QUERY, {"configurable": {"tenant": "other"}})):
@@ -134,7 +134,7 @@ class TestFreeForm:
 
     @pytest.mark.parametrize("make", [by_embeddings, by_keywords], ids=["embeddings", "keywords"])
     async def test_an_outage_is_raised_before_any_ticket(
-        self, served: Provider, make: Callable[[Provider], DPFreeFormRunnable]
+        self, served: Provider, make: Callable[[Provider], Any]
     ) -> None:
         made = make(served)
         for path in ("/v1/chat/completions", "/v1/embeddings")[: 1 + (make is by_embeddings)]:
@@ -157,7 +157,12 @@ class TestFreeForm:
             made.invoke(QUERY)
         assert left(made) == MAX_QUERIES
         served.clear()
-        blank = by_embeddings(served, stop=["Is", "The"], on_exhausted="zero_shot", max_queries=1)
+        blank = helper(
+            served,
+            answers=vectors_of(served).replace(stop=("Is", "The")),
+            serving=Serving(on_exhausted="zero_shot"),
+            max_queries=1,
+        )
         answers = [blank.invoke(text) for text in (QUERY, "and that ?")]
         assert [answer.receipt.source for answer in answers] == ["release", "zero-shot"]
         assert (answers[0].answer in CANDIDATES, answers[1].answer) == (True, "")
@@ -165,7 +170,7 @@ class TestFreeForm:
     @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
     async def test_rows_that_fail_abstain(self, served: Provider, path: str) -> None:
         """Of the answers "transfer" none is embedded, or made: what is left is the other label's vector alone."""
-        made = by_embeddings(served, candidates=CANDIDATES[::2])
+        made = helper(served, answers=vectors_of(served).replace(candidates=tuple(CANDIDATES[::2])))
         mark = b"queue: transfer" if path.endswith("completions") else b"transfer"
         served.script(echoing_400(), when=lambda request: request.path == path and mark in request.raw)
         for seen in (observe(lambda: made.invoke(QUERY)), await aobserve(lambda: made.ainvoke("and that ?"))):

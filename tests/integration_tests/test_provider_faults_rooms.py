@@ -19,6 +19,7 @@ from langchain_dpicl import (
     DPFewShotPromptTemplate,
     DPFreeFormRunnable,
     DPVotingRunnable,
+    KeywordAnswers,
     LabelAnswers,
     Noise,
     PrivateExamples,
@@ -124,15 +125,14 @@ class FreeForm(Scene):
         made = DPFreeFormRunnable.from_private_examples(
             self.examples(),
             llm=self.votes(),
-            with_receipt=True,
             max_queries=2,
-            max_tokens=1,
-            aggregation="keywords",
-            keyword_domain=("card", "transfer", "declined"),
-            num_keywords=1,
-            **self.options(),
+            budget=Budget(epsilon=1e6, delta=1e-4, store=self.store),
+            epsilon=1e5,
+            rows=Rows(units=6),
+            noise=Noise(multiplier=2.0),
+            answers=KeywordAnswers(keywords=("card", "transfer", "declined"), num_keywords=1, max_tokens=1),
         )
-        self.kept = [made, *map(made.invoke, QUERIES)]
+        self.kept = [made, *map(made.with_receipts().invoke, QUERIES)]
         return [(sorted(found.model_dump()), len(found.keywords)) for found in self.kept[1:]]
 
 

@@ -16,7 +16,17 @@ from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl import Decoding, FewShotTask, LabelAnswers, Noise, Rows, Serving
+from langchain_dpicl import (
+    Decoding,
+    EmbeddingAnswers,
+    FewShotTask,
+    KeywordAnswers,
+    LabelAnswers,
+    Noise,
+    Retrieval,
+    Rows,
+    Serving,
+)
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -263,21 +273,29 @@ def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
 def free_form_by_embeddings(scene: Scene) -> Runnable[Any, Any]:
     """`DPFreeFormRunnable`: private answers are embedded; candidates are given."""
     embeddings = SilentEmbeddings(LeakyEmbeddings(), max_concurrency=2, retry=ONCE)
-    return _free_form(scene, embeddings=embeddings, candidates=CHOICES)
+    writer = scene.model("text")
+    return _free_form(
+        scene, EmbeddingAnswers(embeddings=embeddings, candidates=tuple(CHOICES), writer=writer, max_tokens=4)
+    )
 
 
 def free_form_by_keywords(scene: Scene) -> Runnable[Any, Any]:
     """The same by keywords, from which the public model writes an answer."""
-    return _free_form(scene, aggregation="keywords", keyword_domain=["my", "card", "other"], num_keywords=2)
+    return _free_form(scene, _keywords(scene))
 
 
-def _free_form(scene: Scene, **options: Any) -> Runnable[Any, Any]:
+def _keywords(scene: Scene) -> KeywordAnswers:
+    return KeywordAnswers(keywords=("my", "card", "other"), num_keywords=2, writer=scene.model("text"), max_tokens=4)
+
+
+def _free_form(scene: Scene, answers: EmbeddingAnswers | KeywordAnswers) -> Runnable[Any, Any]:
     """Public calls are made in the open, by the same kind of model: what they say is public."""
     backend = TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE)
-    given = {**QUERIES, "max_tokens": 4, "candidates_llm": scene.model("text"), **_paid(scene), **options}
-    found = DPFreeFormRunnable.from_private_examples(_few(scene), llm=backend, **given)
-    scene.objects += [found, found.space, found.public, found.owed, found.tenants, found.plan, backend]
-    return _answering(scene, found)
+    given = {**VOTED, "task": VOTED["task"].replace(labels=None), **_paid(scene)}
+    found = DPFreeFormRunnable.from_private_examples(_few(scene), llm=backend, answers=answers, **given)
+    scene.objects += [found, found.maker, found.maker.space, found.maker.public, found.owed, found.tenants, found.plan]
+    scene.objects.append(backend)
+    return _answering(scene, found.with_receipts())
 
 
 def labels(scene: Scene) -> Runnable[Any, Any]:
@@ -510,30 +528,31 @@ class NearEmbeddings(LeakyEmbeddings):
         return [[1.0, 0.0] for _ in super().embed_documents(texts)]
 
 
-RETRIEVED: dict[str, Any] = {"epsilon": 40.0, "noise_multiplier": 1.0, "participations": 9, "num_slots": 2}
-"""Of components that answer from retrieved documents: every document is near, and never exhausted."""
-
-
 def _retrieving(scene: Scene) -> dict[str, Any]:
+    """Options of components that answer from documents: every document is near, and never exhausted."""
     embeddings = SilentEmbeddings(NearEmbeddings(), max_concurrency=2, retry=ONCE)
     scene.objects.append(embeddings)
-    wording = {name: QUERIES[name] for name in ("example_prompt", "suffix", "with_receipt")}
-    return {**RETRIEVED, **wording, "embeddings": embeddings, "similarity_threshold": 0.5, **_paid(scene)}
+    near = Retrieval(embeddings, similarity_threshold=0.5, participations=9, slots=2)
+    return {"epsilon": 40.0, "noise": Noise(multiplier=1.0), "retrieval": near, **_paid(scene)}
 
 
 def votes_of_documents(scene: Scene) -> Runnable[Any, Any]:
     """`DPRetrievalVotingRunnable`, with its noisy votes; documents are embedded on the first query."""
     backend = engine(scene, "chat")
-    given = {**_retrieving(scene), "labels": CHOICES, "with_scores": True, "calibrate": True}
-    found = DPRetrievalVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    found = DPRetrievalVotingRunnable.from_private_examples(
+        _few(scene),
+        llm=backend,
+        task=VOTED["task"],
+        answers=LabelAnswers(calibrate=True, scores=True),
+        **_retrieving(scene),
+    )
     return _retrieved(scene, found, backend)
 
 
 def texts_of_documents(scene: Scene) -> Runnable[Any, Any]:
     """`DPRetrievalFreeFormRunnable` by keywords, from which the public model writes an answer."""
     backend = TextVoteBackend(scene.model("text"), max_concurrency=2, retry=ONCE)
-    given = {**_retrieving(scene), "keyword_domain": ["my", "card", "other"], "num_keywords": 2, "max_tokens": 4}
-    given["candidates_llm"] = scene.model("text")
+    given = {"answers": _keywords(scene), "task": VOTED["task"].replace(labels=None), **_retrieving(scene)}
     found = DPRetrievalFreeFormRunnable.from_private_examples(_few(scene), llm=backend, **given)
     return _retrieved(scene, found, backend)
 
@@ -545,7 +564,7 @@ def _retrieved(scene: Scene, found: Any, backend: Any) -> Runnable[Any, Any]:
         scene.objects += [answer, answer.receipt, found.filter.participants, found.budget.report()]
         return str(answer)
 
-    return found | RunnableLambda(opened)
+    return found.with_receipts() | RunnableLambda(opened)
 
 
 def _labelling(scene: Scene) -> dict[str, Any]:

@@ -170,7 +170,6 @@ def kept(made: Any) -> Target:
 def released() -> dict[str, Target]:
     """One release of each kind."""
     engine = FakeBackend(lambda prompt, prefix: dict.fromkeys(WORDS, 0.5), vocabulary=WORDS)
-    writing: dict[str, Any] = {"llm": engine, "noise_multiplier": 2.0}
     demonstrations = DemonstrationSynthesizer.from_private_examples(
         labelling_doubles.examples(),
         llm=engine,

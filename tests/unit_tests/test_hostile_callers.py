@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 
-from langchain_dpicl import Budget, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl import Budget, KeywordAnswers, Noise, PrivacyBudgetCallbackHandler, PrivateExamples, Serving
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError
-from langchain_dpicl.options import Serving
 from langchain_dpicl.privacy.ledger import store as stores
 from langchain_dpicl.retrieval.free_form import DPRetrievalFreeFormRunnable
 from langchain_dpicl.stores import FileAnchor, SQLiteBalances, SQLiteMemo, SQLiteStore
@@ -49,16 +48,11 @@ def retrieval_answers(**options: Any) -> Any:
     return DPRetrievalFreeFormRunnable.from_private_examples(
         retrieval_doubles.examples(record, max_chars=300),
         llm=free_form_doubles.Writer(),
-        embeddings=retrieval_doubles.TopicEmbeddings(),
+        retrieval=retrieval_doubles.NEAR,
         budget=retrieval_doubles.house(),
-        aggregation="keywords",
-        keyword_domain=["ask", "bank"],
-        num_keywords=1,
-        similarity_threshold=0.5,
-        participations=2,
-        num_slots=4,
-        noise_multiplier=0.1,
         epsilon=1e7,
+        noise=Noise(multiplier=0.1),
+        answers=KeywordAnswers(keywords=("ask", "bank"), num_keywords=1),
         **options,
     )
 
@@ -68,13 +62,13 @@ ROOMS: list[Callable[..., Any]] = [voting, free_form, retrieval, retrieval_answe
 
 @pytest.mark.parametrize("build", ROOMS)
 @pytest.mark.parametrize(
-    ("options", "most"),
-    [({}, 300), *(({"serving": Serving(memo_size=0, max_query_chars=most)}, most) for most in (20, 301))],
+    ("serving", "most"),
+    [(Serving(), 300), (Serving(max_query_chars=20), 20), (Serving(max_query_chars=301), 301)],
 )
 def test_a_query_that_is_too_long_is_refused_before_any_call_and_ticket(
-    build: Callable[..., Any], options: dict[str, Any], most: int
+    build: Callable[..., Any], serving: Serving, most: int
 ) -> None:
-    made = build(**options)
+    made = build(serving=serving)
     left = made.share.remaining("query")
     too_long = "q" * (most + 1)
     for ask in (

@@ -18,6 +18,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, Prom
 from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
 from langchain_core.stores import InMemoryByteStore
 
+from langchain_dpicl import EmbeddingAnswers, FewShotTask, LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
@@ -39,7 +40,10 @@ from langchain_dpicl.results import FreeFormResult
 from langchain_dpicl.serving.models import ChatEmbedded, EmbeddedLLM
 from tests.free_form_doubles import (
     CANDIDATES,
+    NOISELESS,
     RECORDS,
+    VECTORS,
+    WORDS,
     OneHot,
     PublicChat,
     Runs,
@@ -81,7 +85,7 @@ def test_the_answer_is_the_candidate_that_most_records_agree_on() -> None:
 
 
 def test_similarities_are_cosines_to_the_released_sum() -> None:
-    found = embedding(with_receipt=True, embeddings=OneHot(length=7.0)).invoke("what now?")
+    found = embedding(answers=VECTORS.replace(embeddings=OneHot(length=7.0))).with_receipts().invoke("what now?")
     assert isinstance(found, FreeFormResult)
     assert (found.answer, str(found), found.keywords) == ("ask the bank", "ask the bank", None)
     length = (6**2 + 3**2 + 1**2) ** 0.5
@@ -92,7 +96,7 @@ def test_similarities_are_cosines_to_the_released_sum() -> None:
 
 def test_keywords_are_released_most_common_first_and_the_answer_is_written_from_them() -> None:
     llm = PublicChat(says=["zero-shot", "Ask the bank for a claim."])
-    found = keywords(candidates_llm=llm, with_receipt=True).invoke("what now?")
+    found = keywords(answers=WORDS.replace(writer=llm)).with_receipts().invoke("what now?")
     assert found.keywords == ("bank", "claim")
     assert (found.answer, found.similarities) == ("Ask the bank for a claim.", None)
     assert len(llm.asked) == 2
@@ -103,32 +107,37 @@ def test_keywords_are_released_most_common_first_and_the_answer_is_written_from_
 
 def test_without_a_domain_the_words_of_the_query_and_of_public_answers_are_one() -> None:
     llm = PublicChat(says=["your bank", "make a claim", "nothing"])
-    options = {"keyword_domain": None, "candidates_llm": llm, "num_candidates": 3, "with_receipt": True}
+    words = WORDS.replace(keywords=None, writer=llm, num_candidates=3)
     private = Writer(lambda prompt: f"snow, so {last_said(prompt)}")
-    found = keywords(**options, llm=private).invoke("is snow a claim?")
+    found = keywords(answers=words, llm=private).with_receipts().invoke("is snow a claim?")
     assert found.keywords == ("snow", "bank")  # "snow" stands in the query alone
     assert len(llm.asked) == 4
-    few = keywords(**options, llm=private, max_keywords=2)
+    few = keywords(answers=words.replace(max_keywords=2), llm=private).with_receipts()
     assert few.invoke("is snow a claim?").keywords == ("claim", "nothing")  # in two public texts, and the longest
     assert few.plan.width == 2
 
 
 def test_candidates_of_ones_own_make_the_domain_too() -> None:
-    component = keywords(keyword_domain=None, candidates=["the bank", "a claim"], with_receipt=True)
+    component = keywords(answers=WORDS.replace(keywords=None, candidates=["the bank", "a claim"])).with_receipts()
     assert component.invoke("now?").keywords == ("bank", "claim")
-    assert component.public.kind == "given"
+    assert component.maker.public.kind == "given"
 
 
 @pytest.mark.parametrize(
     "llm", [EmbeddedLLM(), ChatEmbedded(), EmbeddedLLM().bind(max_tokens=20)], ids=["completion", "chat", "bound"]
 )
 def test_the_embedded_model_answers_and_a_hot_one_writes_candidates(llm: Any) -> None:
-    said = {"llm": llm, "candidates_llm": EmbeddedLLM(temperature=1.5, seed=3), "num_candidates": 6}
+    hot = EmbeddedLLM(temperature=1.5, seed=3)
     vectors = DeterministicFakeEmbedding(size=12)
-    found = embedding(**said, embeddings=vectors, candidates=None, with_receipt=True).invoke("what now?")
+    written = VECTORS.replace(embeddings=vectors, candidates=None, writer=hot, num_candidates=6)
+    found = embedding(llm=llm, answers=written).with_receipts().invoke("what now?")
     assert found.answer in found.similarities
     assert 2 <= len(found.similarities) <= 6
-    found = keywords(llm=llm, candidates_llm=PublicChat(says=["an answer"]), with_receipt=True).invoke("what now?")
+    found = (
+        keywords(llm=llm, answers=WORDS.replace(writer=PublicChat(says=["an answer"])))
+        .with_receipts()
+        .invoke("what now?")
+    )
     assert (len(found.keywords), found.answer) == (2, "an answer")
 
 
@@ -137,8 +146,8 @@ def test_models_of_langchain_answer_in_private_and_in_public() -> None:
     llm = FakeListChatModel(responses=["ask the bank"])
     public = GenericFakeChatModel(messages=iter([AIMessage(text) for text in CANDIDATES]))
     component = embedding(
-        llm=llm, candidates_llm=public, candidates=None, num_candidates=4, embeddings=vectors, with_receipt=True
-    )
+        llm=llm, answers=VECTORS.replace(embeddings=vectors, candidates=None, num_candidates=4, writer=public)
+    ).with_receipts()
     found = component.invoke("what now?")
     assert found.answer == "ask the bank"
     assert set(found.similarities) == set(CANDIDATES)
@@ -147,14 +156,16 @@ def test_models_of_langchain_answer_in_private_and_in_public() -> None:
 
 def test_private_rows_are_asked_as_the_options_say() -> None:
     llm = Writer()
-    embedding(llm=llm, max_tokens=7, stop=("END", "\n")).invoke("q")
+    embedding(llm=llm, answers=VECTORS.replace(max_tokens=7, stop=("END", "\n"))).invoke("q")
     assert llm.options == [{"max_tokens": 7, "stop": ("END", "\n")}] * 2
     assert (llm.private, llm.public) == (10, 1)
 
 
 def test_public_answers_end_where_private_ones_do() -> None:
     llm = PublicChat(says=[" ask the bank \nor not", "ask the bank", "open a claim END of it"])
-    component = embedding(candidates=None, candidates_llm=llm, num_candidates=3, stop=("\n", "END"), with_receipt=True)
+    component = embedding(
+        answers=VECTORS.replace(candidates=None, num_candidates=3, writer=llm, stop=("\n", "END"))
+    ).with_receipts()
     assert set(component.invoke("q").similarities) == {"ask the bank", "open a claim"}
 
 
@@ -164,7 +175,7 @@ def test_public_answers_end_where_private_ones_do() -> None:
 def test_public_calls_are_made_in_the_open_and_only_the_last_is_part_of_the_answer() -> None:
     runs = Runs()
     llm = PublicChat(says=["the bank", "a claim"])
-    keywords(keyword_domain=None, candidates_llm=llm, num_candidates=4).invoke("now?", {"callbacks": [runs]})
+    keywords(answers=WORDS.replace(keywords=None, num_candidates=4, writer=llm)).invoke("now?", {"callbacks": [runs]})
     assert [tags for _, tags in runs.calls] == [("nostream",)] * 4 + [()]
     assert {prompt for prompt, _ in runs.calls[:4]} == {"asks: now?"}
     assert not any("says: " in prompt for prompt, _ in runs.calls)
@@ -173,7 +184,7 @@ def test_public_calls_are_made_in_the_open_and_only_the_last_is_part_of_the_answ
 def test_the_private_model_is_asked_once_in_public_where_another_one_writes() -> None:
     runs, llm = Runs(), PublicChat(says=["something"])
     other = PublicChat(says=list(CANDIDATES))
-    component = embedding(llm=llm, candidates=None, candidates_llm=other, num_candidates=4)
+    component = embedding(llm=llm, answers=VECTORS.replace(candidates=None, num_candidates=4, writer=other))
     llm.asked.clear()
     component.invoke("now?", {"callbacks": [runs]})
     assert len(runs.calls) == 5
@@ -190,10 +201,10 @@ SOURCES: dict[str, Any] = {
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_candidates_are_fetched_for_each_query(source: Any) -> None:
-    component = embedding(candidates=source, with_receipt=True)
+    component = embedding(answers=VECTORS.replace(candidates=source)).with_receipts()
     for query in ("one", "two"):
         assert list(component.invoke(query).similarities) == [f"{query} {word}" for word in CANDIDATES]
-    assert component.public.kind == "fetched"
+    assert component.maker.public.kind == "fetched"
 
 
 async def test_candidates_are_fetched_by_coroutines_and_of_all_variables() -> None:
@@ -203,16 +214,18 @@ async def test_candidates_are_fetched_by_coroutines_and_of_all_variables() -> No
         asked.append(given)
         return CANDIDATES
 
-    component = embedding(candidates=source, suffix="{who} asks: {input}")
+    component = embedding(answers=VECTORS.replace(candidates=source), suffix="{who} asks: {input}")
     assert await component.ainvoke({"who": "she", "input": "now?"}) == "ask the bank"
     assert asked == [{"who": "she", "input": "now?"}]
 
 
 def test_an_engine_that_is_no_runnable_writes_candidates_too() -> None:
     texts = iter(["ask the bank", "open a claim", "ask the bank"] * 9)
-    component = embedding(llm=Writer(lambda p: "ask the bank" if "says: " in p else next(texts)), candidates=None)
+    component = embedding(
+        llm=Writer(lambda p: "ask the bank" if "says: " in p else next(texts)), answers=VECTORS.replace(candidates=None)
+    )
     assert component.invoke("q") == "ask the bank"
-    assert (component.space.embeddings.name, component.public.kind) == ("OneHot", "written")
+    assert (component.maker.space.embeddings.name, component.maker.public.kind) == ("OneHot", "written")
 
 
 # -- public faults cost nothing ----------------------------------------------------------------------------------
@@ -230,18 +243,21 @@ def silent_embeddings() -> OneHot:
 
 PUBLIC_FAULTS: dict[str, tuple[Callable[[], DPFreeFormRunnable], type[DPICLError], str]] = {
     "the public model is out": (
-        lambda: embedding(candidates=None, candidates_llm=RunnableLambda(out)),
+        lambda: embedding(answers=VECTORS.replace(candidates=None, writer=RunnableLambda(out))),
         ModelCallError,
         r"public call to RunnableLambda failed \(ConnectionError\)",
     ),
     "one of several calls fails": (
-        lambda: embedding(candidates=None, candidates_llm=PublicChat(says=["a", "b", OSError("x")]), num_candidates=3),
+        lambda: embedding(
+            answers=VECTORS.replace(candidates=None, num_candidates=3, writer=PublicChat(says=["a", "b", OSError("x")]))
+        ),
         ModelCallError,
         r"PublicChat failed \(OSError\)",
     ),
     "the private model is out": (
         lambda: embedding(
-            llm=Writer(lambda p: "" if "says: " not in p else "a"), candidates_llm=PublicChat(says=["x"])
+            llm=Writer(lambda p: "" if "says: " not in p else "a"),
+            answers=VECTORS.replace(writer=PublicChat(says=["x"])),
         ),
         ModelCallError,
         "Writer brought no text before the first of stop",
@@ -252,38 +268,42 @@ PUBLIC_FAULTS: dict[str, tuple[Callable[[], DPFreeFormRunnable], type[DPICLError
         "Writer brought no text",
     ),
     "candidates cannot be fetched": (
-        lambda: embedding(candidates=out),
+        lambda: embedding(answers=VECTORS.replace(candidates=out)),
         ModelCallError,
         r"candidates failed \(ConnectionError\)",
     ),
-    "candidates are no list": (lambda: embedding(candidates=str), ConfigurationError, "candidates: expected a list"),
+    "candidates are no list": (
+        lambda: embedding(answers=VECTORS.replace(candidates=str)),
+        ConfigurationError,
+        "candidates: expected a list",
+    ),
     "candidates are no texts": (
-        lambda: embedding(candidates=lambda _: [1, 2]),
+        lambda: embedding(answers=VECTORS.replace(candidates=lambda _: [1, 2])),
         ConfigurationError,
         "candidates: expected answers that are text",
     ),
     "one candidate": (
-        lambda: embedding(candidates=lambda _: ["same", " same ", "", "  "]),
+        lambda: embedding(answers=VECTORS.replace(candidates=lambda _: ["same", " same ", "", "  "])),
         ConfigurationError,
         r"at least 2 distinct public answers.*found 1.*temperature above 0",
     ),
     "a model that always says the same": (
-        lambda: embedding(candidates=None, llm=EmbeddedLLM(), num_candidates=3),
+        lambda: embedding(answers=VECTORS.replace(candidates=None, num_candidates=3), llm=EmbeddedLLM()),
         ConfigurationError,
         r"found [01].*your own candidates=",
     ),
     "a public model that writes no text": (
-        lambda: embedding(candidates=None, candidates_llm=RunnableLambda(len), num_candidates=2),
+        lambda: embedding(answers=VECTORS.replace(candidates=None, num_candidates=2, writer=RunnableLambda(len))),
         ConfigurationError,
         "RunnableLambda: expected answers that are text",
     ),
     "a domain that is too small": (
-        lambda: keywords(keyword_domain=None, candidates=["the bank", "a bank"], num_keywords=3),
+        lambda: keywords(answers=WORDS.replace(keywords=None, num_keywords=3, candidates=["the bank", "a bank"])),
         ConfigurationError,
         r"at least num_keywords=3 in the public domain, found 1",
     ),
     "a domain without words": (
-        lambda: keywords(keyword_domain=None, candidates=["the", "a"], suffix="{input} ?"),
+        lambda: keywords(answers=WORDS.replace(keywords=None, candidates=["the", "a"]), suffix="{input} ?"),
         ConfigurationError,
         "words other than stop words",
     ),
@@ -307,9 +327,9 @@ def test_a_public_fault_costs_nothing_and_reads_nothing(fault: Any, opened: list
 @pytest.mark.parametrize("candidates", [CANDIDATES, lambda _: CANDIDATES], ids=["given", "fetched"])
 def test_embeddings_that_are_out_cost_nothing(opened: list[str], candidates: Any) -> None:
     vectors = OneHot()
-    component = embedding(embeddings=vectors, candidates=candidates)
+    component = embedding(answers=VECTORS.replace(embeddings=vectors, candidates=candidates))
     vectors.failing = True
-    component.space.embeddings._calls._retry = type(component.space.embeddings._calls._retry)(1, 0.0, 0.0)
+    component.maker.space.embeddings._calls._retry = type(component.maker.space.embeddings._calls._retry)(1, 0.0, 0.0)
     with pytest.raises(ModelCallError, match="OneHot"):
         component.invoke("now?")
     assert (opened, charged(component)) == ([], 0)
@@ -319,7 +339,7 @@ def test_embeddings_that_are_out_cost_nothing(opened: list[str], candidates: Any
 
 def test_candidates_that_are_given_are_embedded_once() -> None:
     vectors = OneHot()
-    component = embedding(embeddings=vectors)
+    component = embedding(answers=VECTORS.replace(embeddings=vectors))
     assert vectors.asked[1:] == CANDIDATES  # the first one is the probe
     vectors.asked.clear()
     component.invoke("now?")
@@ -330,7 +350,7 @@ def test_a_refusal_of_another_budget_on_the_public_side_is_no_exhaustion_of_ours
     def refused(_: Any) -> Any:
         raise PrivacyBudgetExceededError("another component's", requested=1, remaining=0)
 
-    component = embedding(candidates=refused, on_exhausted="zero_shot")
+    component = embedding(answers=VECTORS.replace(candidates=refused), serving=Serving(on_exhausted="zero_shot"))
     with pytest.raises(PrivacyBudgetExceededError, match="another component's"):
         component.invoke("now?")
 
@@ -345,9 +365,9 @@ def test_an_engine_may_have_nothing_to_say_in_public_where_it_can_be_asked_other
 
     tokens = FakeBackend(lambda prompt, _: {last_said(prompt) if "says: " in prompt else "": 1.0}, max_top_k=1)
     for engine in (tokens, TextVoteBackend(ScriptedChat(answer=line))):
-        component = embedding(llm=engine, on_exhausted="zero_shot", max_queries=1)
-        assert ask(component, "q").receipt.source == "release"
-        assert ask(component, "other").answer == ""
+        component = embedding(llm=engine, serving=Serving(on_exhausted="zero_shot"), max_queries=1)
+        assert ask(component.with_receipts(), "q").receipt.source == "release"
+        assert ask(component, "other") == ""
     failing = FakeBackend(lambda prompt, _: {"": 1.0}, max_top_k=1, fail_public_call=1)
     with pytest.raises(ModelCallError, match="public call 1 failed"):
         ask(embedding(llm=failing), "q")
@@ -365,7 +385,7 @@ def test_an_engine_may_have_nothing_to_say_in_public_where_it_can_be_asked_other
 @pytest.mark.parametrize("make", SPACES.values(), ids=SPACES)
 class TestBothSpaces:
     def test_every_query_costs_one_ticket_and_one_look(self, make: Any, opened: list[str]) -> None:
-        component = make(with_receipt=True)
+        component = make().with_receipts()
         for number in range(3):
             receipt = component.invoke(f"query {number}").receipt
             assert (receipt.source, receipt.tickets, receipt.queries_left) == ("release", 1, 7 - number)
@@ -373,7 +393,7 @@ class TestBothSpaces:
         assert (len(opened), charged(component)) == (3, 3)
 
     def test_the_same_query_is_told_again_for_free_to_the_same_tenant_only(self, make: Any, opened: list[str]) -> None:
-        component = make(with_receipt=True)
+        component = make().with_receipts()
         first = component.invoke("now?")
         again = component.invoke({"input": "now?"})
         assert again.model_dump(exclude={"receipt"}) == first.model_dump(exclude={"receipt"})
@@ -382,19 +402,19 @@ class TestBothSpaces:
         assert (len(opened), charged(component)) == (2, 2)
 
     def test_without_a_memo_every_query_is_charged(self, make: Any) -> None:
-        component = make(memo_size=0)
+        component = make(serving=Serving(memo_size=0))
         component.batch(["now?"] * 3, {"max_concurrency": 1})
         assert charged(component) == 3
 
     def test_sync_and_async_answer_alike(self, make: Any) -> None:
-        component = make(with_receipt=True, memo_size=0)
+        component = make(serving=Serving(memo_size=0)).with_receipts()
         sync, awaited = component.invoke("now?"), asyncio.run(component.ainvoke("now?"))
         assert (sync.answer, sync.keywords) == (awaited.answer, awaited.keywords)
         assert (sync.similarities or {}) == pytest.approx(awaited.similarities or {}, abs=0.06)
         assert charged(component) == 2
 
     def test_batches_answer_in_order_and_charge_each(self, make: Any) -> None:
-        component = make(memo_size=0)
+        component = make(serving=Serving(memo_size=0))
         queries = [f"query {number}" for number in range(4)]
         one = component.invoke(queries[0])
         assert component.batch(queries[:3]) == [one] * 3
@@ -416,7 +436,12 @@ class TestBothSpaces:
 
     def test_what_is_spent_is_answered_zero_shot_where_that_was_asked_for(self, make: Any, opened: list[str]) -> None:
         runs = Runs()
-        component = make(max_queries=1, on_exhausted="zero_shot", candidates_llm=PublicChat(says=["zero-shot answer"]))
+        usual = VECTORS if make is embedding else WORDS
+        component = make(
+            max_queries=1,
+            serving=Serving(on_exhausted="zero_shot"),
+            answers=usual.replace(writer=PublicChat(says=["zero-shot answer"])),
+        ).with_receipts()
         assert component.invoke("one").receipt.source == "release"
         found = component.invoke("two", {"callbacks": [runs]})
         assert (found.answer, found.keywords, found.similarities) == ("zero-shot answer", None, None)
@@ -425,7 +450,7 @@ class TestBothSpaces:
         assert [data["answered"] for data in runs.named("dpicl.refused")] == ["zero-shot"]
 
     def test_a_tenants_cap_refuses(self, make: Any) -> None:
-        component = make(tenant_max_queries=1)
+        component = make(serving=Serving(tenant_max_queries=1))
         config = {"configurable": {"tenant": "t"}}
         component.invoke("one", config)
         with pytest.raises(PrivacyBudgetExceededError, match="tenant 't'"):
@@ -441,24 +466,22 @@ class TestBothSpaces:
         assert charged(component) == 1
 
     def test_results_are_texts_unless_receipts_are_asked_for(self, make: Any) -> None:
-        plain, typed = make(), make(with_receipt=True)
+        plain, typed = make(), make().with_receipts()
         assert isinstance(plain.invoke("now?"), str)
         assert isinstance(typed.invoke("now?"), FreeFormResult)
         assert (plain.OutputType, typed.OutputType) == (str, FreeFormResult)
         assert plain.get_output_schema().model_json_schema()["type"] == "string"
-        assert make(on_exhausted="zero_shot").OutputType is FreeFormResult
 
     def test_only_what_no_price_rests_on_is_configurable(self, make: Any) -> None:
         component = make()
-        shown = component.configurable_fields(with_receipt=ConfigurableField(id="shown"))
-        assert isinstance(shown.invoke("now?", {"configurable": {"shown": True}}), FreeFormResult)
-        for name in ("space", "public", "owed", "plan", "answer_prompt"):
+        assert component.configurable_fields(on_exhausted=ConfigurableField(id="spent")).invoke("now?")
+        for name in ("maker", "owed", "plan", "gives_receipts"):
             with pytest.raises(ConfigurationError):
                 component.configurable_fields(**{name: ConfigurableField(id="x")})
 
     def test_its_report_recomputes_and_says_what_ran(self, make: Any) -> None:
         budget = budget_of(epsilon=4.0, delta=1e-6)
-        component = make(budget=budget, epsilon=1.0, noise_multiplier=9.0, max_queries=2, component="helper")
+        component = make(budget=budget, epsilon=1.0, noise=Noise(multiplier=9.0), max_queries=2, component="helper")
         component.invoke("now?")
         report = budget.report()
         verify_report(report)
@@ -477,12 +500,9 @@ class TestBothSpaces:
     async def test_it_can_be_built_awaiting(self, make: Any) -> None:
         component = make()
         private = PrivateExamples(RECORDS, public_size=10)
-        options = {"embeddings": OneHot(), "candidates": CANDIDATES}
-        if make is keywords:
-            options = {"aggregation": "keywords", "keyword_domain": ["bank", "claim"], "num_keywords": 2}
         made = await DPFreeFormRunnable.afrom_private_examples(
             private, llm=Writer(), max_queries=1, example_prompt="{text}", suffix="{input}",
-            budget=budget_of(), epsilon=10.0, **options,
+            budget=budget_of(), epsilon=10.0, answers=VECTORS if make is embedding else WORDS,
         )  # fmt: skip
         assert type(made) is type(component)
         assert made.plan.epsilon <= 10.0
@@ -499,7 +519,7 @@ def test_a_release_whose_answer_could_not_be_written_is_kept_and_finished_for_fr
     ask = (lambda c, *q: asyncio.run(c.ainvoke(*q))) if is_async else (lambda c, *q: c.invoke(*q))
     runs = Runs()
     llm = PublicChat(says=["zero-shot", OSError("zx-secret"), OSError("x"), "Ask the bank.", "zero-shot", "Again."])
-    component = keywords(candidates_llm=llm, memo_size=memo_size, with_receipt=True)
+    component = keywords(answers=WORDS.replace(writer=llm), serving=Serving(memo_size=memo_size)).with_receipts()
     with pytest.raises(ModelCallError, match=r"asking again.*free.*\['bank', 'claim'\]") as caught:
         ask(component, "now?", {"callbacks": [runs]})
     assert "zx-secret" not in str(caught.value)
@@ -520,7 +540,7 @@ def test_a_release_whose_answer_could_not_be_written_is_kept_and_finished_for_fr
 
 def test_what_one_tenant_is_owed_no_other_is_told() -> None:
     llm = PublicChat(says=["zero-shot", OSError("x"), "zero-shot", "Other.", "Ask the bank."])
-    component = keywords(candidates_llm=llm)
+    component = keywords(answers=WORDS.replace(writer=llm))
     with pytest.raises(ModelCallError):
         component.invoke("now?", {"configurable": {"tenant": "one"}})
     assert component.invoke("now?", {"configurable": {"tenant": "two"}}) == "Other."
@@ -544,7 +564,9 @@ async def test_of_two_releases_that_wait_for_their_answer_each_is_kept_until_it_
             raise answer
         return answer
 
-    component = keywords(candidates_llm=RunnableLambda(lambda _: "", afunc=write), memo_size=0)
+    component = keywords(
+        answers=WORDS.replace(writer=RunnableLambda(lambda _: "", afunc=write)), serving=Serving(memo_size=0)
+    )
     both = [asyncio.create_task(component.ainvoke("now?")) for _ in range(2)]
     while charged(component) < 2:  # noqa: ASYNC110  what it waits for is the ledger's
         await asyncio.sleep(0.01)
@@ -559,7 +581,7 @@ async def test_of_two_releases_that_wait_for_their_answer_each_is_kept_until_it_
 
 
 def test_an_answer_without_text_is_no_answer() -> None:
-    component = keywords(candidates_llm=PublicChat(says=["zero-shot", "\nToo late.", "In time."]))
+    component = keywords(answers=WORDS.replace(writer=PublicChat(says=["zero-shot", "\nToo late.", "In time."])))
     with pytest.raises(ModelCallError, match=r"no text before the first stop string\. The release stays charged.*free"):
         component.invoke("now?")
     assert component.invoke("now?") == "In time."
@@ -575,7 +597,7 @@ async def test_a_cancelled_writing_is_kept_too() -> None:
             await asyncio.sleep(60)
         return "written"
 
-    component = keywords(candidates_llm=RunnableLambda(lambda _: "written", afunc=write))
+    component = keywords(answers=WORDS.replace(writer=RunnableLambda(lambda _: "written", afunc=write)))
     task = asyncio.create_task(component.ainvoke("now?"))
     await begun.wait()
     task.cancel()
@@ -596,13 +618,18 @@ def test_the_answer_prompt_may_be_any_template_of_the_keywords_and_the_query() -
         (chat, "now {x}?"),
     ):
         llm = PublicChat(says=["answer"])
-        keywords(candidates_llm=llm, answer_prompt=given).invoke("now {x}?")
+        keywords(answers=WORDS.replace(answer_prompt=given, writer=llm)).invoke("now {x}?")
         assert llm.asked[-1] == asked
 
 
 def test_the_default_answer_prompt_is_the_public_prompt_under_the_keywords() -> None:
     llm = PublicChat(says=["answer"])
-    component = keywords(candidates_llm=llm, prefix="Help {who}.", example_separator="\n{/}\n")
+    component = keywords(
+        answers=WORDS.replace(writer=llm),
+        example_prompt=None,
+        suffix=None,
+        task=FewShotTask("{text}", "asks: {input}", prefix="Help {who}.", example_separator="\n{/}\n"),
+    )
     component.invoke({"who": "her", "input": "now?"})
     head, hint, tail = llm.asked[-1].split("\n{/}\n")
     assert (head, tail) == ("Help her.", "asks: now?")
@@ -616,7 +643,7 @@ def test_the_default_answer_prompt_is_the_public_prompt_under_the_keywords() -> 
 )  # fmt: skip
 def test_an_answer_prompt_that_cannot_be_filled_is_refused_at_once(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="answer_prompt"):
-        keywords(answer_prompt=given)
+        keywords(answers=WORDS.replace(answer_prompt=given))
 
 
 def test_a_variable_called_keywords_is_refused() -> None:
@@ -646,6 +673,11 @@ class ChoosesOnly:
     ascore_choices = FakeBackend.ascore_choices
 
 
+LABELLED: dict[str, Any] = {
+    "example_prompt": None,
+    "suffix": None,
+    "task": FewShotTask("{text}", "asks: {input}", labels=("yes", "no")),
+}
 REFUSED: dict[str, tuple[Callable[..., Any], type[DPICLError], str]] = {
     "a decision model": (
         lambda b: embedding(llm=decision_model(), budget=b),
@@ -665,48 +697,93 @@ REFUSED: dict[str, tuple[Callable[..., Any], type[DPICLError], str]] = {
     ),
     "a class": (lambda b: embedding(llm=EmbeddedLLM, budget=b), CapabilityError, "found the class EmbeddedLLM"),
     "a public model that writes no text": (
-        lambda b: embedding(candidates_llm=ChoosesOnly(), budget=b),
+        lambda b: embedding(answers=VECTORS.replace(writer=ChoosesOnly()), budget=b),
         CapabilityError,
         "cannot write text",
     ),
-    "no embeddings": (lambda b: embedding(embeddings=None, budget=b), ConfigurationError, "embeddings: expected"),
+    "no embeddings": (
+        lambda b: embedding(answers=VECTORS.replace(embeddings=object()), budget=b),
+        ConfigurationError,
+        "embeddings: expected",
+    ),
     "embeddings that keep texts": (
-        lambda b: embedding(embeddings=Keeper(), budget=b),
+        lambda b: embedding(answers=VECTORS.replace(embeddings=Keeper()), budget=b),
         UnsilencableModelError,
         "Keeper",
     ),
-    "one candidate": (lambda b: embedding(candidates=["a", "a "], budget=b), ConfigurationError, "at least 2"),
-    "candidates in one text": (lambda b: embedding(candidates="a, b", budget=b), ConfigurationError, "candidates"),
-    "no private examples": (lambda b: embedding(private=RECORDS, budget=b), ConfigurationError, "private"),
-    "another aggregation": (lambda b: build(aggregation="mean", budget=b), ConfigurationError, "aggregation"),
-    "another way out": (lambda b: embedding(on_exhausted="x", budget=b), ConfigurationError, "on_exhausted"),
-    "embeddings beside keywords": (lambda b: keywords(embeddings=OneHot(), budget=b), ConfigurationError, "None with"),
-    "keywords beside embeddings": (
-        lambda b: embedding(keyword_domain=["a"], budget=b),
+    "one candidate": (
+        lambda b: embedding(answers=VECTORS.replace(candidates=["a", "a "]), budget=b),
         ConfigurationError,
-        "keyword_domain, max_keywords, answer_prompt: expected None",
+        "at least 2",
     ),
-    "an answer prompt beside embeddings": (
-        lambda b: embedding(answer_prompt="{keywords}", budget=b),
+    "candidates in one text": (
+        lambda b: embedding(answers=VECTORS.replace(candidates="a, b"), budget=b),
         ConfigurationError,
-        "answer_prompt: expected None",
+        "candidates",
+    ),
+    "no private examples": (lambda b: embedding(private=RECORDS, budget=b), ConfigurationError, "private"),
+    "other answers": (
+        lambda b: build(answers=LabelAnswers(), budget=b),
+        ConfigurationError,
+        "answers: expected EmbeddingAnswers(...) or KeywordAnswers(...)",
+    ),
+    "labels": (lambda b: embedding(**LABELLED, budget=b), ConfigurationError, "no labels and no verbalizers"),
+    "a task beside a template": (
+        lambda b: embedding(task=FewShotTask("{text}", "asks: {input}"), budget=b),
+        ConfigurationError,
+        "found 'both'",
+    ),
+    "another mechanism": (
+        lambda b: keywords(noise=Noise("gumbel", multiplier=NOISELESS), budget=b),
+        ConfigurationError,
+        "'joint_exponential' noise",
+    ),
+    "one sample for all queries": (
+        lambda b: embedding(rows=Rows(units=10, redraw_every="run"), budget=b),
+        ConfigurationError,
+        "redraw_every",
+    ),
+    "another way out": (
+        lambda b: embedding(serving=Serving(on_exhausted="x"), budget=b),
+        ConfigurationError,
+        "on_exhausted",
     ),
     "candidates beside a domain": (
-        lambda b: keywords(candidates=CANDIDATES, budget=b),
+        lambda b: keywords(answers=WORDS.replace(candidates=CANDIDATES), budget=b),
         ConfigurationError,
-        "keyword_domain",
+        "KeywordAnswers: expected keywords= or",
     ),
-    "a cap beside a domain": (lambda b: keywords(max_keywords=5, budget=b), ConfigurationError, "keyword_domain"),
-    "a small domain": (lambda b: keywords(num_keywords=6, budget=b), ConfigurationError, "num_keywords=6"),
+    "a cap beside a domain": (
+        lambda b: keywords(answers=WORDS.replace(max_keywords=5), budget=b),
+        ConfigurationError,
+        "KeywordAnswers: expected keywords= or",
+    ),
+    "a small domain": (
+        lambda b: keywords(answers=WORDS.replace(num_keywords=6), budget=b),
+        ConfigurationError,
+        "num_keywords=6",
+    ),
     "a small cap": (
-        lambda b: keywords(keyword_domain=None, num_keywords=6, max_keywords=5, budget=b),
+        lambda b: keywords(answers=WORDS.replace(keywords=None, num_keywords=6, max_keywords=5), budget=b),
         ConfigurationError,
         "max_keywords",
     ),
-    "no keywords": (lambda b: keywords(num_keywords=0, budget=b), ConfigurationError, "num_keywords"),
-    "one candidate asked for": (lambda b: embedding(num_candidates=1, budget=b), ConfigurationError, "num_candidates"),
-    "no tokens": (lambda b: embedding(max_tokens=0, budget=b), ConfigurationError, "max_tokens"),
-    "one stop text": (lambda b: embedding(stop="\n", budget=b), ConfigurationError, "stop"),
+    "no keywords": (
+        lambda b: keywords(answers=WORDS.replace(num_keywords=0), budget=b),
+        ConfigurationError,
+        "num_keywords",
+    ),
+    "one candidate asked for": (
+        lambda b: embedding(answers=VECTORS.replace(num_candidates=1), budget=b),
+        ConfigurationError,
+        "num_candidates",
+    ),
+    "no tokens": (
+        lambda b: embedding(answers=VECTORS.replace(max_tokens=0), budget=b),
+        ConfigurationError,
+        "max_tokens",
+    ),
+    "one stop text": (lambda b: embedding(answers=VECTORS.replace(stop="\n"), budget=b), ConfigurationError, "stop"),
     "no queries": (lambda b: embedding(max_queries=0, budget=b), ConfigurationError, "max_queries"),
 }
 
@@ -726,22 +803,24 @@ def test_what_cannot_work_is_refused_before_anything_is_bound_or_set_aside(refus
 def test_without_a_budget_nothing_is_built() -> None:
     private = PrivateExamples(RECORDS, public_size=10)
     with pytest.raises(NoPrivacyBudgetError):
-        DPFreeFormRunnable.from_private_examples(private, llm=Writer(), max_queries=1, embeddings=OneHot())
+        DPFreeFormRunnable.from_private_examples(
+            private, llm=Writer(), max_queries=1, answers=EmbeddingAnswers(embeddings=OneHot())
+        )
 
 
 def test_an_embedding_has_the_width_of_the_plan_and_a_domain_has_its_cap() -> None:
     assert embedding().plan.width == len(CANDIDATES) + 1
     assert keywords().plan.width == 5
-    assert keywords(keyword_domain=None).plan.width == 256
+    assert keywords(answers=WORDS.replace(keywords=None)).plan.width == 256
     assert embedding().plan.release.aggregation.name == "unit_vector_sum"
-    plan = keywords(num_keywords=3).plan
+    plan = keywords(answers=WORDS.replace(num_keywords=3)).plan
     assert (plan.release.aggregation.name, plan.release.mechanism.num_choices) == ("keyword_sum", 3)
 
 
 def test_rows_are_units_unless_slots_are_asked_for() -> None:
-    plan = embedding(num_slots=None).plan
+    plan = embedding(rows=None).plan
     assert (plan.design.rows, plan.design.num_slots) == ("units", 10)
-    slots = embedding(rows="slots", num_slots=4, shots_per_slot=2)
+    slots = embedding(rows=Rows(slots=4, shots=2))
     assert (slots.plan.design.rows, slots.plan.design.shots_per_slot) == ("slots", 2)
     assert slots.invoke("q") in CANDIDATES
 

@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from langchain_dpicl import DPFreeFormRunnable, PrivateExamples
+from langchain_dpicl import DPFreeFormRunnable, Noise, PrivateExamples, Rows, Serving
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.runs.query_runnable import RELEASE
 from tests.contracts.front_room import CANARY, CHARGED, ChargingRunnableContract, Room
-from tests.free_form_doubles import embedding, keywords
+from tests.free_form_doubles import NOISELESS, VECTORS, WORDS, embedding, keywords
 
 
 class _FreeForm(ChargingRunnableContract):
@@ -24,8 +24,16 @@ class _FreeForm(ChargingRunnableContract):
         return FakeBackend(scripted({"ask the bank": 1.0}), max_top_k=1)
 
     def make(self, room: Room, *, max_queries: int = 6, **options: Any) -> DPFreeFormRunnable:
-        given = {"budget": room.budget, "llm": room.engine, "memo_size": 0, "epsilon": None, "delta": 1e-6, **options}
-        return type(self).build(private=room.private, max_queries=max_queries, num_slots=10, **given)
+        given = {
+            "budget": room.budget,
+            "llm": room.engine,
+            "epsilon": None,
+            "noise": Noise(multiplier=NOISELESS, delta=1e-6),
+            "rows": Rows(units=10),
+            "serving": Serving(memo_size=0),
+            **options,
+        }
+        return type(self).build(private=room.private, max_queries=max_queries, **given)
 
     @abstractmethod
     def faults(self) -> list[dict[str, Any]]:
@@ -35,13 +43,12 @@ class _FreeForm(ChargingRunnableContract):
         faults: list[dict[str, Any]] = [
             {"max_queries": 0},
             {"budget": "a budget"},
-            {"aggregation": "mean"},
-            {"on_exhausted": "guess"},
-            {"memo_size": -1},
+            {"answers": "mean"},
+            {"serving": {"memo_size": 0}},
             {"suffix": "no variable"},
-            {"num_candidates": 0, "candidates": None},
-            {"max_tokens": 0},
-            {"llm": "a name"},
+            {"rows": "units"},
+            {"noise": "permute_and_flip"},
+            {"llm": 7},
             *self.faults(),
         ]
         return [lambda fault=fault: self.make(room, **fault) for fault in faults]  # type: ignore[misc]
@@ -51,11 +58,11 @@ class TestByEmbeddings(_FreeForm):
     build = staticmethod(embedding)
 
     def faults(self) -> list[dict[str, Any]]:
-        return [{"embeddings": None}, {"embeddings": "a name"}, {"candidates": ["one"]}, {"keyword_domain": ["a", "b"]}]
+        return [{"answers": VECTORS.replace(embeddings=object())}, {"answers": VECTORS.replace(candidates=("one",))}]
 
 
 class TestByKeywords(_FreeForm):
     build = staticmethod(keywords)
 
     def faults(self) -> list[dict[str, Any]]:
-        return [{"num_keywords": 0}, {"keyword_domain": ["one"]}, {"keyword_domain": "text"}, {"answer_prompt": "none"}]
+        return [{"answers": WORDS.replace(keywords=("one",))}, {"answers": WORDS.replace(answer_prompt="none")}]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from langchain_dpicl import EmbeddingAnswers, KeywordAnswers, Noise, Rows, Serving
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -23,6 +24,8 @@ from tests.contracts.front_room import shown_by
 from tests.free_form_doubles import (
     CANDIDATES,
     RECORDS,
+    VECTORS,
+    WORDS,
     OneHot,
     PublicChat,
     Writer,
@@ -45,28 +48,25 @@ SPACES: dict[str, Callable[..., DPFreeFormRunnable]] = {"embedding": embedding, 
 ROWS = 40
 DIRECTIONS = [f"answer {number}" for number in range(400)]
 
-DESIGNS: dict[str, tuple[dict[str, Any], str, float]] = {
-    "a unit row comes or goes": ({}, "add_remove", 1.0),
-    "a unit row changes": ({}, "replace_one", 2.0),
-    "a slot changes": ({"rows": "slots", "shots_per_slot": 1}, "add_remove", 2.0),
+DESIGNS: dict[str, tuple[Rows, str, float]] = {
+    "a unit row comes or goes": (Rows(units=ROWS), "add_remove", 1.0),
+    "a unit row changes": (Rows(units=ROWS), "replace_one", 2.0),
+    "a slot changes": (Rows(slots=ROWS), "add_remove", 2.0),
 }
 
 
-def noisy(design: dict[str, Any], adjacency: str) -> DPFreeFormRunnable:
+def noisy(design: Rows, adjacency: str) -> DPFreeFormRunnable:
     """Everybody's answer is the first direction: the others hold noise alone."""
     return build(
         private=PrivateExamples(["says: answer 0"] * 4000, public_size=4000),
         llm=Writer(lambda prompt: "answer 0"),
-        embeddings=OneHot(DIRECTIONS),
-        candidates=DIRECTIONS,
+        answers=EmbeddingAnswers(embeddings=OneHot(DIRECTIONS), candidates=DIRECTIONS),
         budget=budget_of(adjacency=adjacency, epsilon=1e3),
         epsilon=9e2,
-        noise_multiplier=0.5,
-        num_slots=ROWS,
-        with_receipt=True,
-        memo_size=0,
-        **design,
-    )
+        noise=Noise(multiplier=0.5),
+        rows=design,
+        serving=Serving(memo_size=0),
+    ).with_receipts()
 
 
 @pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
@@ -106,16 +106,14 @@ def test_keywords_are_drawn_with_the_noise_that_is_priced(monkeypatch: pytest.Mo
     component = keywords(
         ["says: the bank"],
         private=PrivateExamples(["says: the bank"], public_size=1),
-        keyword_domain=["bank", "snow"],
-        num_keywords=1,
-        num_slots=1,
-        noise_multiplier=0.25,
+        answers=WORDS.replace(keywords=("bank", "snow"), num_keywords=1),
+        rows=Rows(units=1),
+        noise=Noise(multiplier=0.25),
         max_queries=130,
-        memo_size=0,
-        with_receipt=True,
+        serving=Serving(memo_size=0),
         llm=Writer(lambda prompt: "the bank"),
         budget=budget_of(),
-    )
+    ).with_receipts()
     hits = sum(component.invoke("q").keywords == ("bank",) for _ in range(130))
     right = 1 / (1 + np.exp(-1 / (2 * 0.25)))  # 0.881: 130 of 130 with a chance of 7e-8
     assert hits < 130
@@ -134,7 +132,11 @@ def test_every_query_draws_a_sample_of_its_own() -> None:
 
     records = [f"says: {number}" for number in range(60)]
     component = embedding(
-        private=PrivateExamples(records, public_size=60), llm=Spy(), num_slots=20, max_queries=3, memo_size=0
+        private=PrivateExamples(records, public_size=60),
+        llm=Spy(),
+        rows=Rows(units=20),
+        max_queries=3,
+        serving=Serving(memo_size=0),
     )
     for _ in range(3):
         component.invoke("q")
@@ -180,7 +182,7 @@ def test_a_record_moves_its_own_row_and_no_other(make: Any, evil: str) -> None:
     plain = PrivateExamples(RECORDS, public_size=size)
     other = PrivateExamples([*RECORDS, f"says: {evil}"], public_size=size)
     before, after = (
-        sum_of(make(private=one, llm=Writer(attack), num_slots=size, budget=budget())) for one in (plain, other)
+        sum_of(make(private=one, llm=Writer(attack), rows=Rows(units=size), budget=budget())) for one in (plain, other)
     )
     moved = np.abs(after - before)
     if make is embedding:
@@ -188,7 +190,12 @@ def test_a_record_moves_its_own_row_and_no_other(make: Any, evil: str) -> None:
     assert moved.max() <= 1.0
     without = [text for text in RECORDS if "claim" not in text]
     fewer = sum_of(
-        make(private=PrivateExamples(without, public_size=size), llm=Writer(attack), num_slots=size, budget=budget())
+        make(
+            private=PrivateExamples(without, public_size=size),
+            llm=Writer(attack),
+            rows=Rows(units=size),
+            budget=budget(),
+        )
     )
     assert np.abs(after - fewer).max() >= 3.0 - 1e-6  # three records more move three rows
 
@@ -208,7 +215,7 @@ def test_a_row_that_fails_abstains_and_no_other_row_changes(make: Any, is_async:
         component = Awaiting(component)
     total = sum_of(component)
     expected = {"ask the bank": 6} if make is embedding else {"bank": 6}
-    names = [*CANDIDATES, "another"] if make is embedding else component.space._fixed.words
+    names = [*CANDIDATES, "another"] if make is embedding else component.maker.space._fixed.words
     assert dict(zip(names, total.tolist(), strict=True)) == pytest.approx(
         {name: expected.get(name, 0) for name in names}
     )
@@ -219,7 +226,7 @@ class Awaiting:
 
     def __init__(self, component: Any) -> None:
         self.component = component
-        self.space = component.space
+        self.maker = component.maker
 
     def invoke(self, query: str) -> Any:
         return asyncio.run(self.component.ainvoke(query))
@@ -233,14 +240,14 @@ def test_where_every_row_fails_a_release_is_made_all_the_same(make: Any, answer:
             raise OSError(prompt)
         return "" if "says: " in prompt else "an answer"
 
-    component = make(llm=Writer(failing), with_receipt=True)
+    component = make(llm=Writer(failing)).with_receipts()
     assert component.invoke("q").receipt.source == "release"
     assert charged(component) == 1
 
 
 @pytest.mark.parametrize("make", SPACES.values(), ids=SPACES)
 def test_without_any_record_the_same_happens(make: Any) -> None:
-    component = make(private=PrivateExamples([], public_size=10), with_receipt=True)
+    component = make(private=PrivateExamples([], public_size=10)).with_receipts()
     assert component.invoke("q").receipt.source == "release"
     assert charged(component) == 1
 
@@ -257,17 +264,20 @@ def answering(text: str) -> dict[str, float]:
     return {"write to the bank, Words" if "Words" in text else "the bank": 1.0}
 
 
+SECRETIVE = {
+    "embedding": EmbeddingAnswers(embeddings=OneHot([f"take {VOTE} the bank"]), candidates=("the bank", "a claim")),
+    "keywords": KeywordAnswers(keywords=("bank", "claim"), num_keywords=1),
+}
+
+
 def secretive(**options: Any) -> DPFreeFormRunnable:
     private = PrivateExamples(CANARIES, public_size=12, fields=("reply",))
-    space: dict[str, Any] = {"embeddings": OneHot([f"take {VOTE} the bank"]), "candidates": ["the bank", "a claim"]}
-    if options.pop("aggregation", "embedding") == "keywords":
-        space = {"aggregation": "keywords", "keyword_domain": ["bank", "claim"], "num_keywords": 1}
     given = {
         "llm": ScriptedChat(answer=answering),
         "example_prompt": "Q: {text}\nA: {reply}",
         "suffix": "Q: {input}\nA:",
     }
-    return build(**{"private": private, "num_slots": 12, "with_receipt": True, **given, **space, **options})
+    return build(**{"private": private, "rows": Rows(units=12), **given, **options})
 
 
 @pytest.mark.loopback
@@ -278,7 +288,7 @@ def test_nothing_shows_to_any_observer(aggregation: str) -> None:
     made: list[Any] = []
 
     def action() -> Any:
-        made.append(secretive(aggregation=aggregation, llm=llm))
+        made.append(secretive(answers=SECRETIVE[aggregation], llm=llm))
         return made[0].invoke("now?")
 
     seen = observe(action, model_recorder=recorder)
@@ -297,7 +307,7 @@ def test_nothing_shows_to_any_observer(aggregation: str) -> None:
 async def test_nothing_shows_to_any_observer_of_an_awaited_run(aggregation: str) -> None:
     recorder = Recorder()
     llm = ScriptedChat(answer=answering, callbacks=[recorder])
-    component = secretive(aggregation=aggregation, llm=llm)
+    component = secretive(answers=SECRETIVE[aggregation], llm=llm)
     seen = await aobserve(lambda: component.ainvoke("now?"), model_recorder=recorder)
     assert seen.error is None
     assert leaks(seen) - {"usage callback"} == set()
@@ -307,13 +317,14 @@ async def test_nothing_shows_to_any_observer_of_an_awaited_run(aggregation: str)
 @pytest.mark.parametrize("aggregation", SPACES)
 def test_a_provider_that_refuses_every_private_prompt_tells_nobody(aggregation: str) -> None:
     llm = ScriptedChat(answer=answering, raises={"my card": lambda text: StatusError(text, status_code=400)})
-    seen = observe(lambda: secretive(aggregation=aggregation, llm=llm).invoke("now?"))
+    seen = observe(lambda: secretive(answers=SECRETIVE[aggregation], llm=llm).invoke("now?"))
     assert seen.error is None
     assert leaks(seen) - {"usage callback"} == set()
 
 
 def test_an_error_after_the_release_holds_released_words_and_nothing_private() -> None:
-    component = secretive(aggregation="keywords", candidates_llm=PublicChat(says=["zero-shot", OSError("out")]))
+    writer = PublicChat(says=["zero-shot", OSError("out")])
+    component = secretive(answers=KeywordAnswers(keywords=("bank", "claim"), num_keywords=1, writer=writer))
     with pytest.raises(ModelCallError) as caught:
         component.invoke("now?")
     assert canaries_in(describe(caught.value)) == []
@@ -327,7 +338,7 @@ def test_a_stop_in_the_middle_of_private_calls_shows_nothing_and_the_ticket_is_s
             raise KeyboardInterrupt
         return "the bank"
 
-    component = secretive(aggregation=aggregation, llm=Writer(stopping))
+    component = secretive(answers=SECRETIVE[aggregation], llm=Writer(stopping))
     with pytest.raises(KeyboardInterrupt) as caught:
         component.invoke("now?")
     assert canaries_in(describe(caught.value)) == []
@@ -343,7 +354,7 @@ def test_private_answers_are_embedded_in_silence_and_one_by_one() -> None:
             return super().embed_documents(texts)
 
     vectors = Counting()
-    embedding(embeddings=vectors).invoke("q")
+    embedding(answers=VECTORS.replace(embeddings=vectors)).invoke("q")
     assert set(calls) == {1}
 
 
@@ -352,7 +363,9 @@ def test_errors_of_neighbouring_data_sets_are_equal() -> None:
     said: set[str] = set()
     for records in ([], RECORDS, [f"says: {RECORD}"]):
         private = PrivateExamples(records, public_size=10)
-        component = embedding(private=private, candidates=lambda _: ["one"], budget=budget_of())
+        component = embedding(
+            private=private, answers=VECTORS.replace(candidates=lambda _: ["one"]), budget=budget_of()
+        )
         with pytest.raises(DPICLError) as caught:
             component.invoke("q")
         said.add(f"{type(caught.value)} {caught.value}")

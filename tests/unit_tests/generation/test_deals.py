@@ -20,6 +20,7 @@ from langchain_dpicl import (
     DPFreeFormRunnable,
     DPVotingRunnable,
     GenerationTask,
+    KeywordAnswers,
     Noise,
     Rows,
 )
@@ -680,7 +681,10 @@ def test_no_frame_names_prompts_while_a_batch_opens() -> None:
     ("front", "options"),
     [
         (DPVotingRunnable, {"max_queries": 3, "rows": Rows(slots=8, sampling="disjoint")}),
-        (DPFreeFormRunnable, {"max_queries": 3, "aggregation": "keywords", "sampling": "disjoint"}),
+        (
+            DPFreeFormRunnable,
+            {"max_queries": 3, "answers": KeywordAnswers(), "rows": Rows(slots=8, sampling="disjoint")},
+        ),
     ],
     ids=["votes", "free form"],
 )

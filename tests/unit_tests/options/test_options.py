@@ -70,7 +70,8 @@ FULL: tuple[Option, ...] = (
     ),
     LabelAnswers(min_votes=3.5),
     EmbeddingAnswers(candidates=("a",), num_candidates=3, writer="openai:m", max_tokens=9, stop=()),
-    KeywordAnswers(keywords=("a", "b"), num_keywords=2, max_keywords=5, answer_prompt="{keywords}"),
+    KeywordAnswers(keywords=("a", "b"), num_keywords=2, answer_prompt="{keywords}"),
+    KeywordAnswers(num_keywords=2, max_keywords=5),
     Serving(max_query_chars=99, memo_size=0, memo="answers.db", tenant_max_queries=5, on_exhausted="zero_shot"),
     Retrieval("openai:e", similarity_threshold=0.5, participations=20, slots="per_unit", documents_per_unit=2),
     Topics(

@@ -17,8 +17,16 @@ import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
 from scipy import stats
 
-from langchain_dpicl import Budget, DPRetrievalVotingRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
-from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
+from langchain_dpicl import (
+    Budget,
+    DPRetrievalVotingRunnable,
+    LabelAnswers,
+    Noise,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+    Retrieval,
+)
+from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings, SimilarTexts
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -27,7 +35,6 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
-    RecordError,
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances
@@ -38,8 +45,11 @@ from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.contracts.front_room import shown_by
 from tests.retrieval_doubles import (
     CANARY,
+    FRESH,
     LABELS,
-    QUIET,
+    NEAR,
+    PLAIN,
+    TASK,
     TopicEmbeddings,
     documents,
     engine,
@@ -60,7 +70,8 @@ pytestmark = [pytest.mark.traced, pytest.mark.usefixtures("remembered_prices")]
 @pytest.mark.parametrize("rows", ["slots", "units"])
 def test_those_near_the_query_vote_and_nobody_else(rows: str) -> None:
     made = voter(
-        examples(*records("cough", "yes", 4), *records("cough", "no", 2), *records("fever", "no", 5)), rows=rows
+        examples(*records("cough", "yes", 4), *records("cough", "no", 2), *records("fever", "no", 5)),
+        retrieval=NEAR.replace(slots=8 if rows == "slots" else "per_unit"),
     )
     assert votes(made.invoke("what of the cough?")) == {"yes": 4, "no": 2}
     assert votes(made.invoke("what of the fever?")) == {"yes": 0, "no": 5}
@@ -70,17 +81,24 @@ def test_those_near_the_query_vote_and_nobody_else(rows: str) -> None:
 
 def test_a_unit_has_one_row_of_its_own_nearest_documents_and_one_participation_for_all_of_them() -> None:
     one = [record("cough", "no", "anna"), record("cough sleep", "yes", "anna"), record("fever", "no", "anna")]
-    made = voter(examples(*one, *records("cough", "no", 2), records_per_unit=3), participations=2)
+    made = voter(
+        examples(*one, *records("cough", "no", 2), records_per_unit=3), retrieval=NEAR.replace(participations=2)
+    )
     # The purer one is nearer to the query: a row shows one document, and it says no.
     assert votes(made.invoke("cough")) == {"yes": 0, "no": 3}
-    both = voter(examples(*one, *records("cough", "no", 2), records_per_unit=3), participations=2, documents_per_row=2)
+    both = voter(
+        examples(*one, *records("cough", "no", 2), records_per_unit=3),
+        retrieval=NEAR.replace(participations=2, documents_per_unit=2),
+    )
     assert votes(both.invoke("cough")) == {"yes": 1, "no": 2}
     assert votes(both.invoke("fever")) == {"yes": 0, "no": 1}
     assert votes(both.invoke("fever")) == {"yes": 0, "no": 0}  # two answers, on whatever topic
 
 
 def test_an_exhausted_unit_leaves_silently_and_answers_go_on() -> None:
-    made = voter(examples(*records("cough", "yes", 3), *records("fever", "no", 2)), participations=2)
+    made = voter(
+        examples(*records("cough", "yes", 3), *records("fever", "no", 2)), retrieval=NEAR.replace(participations=2)
+    )
     found = [votes(made.invoke(f"cough {place}")) for place in range(4)]
     assert found == [{"yes": 3, "no": 0}] * 2 + [{"yes": 0, "no": 0}] * 2
     assert votes(made.invoke("fever")) == {"yes": 0, "no": 2}  # others have theirs still
@@ -93,14 +111,17 @@ def test_a_unit_changes_nothing_of_what_another_unit_does(rows: str) -> None:
     others = [*records("cough", "no", 3), *records("fever", "no", 2)]
     questions = ["cough", "fever", "cough fever", "cough", "cough", "fever", "sleep"]
     for joined in ("cough", "fever", "cough fever sleep"):
-        with_one = voter(examples(record(joined, "yes", "anna"), *others), rows=rows)
-        without = voter(examples(*others), rows=rows)
+        with_one = voter(
+            examples(record(joined, "yes", "anna"), *others),
+            retrieval=NEAR.replace(slots=8 if rows == "slots" else "per_unit"),
+        )
+        without = voter(examples(*others), retrieval=NEAR.replace(slots=8 if rows == "slots" else "per_unit"))
         for question in questions:
             assert votes(with_one.invoke(question))["no"] == votes(without.invoke(question))["no"]
 
 
 def test_more_participants_than_slots_are_left_out_by_coins_and_debited_all_the_same() -> None:
-    made = voter(examples(*records("cough", "yes", 9)), num_slots=4, participations=2)
+    made = voter(examples(*records("cough", "yes", 9)), retrieval=NEAR.replace(participations=2, slots=4))
     assert [sum(votes(made.invoke("cough")).values()) for _ in range(4)] == [4, 4, 0, 0]
 
 
@@ -125,7 +146,7 @@ def test_what_is_found_of_a_unit_is_the_same_whatever_else_is_compared() -> None
 def test_an_embedding_that_fails_concerns_its_own_unit_and_is_tried_again() -> None:
     embeddings = TopicEmbeddings()
     embeddings.broken = "cough-yes-1"
-    made = voter(examples(*records("cough", "yes", 3)), embeddings=embeddings, participations=9)
+    made = voter(examples(*records("cough", "yes", 3)), retrieval=NEAR.replace(embeddings=embeddings, participations=9))
     assert votes(made.invoke("cough"))["yes"] == 2
     embeddings.broken = ""
     assert votes(made.invoke("cough"))["yes"] == 3
@@ -133,7 +154,9 @@ def test_an_embedding_that_fails_concerns_its_own_unit_and_is_tried_again() -> N
 
 def test_each_document_is_embedded_once_however_many_ask_at_first() -> None:
     embeddings = TopicEmbeddings()
-    made = voter(examples(*records("cough", "yes", 5)), embeddings=embeddings, participations=99)
+    made = voter(
+        examples(*records("cough", "yes", 5)), retrieval=NEAR.replace(embeddings=embeddings, participations=99)
+    )
     embeddings.seconds = 0.01
     made.batch([f"cough {place}" for place in range(6)])
     seen = {text: count for text, count in embeddings.seen.items() if CANARY in text}
@@ -143,7 +166,7 @@ def test_each_document_is_embedded_once_however_many_ask_at_first() -> None:
 
 def test_removed_documents_take_part_no_more() -> None:
     private = examples(*records("cough", "yes", 3))
-    made = voter(private, participations=9)
+    made = voter(private, retrieval=NEAR.replace(participations=9))
     assert votes(made.invoke("cough"))["yes"] == 3
     private.remove("cough-yes-1")
     assert votes(made.invoke("cough"))["yes"] == 2
@@ -156,7 +179,7 @@ def test_with_slots_the_model_is_asked_as_often_whoever_takes_part() -> None:
     asked = []
     for count in (0, 1, 8, 30):
         backend = engine()
-        made = voter(examples(*records("cough", "yes", count)), llm=backend, participations=1)
+        made = voter(examples(*records("cough", "yes", count)), llm=backend, retrieval=NEAR.replace(participations=1))
         before = backend.calls.total()
         made.batch(["cough", "fever", "cough"])
         asked.append(backend.calls.total() - before)
@@ -173,7 +196,7 @@ def test_rows_of_nobody_do_not_vote_and_failed_rows_neither() -> None:
 
 def test_the_filter_is_paid_for_before_the_first_document_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings, made_of = TopicEmbeddings(), records("cough", "yes", 2)
-    made = voter(examples(*made_of), embeddings=embeddings)
+    made = voter(examples(*made_of), retrieval=NEAR.replace(embeddings=embeddings))
     looked: list[int] = []
 
     def watch(texts: list[str]) -> list[list[float]]:
@@ -190,7 +213,7 @@ def test_the_filter_is_paid_for_before_the_first_document_is_looked_at(monkeypat
 
 @pytest.mark.parametrize("broken", ["seats", "release"])
 def test_debits_stay_whatever_fails_after_them(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    made = voter(examples(*records("cough", "yes", 3)), participations=2)
+    made = voter(examples(*records("cough", "yes", 3)), retrieval=NEAR.replace(participations=2))
 
     def fails(*_: Any, **__: Any) -> Any:
         raise RuntimeError(CANARY)
@@ -224,7 +247,7 @@ def test_debits_come_before_the_model_is_asked_and_are_on_the_ledger(monkeypatch
 
 def test_an_outage_of_the_model_or_the_embeddings_costs_nobody_anything() -> None:
     embeddings = TopicEmbeddings()
-    made = voter(examples(*records("cough", "yes", 3)), embeddings=embeddings)
+    made = voter(examples(*records("cough", "yes", 3)), retrieval=NEAR.replace(embeddings=embeddings))
     embeddings.broken = "cough"
     with pytest.raises(ModelCallError):
         made.invoke("cough")
@@ -234,13 +257,13 @@ def test_an_outage_of_the_model_or_the_embeddings_costs_nobody_anything() -> Non
 
 
 def test_threads_never_let_a_unit_in_more_often() -> None:
-    made = voter(examples(*records("cough", "yes", 4)), participations=5)
+    made = voter(examples(*records("cough", "yes", 4)), retrieval=NEAR.replace(participations=5))
     found = made.batch([f"cough {place}" for place in range(24)], {"max_concurrency": 8})
     assert sorted(votes(each)["yes"] for each in found) == [0] * 19 + [4] * 5
 
 
 def test_async_answers_are_those_of_the_other_doors() -> None:
-    made = voter(examples(*records("cough", "yes", 4)), participations=3)
+    made = voter(examples(*records("cough", "yes", 4)), retrieval=NEAR.replace(participations=3))
 
     async def ask() -> list[Any]:
         return [
@@ -258,7 +281,7 @@ def test_max_queries_are_a_public_end() -> None:
     made.batch(["cough", "fever"])
     with pytest.raises(PrivacyBudgetExceededError, match="max_queries"):
         made.invoke("sleep")
-    other = voter(examples(dataset_id="none"), max_queries=1, on_exhausted="zero_shot")
+    other = voter(examples(dataset_id="none"), max_queries=1, serving=FRESH.replace(on_exhausted="zero_shot"))
     sources = [each.receipt.source for each in other.batch(["sleep", "cough"])]  # two threads: either may be first
     assert sorted(sources) == ["release", "zero-shot"]
 
@@ -271,7 +294,7 @@ def test_nothing_that_is_shown_tells_a_balance_or_who_took_part() -> None:
     shown = []
     for private, participations in ((examples(*records("cough", "yes", 9)), 1), (examples(), 1)):
         budget = house()
-        made = voter(private, budget=budget, participations=participations, component="notes")
+        made = voter(private, budget=budget, retrieval=NEAR.replace(participations=participations), component="notes")
         answers = [made.invoke("cough"), made.invoke("cough again")]
         looks = [shown_by(thing) for thing in (made, made.filter, made.filter.participants, made.plan, made.task)]
         looks.append(repr([(each.receipt.tickets, each.receipt.queries_left) for each in answers]))
@@ -289,7 +312,7 @@ def _without_addresses(text: str) -> str:
 
 
 def test_nothing_of_it_is_copied_or_pickled() -> None:
-    made = voter(examples(*records("cough", "yes", 2)), participations=2)
+    made = voter(examples(*records("cough", "yes", 2)), retrieval=NEAR.replace(participations=2))
     made.invoke("cough")
     for thing in (made, made.filter, made.filter.participants, made.filter.texts):
         with pytest.raises((PrivacyBudgetError, TypeError)):
@@ -301,7 +324,7 @@ def test_nothing_of_it_is_copied_or_pickled() -> None:
 
 def test_the_price_is_paid_once_and_is_that_of_the_participations() -> None:
     budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-5)
-    made = voter(examples(*records("cough", "yes", 9)), budget=budget, epsilon=3.0, noise_multiplier=None)
+    made = voter(examples(*records("cough", "yes", 9)), budget=budget, epsilon=3.0, noise=None)
     made.batch([f"cough {place}" for place in range(30)])
     assert budget.remaining_epsilon == pytest.approx(1.0)
     assert 2.9 < made.plan.epsilon <= 3.0
@@ -314,13 +337,17 @@ def test_the_price_is_paid_once_and_is_that_of_the_participations() -> None:
 def test_answers_that_only_noise_gave_are_mostly_no_answers() -> None:
     """Of 300 queries that nobody takes part in, one of twenty is answered; binomial, false alarm 1e-6."""
     budget = house()
-    made = voter(examples(), budget=budget, min_votes="noise_floor", noise_multiplier=1.0, with_scores=False)
-    answered = sum(label != "abstain" for label in made.batch([f"cough {place}" for place in range(300)]))
+    made = voter(examples(), budget=budget, answers=PLAIN.replace(abstain_below="auto"), noise=Noise(multiplier=1.0))
+    answered = sum(not told.abstained for told in made.batch([f"cough {place}" for place in range(300)]))
     assert stats.binomtest(answered, 300, 0.05).pvalue > 1e-6
 
 
 def test_the_memo_tells_again_without_debits() -> None:
-    made = voter(examples(*records("cough", "yes", 3)), memo_size=9, participations=2)
+    made = voter(
+        examples(*records("cough", "yes", 3)),
+        serving=FRESH.replace(memo_size=9),
+        retrieval=NEAR.replace(participations=2),
+    )
     assert [votes(made.invoke(each))["yes"] for each in ("cough", "cough", "cough", "cough!", "cough?")] == [
         3,
         3,
@@ -340,7 +367,8 @@ def durable(folder: Path, **options: Any) -> DPRetrievalVotingRunnable:
     opened = PrivacyBudgetCallbackHandler.open if place.exists() else PrivacyBudgetCallbackHandler.create
     budget = opened(place, **({} if place.exists() else limits))
     listed = options.pop("listed", records("cough", "yes", 3))
-    return voter(examples(*listed), budget=budget, component="notes", balances=path, **options)
+    near = options.pop("retrieval", NEAR).replace(balances=path)
+    return voter(examples(*listed), budget=budget, component="notes", retrieval=near, **options)
 
 
 def test_balances_in_a_file_are_shared_by_whoever_opens_them(tmp_path: Path) -> None:
@@ -348,7 +376,7 @@ def test_balances_in_a_file_are_shared_by_whoever_opens_them(tmp_path: Path) -> 
     for place in range(4):
         ledger._IDENTITIES.clear()  # as another process, which knows the examples by their name alone
         listed = [record("fever", "no", "new"), *records("cough", "yes", 3)][place % 2 :]  # in another order, too
-        made = durable(tmp_path, listed=listed, participations=3)
+        made = durable(tmp_path, listed=listed, retrieval=NEAR.replace(participations=3))
         found.append(votes(made.invoke(f"cough {place}"))["yes"])
         assert made.share.remaining(FILTER_TEMPLATE) == 0
     assert found == [3, 3, 3, 0]
@@ -373,7 +401,7 @@ def test_a_lost_file_is_not_made_anew(tmp_path: Path) -> None:
 
 
 def test_an_older_copy_of_the_file_lets_nobody_in(tmp_path: Path) -> None:
-    made = durable(tmp_path, participations=5)
+    made = durable(tmp_path, retrieval=NEAR.replace(participations=5))
     made.invoke("cough 1")
     older = (tmp_path / "balances.db").read_bytes()
     made.invoke("cough 2")
@@ -383,13 +411,13 @@ def test_an_older_copy_of_the_file_lets_nobody_in(tmp_path: Path) -> None:
 
 
 def test_of_two_copies_that_go_on_one_is_refused(tmp_path: Path) -> None:
-    first = durable(tmp_path, participations=5)
+    first = durable(tmp_path, retrieval=NEAR.replace(participations=5))
     first.invoke("cough 1")
     (tmp_path / "copy.db").write_bytes((tmp_path / "balances.db").read_bytes())
     first.invoke("cough 2")
     ledger._IDENTITIES.clear()
     with pytest.raises(LedgerRollbackError):
-        durable(tmp_path, path=tmp_path / "copy.db", participations=5).invoke("cough 3")
+        durable(tmp_path, path=tmp_path / "copy.db", retrieval=NEAR.replace(participations=5)).invoke("cough 3")
 
 
 def test_a_file_belongs_to_one_filter(tmp_path: Path) -> None:
@@ -435,13 +463,15 @@ def test_processes_together_let_a_unit_in_as_often_as_declared(tmp_path: Path) -
 
 def test_a_kill_at_any_moment_gives_no_participation_back(tmp_path: Path) -> None:
     """Children are killed by SIGKILL somewhere in a query; whatever they did, nobody is let in more than declared."""
-    durable(tmp_path, participations=4).invoke("fever")  # paid for, and embedded for the children
+    durable(tmp_path, retrieval=NEAR.replace(participations=4)).invoke(
+        "fever"
+    )  # paid for, and embedded for the children
     ledger._IDENTITIES.clear()
     told = tmp_path / "told"
     for moment in range(5):
         child = os.fork()
         if child == 0:
-            made = durable(tmp_path, participations=4)
+            made = durable(tmp_path, retrieval=NEAR.replace(participations=4))
             ask = type(made.rows).ask
 
             def asks(self: Any, prompts: Any, made: Any = made, moment: int = moment, ask: Any = ask) -> Any:
@@ -458,7 +488,7 @@ def test_a_kill_at_any_moment_gives_no_participation_back(tmp_path: Path) -> Non
         os.waitpid(child, 0)
     assert told.read_text().split() == ["3", "3", "0"]  # three of the first four were let in, or killed and debited
     ledger._IDENTITIES.clear()
-    assert votes(durable(tmp_path, participations=4).invoke("cough"))["yes"] == 0
+    assert votes(durable(tmp_path, retrieval=NEAR.replace(participations=4)).invoke("cough"))["yes"] == 0
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -471,29 +501,30 @@ def _store() -> Any:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (lambda: voter(examples(), embeddings=_store()), "may depend on that document"),
-        (lambda: voter(examples(), embeddings=_store().as_retriever()), "may depend on that document"),
-        (lambda: voter(examples(), top_k=4), "may depend on that document"),
-        (lambda: voter(examples(), reranker=object()), "may depend on that document"),
+        (lambda: voter(examples(), retrieval=NEAR.replace(embeddings=_store())), "may depend on that document"),
         (
-            lambda: DPRetrievalVotingRunnable.from_documents(_store(), public_size=9, llm=engine(), participations=1),
+            lambda: voter(examples(), retrieval=NEAR.replace(embeddings=_store().as_retriever())),
             "may depend on that document",
         ),
-        (lambda: voter(examples(), embeddings=object()), "expected LangChain embeddings"),
-        (lambda: voter(examples(), similarity_threshold=0.0), "similarity_threshold"),
-        (lambda: voter(examples(), similarity_threshold=1.1), "similarity_threshold"),
-        (lambda: voter(examples(), similarity_threshold="high"), "similarity_threshold"),
-        (lambda: voter(examples(), participations=0), "participations"),
-        (lambda: voter(examples(), documents_per_row=0), "documents_per_row"),
+        (lambda: voter(examples(), top_k=4), "found 'top_k'"),
+        (lambda: voter(_store()), "expected PrivateExamples, found 'InMemoryVectorStore'"),
+        (lambda: voter(examples(), retrieval={"participations": 2}), r"retrieval: expected Retrieval\(\.\.\.\)"),
+        (lambda: voter(examples(), retrieval=NEAR.replace(embeddings=object())), "expected LangChain embeddings"),
+        (lambda: voter(examples(), retrieval=NEAR.replace(similarity_threshold=0.0)), "similarity_threshold"),
+        (lambda: voter(examples(), retrieval=NEAR.replace(similarity_threshold=1.1)), "similarity_threshold"),
+        (lambda: voter(examples(), retrieval=NEAR.replace(similarity_threshold="high")), "similarity_threshold"),
+        (lambda: voter(examples(), retrieval=NEAR.replace(participations=0)), "participations"),
+        (lambda: voter(examples(), retrieval=NEAR.replace(documents_per_unit=0)), "documents_per_unit"),
         (lambda: voter(examples(), max_queries=0), "max_queries"),
-        (lambda: voter(examples(), rows="both"), "rows"),
-        (lambda: voter(examples(), rows="units", num_slots=None, min_votes="some"), "min_votes"),
-        (lambda: voter(examples(), abstain_label="yes"), "abstain_label"),
+        (lambda: voter(examples(), retrieval=NEAR.replace(slots="both")), "slots"),
+        (lambda: voter(examples(), answers=PLAIN.replace(abstain_below=0.5)), "number of participating documents"),
+        (lambda: voter(examples(), noise=Noise("gumbel", multiplier=1.0)), "'gaussian' noise"),
+        (lambda: voter(examples(), answers=PLAIN.replace(abstain_label="yes")), "abstain_label"),
         (lambda: voter(examples(), budget=house(adjacency="replace_one")), "two filters move at once"),
-        (lambda: voter(examples(), suffix="{one} {other}"), "one called 'input'"),
-        (lambda: voter(examples(), balances="balances.db"), "ledger in memory"),
+        (lambda: voter(examples(), task=TASK.replace(suffix="{one} {other}")), "one called 'input'"),
+        (lambda: voter(examples(), retrieval=NEAR.replace(balances="balances.db")), "ledger in memory"),
         (lambda: voter("records"), "PrivateExamples"),  # type: ignore[arg-type]
-        (lambda: voter(examples(), labels=None), "labels"),
+        (lambda: voter(examples(), task=TASK.replace(labels=None)), "labels"),
     ],
 )
 def test_public_faults_are_refused_before_anything_is_spent(build: Callable[[], Any], says: str) -> None:
@@ -501,39 +532,37 @@ def test_public_faults_are_refused_before_anything_is_spent(build: Callable[[], 
         build()
 
 
-def test_slots_are_no_option_of_unit_rows_and_unknown_options_are_none() -> None:
-    given: dict[str, Any] = {"llm": engine(), "embeddings": TopicEmbeddings(), "labels": LABELS, "budget": house()}
-    given |= {"similarity_threshold": 0.5, "participations": 1, **QUIET}
-    with pytest.raises(ConfigurationError, match="num_slots"):
-        DPRetrievalVotingRunnable.from_private_examples(examples(), rows="units", num_slots=3, **given)
-    with pytest.raises(TypeError, match="shots_per_slot"):
-        DPRetrievalVotingRunnable.from_private_examples(examples(), shots_per_slot=3, **given)
+@pytest.mark.parametrize(
+    ("answers", "least"),
+    [
+        (LabelAnswers(), "floor"),
+        (LabelAnswers(abstain_below="auto"), "floor"),
+        (LabelAnswers(abstain_below="never"), None),
+        (LabelAnswers(min_votes=3.5), 3.5),
+    ],
+)
+def test_an_answer_needs_votes_above_the_noise_unless_told_otherwise(answers: LabelAnswers, least: Any) -> None:
+    made = voter(examples(), answers=answers.replace(calibrate=False))
+    assert made.min_votes == (made.plan.noise_floor if least == "floor" else least)
 
 
 def test_balances_in_a_file_need_names(tmp_path: Path) -> None:
     budget = PrivacyBudgetCallbackHandler.create(tmp_path / "ledger.db", epsilon=1e8, delta=1e-4)
     with pytest.raises(ConfigurationError, match="component"):
-        voter(examples(), budget=budget, balances=tmp_path / "b.db")
+        voter(examples(), budget=budget, retrieval=NEAR.replace(balances=tmp_path / "b.db"))
     nameless = PrivateExamples(["cough"], public_size=9)
     with pytest.raises(ConfigurationError, match="unit_key"):
-        voter(nameless, budget=budget, balances=tmp_path / "b.db", component="notes")
+        voter(nameless, budget=budget, retrieval=NEAR.replace(balances=tmp_path / "b.db"), component="notes")
     with pytest.raises(ConfigurationError, match="balances"):
-        voter(examples(), budget=budget, balances=7, component="notes")
+        voter(examples(), budget=budget, retrieval=NEAR.replace(balances=7), component="notes")
 
 
-def test_documents_are_declared_as_they_are() -> None:
-    given: dict[str, Any] = {"llm": engine(), "embeddings": TopicEmbeddings(), "labels": LABELS, "budget": house()}
-    made = DPRetrievalVotingRunnable.from_documents(
-        documents(*records("cough", "yes", 3)),
-        public_size=100,
-        unit_key="patient",
-        similarity_threshold=0.5,
-        participations=1,
-        with_scores=True,
-        **{**QUIET, **given},
-    )
+def test_documents_are_compared_by_local_embeddings_unless_told_otherwise() -> None:
+    held = documents(*records("cough", "yes", 3))
+    private = PrivateExamples.from_documents(held, public_size=100, unit_key="patient")
+    made = voter(private, retrieval=Retrieval(similarity_threshold=0.1, participations=1))
     assert votes(made.invoke("cough")) == {"yes": 3, "no": 0}
-    assert made.private.dataset_id == "private-documents"
+    assert made.filter.texts.embeddings.name == repr(LocalEmbeddings()).removesuffix("()")
     assert made.labels == LABELS
     assert made.cost().private_calls == 32
 
@@ -563,7 +592,7 @@ def test_balances_in_memory_are_never_opened_without_the_ticket_that_pays_for_th
 
 
 def test_the_forked_filter_lets_nobody_in() -> None:
-    made = voter(examples(*records("cough", "yes", 1)), participations=9)
+    made = voter(examples(*records("cough", "yes", 1)), retrieval=NEAR.replace(participations=9))
     made.invoke("cough")
     child = os.fork()
     if child == 0:
@@ -575,25 +604,10 @@ def test_the_forked_filter_lets_nobody_in() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_document_that_cannot_be_read_is_in_no_frame_of_the_error() -> None:
-    class Held:
-        page_content = None
-        metadata: dict[str, str] = {}  # noqa: RUF012
-
-        def __repr__(self) -> str:
-            return CANARY
-
-    with pytest.raises(RecordError) as refused:
-        DPRetrievalVotingRunnable.from_documents([Held()], public_size=9)
-    shown = [entry for entry in refused.traceback if "langchain_dpicl" in str(entry.path)]
-    assert len(shown) >= 2
-    assert CANARY not in repr([entry.frame.f_locals for entry in shown])
-
-
 @pytest.mark.parametrize("stops", ["embedding", "balances", "model", "noise"])
 def test_ctrl_c_leaves_nothing_private_in_our_frames(monkeypatch: pytest.MonkeyPatch, stops: str) -> None:
     embeddings, backend = TopicEmbeddings(), engine()
-    made = voter(examples(*records("cough", "yes", 3)), embeddings=embeddings, llm=backend)
+    made = voter(examples(*records("cough", "yes", 3)), retrieval=NEAR.replace(embeddings=embeddings), llm=backend)
 
     def stop(*given: Any, **_: Any) -> Any:
         if stops != "embedding" or CANARY in repr(given):
@@ -625,7 +639,11 @@ def test_ctrl_c_leaves_nothing_private_in_our_frames(monkeypatch: pytest.MonkeyP
 
 
 def test_async_stops_and_failures_keep_the_debits() -> None:
-    made = voter(examples(*records("cough", "yes", 3)), participations=2, llm=engine(), embeddings=TopicEmbeddings())
+    made = voter(
+        examples(*records("cough", "yes", 3)),
+        retrieval=NEAR.replace(embeddings=TopicEmbeddings(), participations=2),
+        llm=engine(),
+    )
 
     async def cancelled() -> None:
         task = asyncio.create_task(made.ainvoke("cough"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,16 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
 from scipy import stats
 
-from langchain_dpicl import DPRetrievalFreeFormRunnable, PrivacyBudgetCallbackHandler
+from langchain_dpicl import (
+    DPRetrievalFreeFormRunnable,
+    EmbeddingAnswers,
+    FewShotTask,
+    KeywordAnswers,
+    LabelAnswers,
+    Noise,
+    PrivacyBudgetCallbackHandler,
+    Serving,
+)
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.free_form.answers import NoisyKeywordAggregator
@@ -20,7 +31,7 @@ from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.ledger import budget as ledger
 from tests.contracts.front_room import shown_by
-from tests.retrieval_doubles import CANARY, TopicEmbeddings, documents, examples, house, records
+from tests.retrieval_doubles import CANARY, FRESH, NEAR, examples, house, records
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
@@ -47,26 +58,29 @@ class WordEmbeddings(Embeddings):
         raise AssertionError("not asked")
 
 
-def helper(*listed: Any, **options: Any) -> DPRetrievalFreeFormRunnable:
+CLOSE = NEAR.replace(slots=4)
+SPOKEN = KeywordAnswers(
+    keywords=WORDS, num_keywords=2, writer=FakeListChatModel(responses=["written in public"]) | StrOutputParser()
+)
+CANDIDATES = ("tablets, please", "syrup and rest", "rest")
+CHOSEN = EmbeddingAnswers(embeddings=WordEmbeddings(), candidates=CANDIDATES, writer=SPOKEN.writer)
+
+
+def helper(*listed: Any, **options: Any) -> Any:
+    """A component whose answers are results."""
     given: dict[str, Any] = {
         "llm": engine(),
-        "candidates_llm": FakeListChatModel(responses=["written in public"]) | StrOutputParser(),
-        "embeddings": TopicEmbeddings(),
-        "keyword_domain": WORDS,
-        "num_keywords": 2,
-        "similarity_threshold": 0.5,
-        "participations": 2,
-        "num_slots": 4,
-        "noise_multiplier": 0.01,
+        "retrieval": CLOSE,
+        "noise": Noise(multiplier=0.01),
         "epsilon": 1e7,
-        "memo_size": 0,
-        "with_receipt": True,
+        "answers": SPOKEN,
+        "serving": FRESH,
         **options,
     }
     given.setdefault("budget", house())
-    made = DPRetrievalFreeFormRunnable.from_private_examples(examples(*listed), **given)
-    if isinstance(made.space, NoisyKeywordAggregator) and made.plan.noise_multiplier == 0.01:
-        made.space.floor = 0.1  # seven deviations: noise alone reaches it on three words once in 10^12 answers
+    made = DPRetrievalFreeFormRunnable.from_private_examples(examples(*listed), **given).with_receipts()
+    if isinstance(made.maker.space, NoisyKeywordAggregator) and made.plan.noise_multiplier == 0.01:
+        made.maker.space.floor = 0.1  # seven deviations: noise alone reaches it on three words once in 10^12 answers
     return made
 
 
@@ -82,13 +96,12 @@ def test_the_keywords_of_those_near_are_told_and_written_from_until_they_are_exh
 
 
 def test_an_answer_of_many_keywords_weighs_as_much_as_one_of_one() -> None:
-    made = helper(*records("cough", "yes", 2), *records("cough", "no", 2), num_keywords=1)
+    made = helper(*records("cough", "yes", 2), *records("cough", "no", 2), answers=SPOKEN.replace(num_keywords=1))
     assert made.invoke("cough").keywords == ("tablets",)  # 2 against 2 / sqrt(2) for each of the other two
 
 
 def test_the_nearest_candidate_to_the_noisy_sum_is_the_answer() -> None:
-    given: dict[str, Any] = {"aggregation": "embedding", "answer_embeddings": WordEmbeddings(), "keyword_domain": None}
-    made = helper(*records("cough", "yes", 3), candidates=["tablets, please", "syrup and rest"], **given)
+    made = helper(*records("cough", "yes", 3), answers=CHOSEN.replace(candidates=CANDIDATES[:2]))
     assert made.invoke("cough").answer == "syrup and rest"
     assert isinstance(made.plan.release.aggregation, UnitVectorSum)
     assert made.plan.release.sensitivity.l2 == 2.0
@@ -101,7 +114,8 @@ def test_nobody_is_asked_to_write_from_nothing() -> None:
         prompts.append(prompt.to_string() if hasattr(prompt, "to_string") else str(prompt))
         return "made up"
 
-    made = helper(candidates_llm=RunnableLambda(writes), abstain_answer="nothing is known", memo_size=9)
+    answers = SPOKEN.replace(writer=RunnableLambda(writes), abstain_answer="nothing is known")
+    made = helper(answers=answers, serving=Serving(memo_size=9))
     for _ in range(2):
         told = made.invoke("cough")
         assert (told.answer, told.keywords, told.abstained) == ("nothing is known", (), True)
@@ -111,16 +125,14 @@ def test_nobody_is_asked_to_write_from_nothing() -> None:
 
 def test_of_the_answers_that_nobody_gave_most_are_none() -> None:
     """Of 300 queries that nobody takes part in at most one of twenty is answered; binomial, false alarm 1e-6."""
-    given: dict[str, Any] = {"answer_embeddings": WordEmbeddings(), "keyword_domain": None, "noise_multiplier": 1.0}
-    candidates = ["tablets, please", "syrup and rest", "rest"]
-    made = helper(aggregation="embedding", candidates=candidates, **given)
+    made = helper(answers=CHOSEN, noise=Noise(multiplier=1.0))
     found = made.batch([f"cough {place}" for place in range(300)])
     answered = sum(not each.abstained for each in found)
     assert {each.answer for each in found if each.abstained} == {"abstain"}
-    assert {each.answer for each in found if not each.abstained} <= set(candidates)
+    assert {each.answer for each in found if not each.abstained} <= set(CANDIDATES)
     assert stats.binomtest(answered, 300, 0.05, alternative="greater").pvalue > 1e-6
     assert answered < 300
-    words = helper(noise_multiplier=1.0).batch([f"cough {place}" for place in range(300)])
+    words = helper(noise=Noise(multiplier=1.0)).batch([f"cough {place}" for place in range(300)])
     assert stats.binomtest(sum(not each.abstained for each in words), 300, 0.05).pvalue > 1e-6
 
 
@@ -135,8 +147,11 @@ def test_the_floor_along_directions_is_what_noise_reaches_in_one_of_twenty_queri
 
 def test_an_abstention_is_told_again_by_another_process(tmp_path: Path) -> None:
     place, limits = tmp_path / "ledger.db", {"epsilon": 1e8, "delta": 1e-4}
-    given: dict[str, Any] = {"component": "notes", "memo": tmp_path / "memo.db", "memo_size": 9}
-    given["balances"] = tmp_path / "balances.db"
+    given: dict[str, Any] = {
+        "component": "notes",
+        "serving": Serving(memo=tmp_path / "memo.db", memo_size=9),
+        "retrieval": CLOSE.replace(balances=tmp_path / "balances.db"),
+    }
     first = helper(budget=PrivacyBudgetCallbackHandler.create(place, **limits), **given)
     assert first.invoke("cough").abstained
     ledger._IDENTITIES.clear()
@@ -149,62 +164,43 @@ def test_what_was_released_is_owed_until_it_is_written() -> None:
         def _call(self, *_: Any, **__: Any) -> str:
             raise RuntimeError("out")
 
-    made = helper(*records("cough", "yes", 2), participations=1)
-    whole, made.public = made.public, helper(candidates_llm=Broken(responses=[""])).public
+    made = helper(*records("cough", "yes", 2), retrieval=CLOSE.replace(participations=1))
+    whole, broken = made.maker, helper(answers=SPOKEN.replace(writer=Broken(responses=[""])))
+    made.maker = replace(whole, public=broken.maker.public)
     with pytest.raises(ModelCallError):
         made.invoke("cough")  # out before anybody was debited
     assert made.share.remaining(FILTER_TEMPLATE) == 1
-    made.public = whole
+    made.maker = whole
     assert set(made.invoke("cough").keywords) == {"syrup", "rest"}
 
 
 def test_nothing_private_shows() -> None:
     made = helper(*records("cough", "yes", 2))
     told = made.invoke("cough")
-    for thing in (made, made.filter, made.space, made.plan, told, made.budget.report()):
+    for thing in (made, made.filter, made.maker, made.maker.space, made.plan, told, made.budget.report()):
         assert CANARY not in shown_by(thing)
 
 
-def test_it_is_built_on_documents_with_balances_in_a_file(tmp_path: Path) -> None:
-    budget = PrivacyBudgetCallbackHandler.create(tmp_path / "ledger.db", epsilon=1e8, delta=1e-4)
-    made = DPRetrievalFreeFormRunnable.from_documents(
-        documents(*records("cough", "yes", 2)),
-        public_size=50,
-        unit_key="patient",
-        llm=engine(),
-        candidates_llm=FakeListChatModel(responses=["written"]) | StrOutputParser(),
-        embeddings=TopicEmbeddings(),
-        similarity_threshold=0.5,
-        participations=1,
-        noise_multiplier=0.01,
-        num_keywords=2,
-        budget=budget,
-        epsilon=1e7,
-        component="notes",
-        balances=tmp_path / "balances.db",
-        memo=tmp_path / "memo.db",
-        keyword_domain=WORDS,
-    )
-    assert made.invoke("cough") == "written"
-    assert made.invoke("cough") == "written"
-    assert made.share.remaining("query") == 99_999
+def test_its_embeddings_are_those_of_the_documents_unless_told_otherwise() -> None:
+    made = helper(answers=CHOSEN.replace(embeddings=None))
+    assert made.maker.space.embeddings is made.filter.texts.embeddings
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("build", "says"),
     [
-        ({"aggregation": "votes"}, "aggregation"),
-        ({"top_k": 3}, "may depend on that document"),
-        ({"answer_embeddings": WordEmbeddings()}, "embeddings"),
-        ({"num_candidates": 0}, "num_candidates"),
-        ({"on_exhausted": "guess"}, "on_exhausted"),
-        ({"num_keywords": 9}, "keywords"),
-        ({"participations": -1}, "participations"),
-        ({"budget": "none"}, "budget"),
-        ({"abstain_answer": " "}, "abstain_answer"),
-        ({"documents_per_row": 2}, "documents_per_row"),
+        (lambda: helper(answers=LabelAnswers()), "answers"),
+        (lambda: helper(top_k=3), "found 'top_k'"),
+        (lambda: helper(retrieval=None), "similarity_threshold"),
+        (lambda: helper(retrieval=CLOSE.replace(documents_per_unit=2)), "documents_per_unit"),
+        (lambda: helper(task=FewShotTask(labels=("yes", "no"))), "no labels"),
+        (lambda: helper(noise=Noise("gumbel", multiplier=1.0)), "'gaussian' noise"),
+        (lambda: helper(answers=SPOKEN.replace(num_keywords=9)), "keywords"),
+        (lambda: helper(answers=SPOKEN.replace(abstain_answer=" ")), "abstain_answer"),
+        (lambda: helper(answers=CHOSEN.replace(abstain_answer="rest")), "abstain_answer"),
+        (lambda: helper(budget="none"), "budget"),
     ],
 )
-def test_public_faults_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises((ConfigurationError, TypeError), match=says):
-        helper(**options)
+def test_public_faults_are_refused(build: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        build()

@@ -27,7 +27,7 @@ from tests.contracts.front_room import (
     Door,
     Room,
 )
-from tests.retrieval_doubles import LABELS, QUIET, TopicEmbeddings, engine, examples
+from tests.retrieval_doubles import NEAR, QUIET, TASK, engine, examples
 
 DOORS = (
     "invoke",
@@ -85,8 +85,8 @@ class TestContract(ChargingRunnableContract):
 
     def make(self, room: Room, *, max_queries: int = 6, **options: Any) -> DPRetrievalVotingRunnable:
         given: dict[str, Any] = {"llm": room.engine, "budget": room.budget, "max_queries": max_queries, **QUIET}
-        given |= {"embeddings": TopicEmbeddings(), "labels": LABELS, "similarity_threshold": 0.5, "participations": 3}
-        made = DPRetrievalVotingRunnable.from_private_examples(room.private, **{**given, "num_slots": 2, **options})
+        given |= {"retrieval": NEAR.replace(participations=3, slots=2), "task": TASK, **options}
+        made = DPRetrievalVotingRunnable.from_private_examples(room.private, **given)
         made.filter.open(lambda template: nullcontext(made.share.reserve(template)))
         return made
 
@@ -98,14 +98,14 @@ class TestContract(ChargingRunnableContract):
     def faulty_constructions(self, room: Room) -> Sequence[Callable[[], Any]]:
         faults: list[dict[str, Any]] = [
             {"max_queries": 0},
-            {"participations": 0},
-            {"labels": ["yes"]},
-            {"similarity_threshold": 2.0},
+            {"retrieval": None},
+            {"retrieval": NEAR.replace(documents_per_unit=2)},
+            {"retrieval": NEAR.replace(embeddings=object())},
+            {"task": TASK.replace(labels=("yes",))},
             {"top_k": 3},
-            {"noise_multiplier": 0.0},
+            {"noise": "gumbel"},
             {"epsilon": -1.0},
-            {"on_exhausted": "guess"},
+            {"serving": {"memo_size": 0}},
             {"llm": object()},
-            {"embeddings": None},
         ]
         return [lambda fault=fault: self.make(room, **fault) for fault in faults]  # type: ignore[misc]

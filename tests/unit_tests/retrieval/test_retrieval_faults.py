@@ -17,7 +17,7 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
 import langchain_dpicl.retrieval.individual_filter as filters
-from langchain_dpicl import DPRetrievalVotingRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl import DPRetrievalVotingRunnable, Noise, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
 from langchain_dpicl.backends.sync_async import run_sync
@@ -35,14 +35,16 @@ from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.release.filtered_sample import FilteredQuery
 from langchain_dpicl.retrieval.individual_filter import IndividualFilter
 from langchain_dpicl.stores.balances import SQLiteBalances
-from tests.retrieval_doubles import CANARY, TopicEmbeddings, examples, house, record, records, voter, votes
+from tests.retrieval_doubles import CANARY, FRESH, NEAR, TopicEmbeddings, examples, house, record, records, voter, votes
 
 pytestmark = [pytest.mark.traced, pytest.mark.usefixtures("remembered_prices")]
 
 COUGHS = records("cough", "yes", 3)
 
 
-def durable(folder: Path, *, private: PrivateExamples | None = None, **options: Any) -> DPRetrievalVotingRunnable:
+def durable(
+    folder: Path, *, private: PrivateExamples | None = None, is_kept: bool = True, **options: Any
+) -> DPRetrievalVotingRunnable:
     """Opens the ledger, the balances and the documents anew, as another process would."""
     place = folder / "ledger.db"
     ledger._IDENTITIES.clear()
@@ -50,7 +52,10 @@ def durable(folder: Path, *, private: PrivateExamples | None = None, **options: 
         budget = PrivacyBudgetCallbackHandler.open(place)
     else:
         budget = PrivacyBudgetCallbackHandler.create(place, epsilon=1e8, delta=1e-4)
-    given: dict[str, Any] = {"component": "notes", "balances": folder / "balances.db", **options}
+    near = options.pop("retrieval", NEAR)
+    if near.balances is None and is_kept:
+        near = near.replace(balances=folder / "balances.db")
+    given: dict[str, Any] = {"component": "notes", "retrieval": near, **options}
     return voter(examples(*COUGHS) if private is None else private, budget=budget, **given)
 
 
@@ -90,7 +95,7 @@ class Forks:
 def test_a_fork_while_somebody_is_asked_releases_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, asked: str
 ) -> None:
-    made = on(place, tmp_path, participations=1)
+    made = on(place, tmp_path, retrieval=NEAR.replace(participations=1))
     children: list[int] = []
     holder = type(made.rows) if asked == "model" else SimilarTexts
     ask: Callable[..., Any] = holder.ask
@@ -108,7 +113,7 @@ def test_a_fork_while_somebody_is_asked_releases_once(
 
 
 def test_a_child_answers_although_another_thread_had_its_turn_when_it_forked(tmp_path: Path) -> None:
-    made = durable(tmp_path, participations=2)
+    made = durable(tmp_path, retrieval=NEAR.replace(participations=2))
     made.invoke("fever")
     with made.filter.participants._gate:  # somebody else's turn, in a thread that the child does not have
         child = os.fork()
@@ -146,7 +151,10 @@ def test_the_ledger_is_not_waited_for_with_the_file_locked(tmp_path: Path) -> No
 def test_who_comes_while_another_process_pays_takes_up_what_it_paid_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first, second = durable(tmp_path, participations=5), durable(tmp_path, participations=5)
+    first, second = (
+        durable(tmp_path, retrieval=NEAR.replace(participations=5)),
+        durable(tmp_path, retrieval=NEAR.replace(participations=5)),
+    )
     has_ticket, bought = threading.Event(), IndividualFilter._bought
 
     def slow(self: IndividualFilter, *given: Any) -> Any:
@@ -189,8 +197,10 @@ def test_two_threads_that_come_first_pay_once() -> None:
 
 
 def test_a_running_filter_never_debits_another_filters_file(tmp_path: Path) -> None:
-    mine = durable(tmp_path, participations=1)
-    other = durable(tmp_path, participations=1_000, component="other", balances=tmp_path / "other.db")
+    mine = durable(tmp_path, retrieval=NEAR.replace(participations=1))
+    other = durable(
+        tmp_path, retrieval=NEAR.replace(participations=1_000, balances=tmp_path / "other.db"), component="other"
+    )
     mine.invoke("cough")
     for place in range(3):
         other.invoke(f"fever {place}")
@@ -201,10 +211,10 @@ def test_a_running_filter_never_debits_another_filters_file(tmp_path: Path) -> N
 
 def test_of_two_copies_in_use_at_the_same_moment_one_releases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both debit before either is on the ledger, which is the moment at which counts alone do not tell them apart."""
-    first = durable(tmp_path, participations=1)
+    first = durable(tmp_path, retrieval=NEAR.replace(participations=1))
     first.invoke("fever")
     (tmp_path / "copy.db").write_bytes((tmp_path / "balances.db").read_bytes())
-    second = durable(tmp_path, participations=1, balances=tmp_path / "copy.db")
+    second = durable(tmp_path, retrieval=NEAR.replace(participations=1, balances=tmp_path / "copy.db"))
     second.warm_up()
     both, debit = threading.Barrier(2), SQLiteBalances.debit
 
@@ -240,7 +250,9 @@ def test_units_keep_their_balances_under_their_names_however_they_are_listed(tmp
     old, newcomer = record("cough", "yes", "anna"), record("cough", "no", "bo")
     again = [record("fever", "no", "cy"), newcomer, old]
     found = [
-        votes(durable(tmp_path, participations=1, private=split(*listed)).invoke(f"cough {place}"))
+        votes(
+            durable(tmp_path, retrieval=NEAR.replace(participations=1), private=split(*listed)).invoke(f"cough {place}")
+        )
         for place, listed in enumerate([[old], [newcomer, old], again])
     ]
     assert found == [{"yes": 1, "no": 0}, {"yes": 0, "no": 1}, {"yes": 0, "no": 0}]
@@ -249,7 +261,7 @@ def test_units_keep_their_balances_under_their_names_however_they_are_listed(tmp
 def test_only_another_order_lets_nobody_in_again(tmp_path: Path) -> None:
     mixed = [record("cough", "yes", "anna"), record("fever", "no", "bo")]
     found = [
-        votes(durable(tmp_path, participations=1, private=examples(*listed)).invoke(question))
+        votes(durable(tmp_path, retrieval=NEAR.replace(participations=1), private=examples(*listed)).invoke(question))
         for question, listed in (("cough", mixed), ("fever", mixed[::-1]), ("cough fever", mixed))
     ]
     assert found == [{"yes": 1, "no": 0}, {"yes": 0, "no": 1}, {"yes": 0, "no": 0}]
@@ -268,8 +280,8 @@ def test_a_file_is_known_by_all_that_it_was_paid_for() -> None:
     one = voter(private, budget=budget, component="one")
     for other in (
         voter(private, budget=budget, component="two"),
-        voter(private, budget=budget, component="three", noise_multiplier=0.02),
-        voter(private, budget=budget, component="four", num_slots=9),
+        voter(private, budget=budget, component="three", noise=Noise(multiplier=0.02)),
+        voter(private, budget=budget, component="four", retrieval=NEAR.replace(slots=9)),
     ):
         unlike = {name for name, value in other.filter._terms().items() if one.filter._terms()[name] != value}
         assert unlike == ({"component"} if other.share.component == "two" else {"component", "plan"})
@@ -280,7 +292,7 @@ def test_a_file_is_known_by_all_that_it_was_paid_for() -> None:
 
 def test_a_querys_ticket_of_another_component_buys_nothing() -> None:
     budget, private = house(), examples(*COUGHS)
-    made = voter(private, budget=budget, component="a", max_queries=1, participations=9)
+    made = voter(private, budget=budget, component="a", max_queries=1, retrieval=NEAR.replace(participations=9))
     other = voter(private, budget=budget, component="b")
     made.invoke("cough")
     render = made.wording.renderer(made.task.queries(("cough",)))
@@ -302,11 +314,11 @@ def test_a_querys_ticket_of_another_component_buys_nothing() -> None:
 
 
 def test_balances_that_are_gone_are_told_also_where_answers_would_go_on_without_them(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"balances": None, "on_exhausted": "zero_shot"}
-    assert durable(tmp_path, **given).invoke("cough").receipt.source == "release"
-    for on_exhausted in ("zero_shot", "raise"):
+    spent = FRESH.replace(on_exhausted="zero_shot")
+    assert durable(tmp_path, is_kept=False, serving=spent).invoke("cough").receipt.source == "release"
+    for serving in (spent, FRESH):
         with pytest.raises(PrivacyBudgetExceededError, match="lost with it") as told:
-            durable(tmp_path, **{**given, "on_exhausted": on_exhausted}).invoke("cough")
+            durable(tmp_path, is_kept=False, serving=serving).invoke("cough")
         assert "max_queries" not in str(told.value)
 
 
@@ -314,7 +326,10 @@ def test_balances_that_are_gone_are_told_also_where_answers_would_go_on_without_
 
 
 def test_debits_come_in_the_order_of_the_queries_however_long_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = voter(examples(*records("fever", "no", 2), record("fever cough", "yes", "anna")), participations=1)
+    made = voter(
+        examples(*records("fever", "no", 2), record("fever cough", "yes", "anna")),
+        retrieval=NEAR.replace(participations=1),
+    )
     made.invoke("sleep")
     began, ended, debit = threading.Event(), [], MemoryBalances.debit
 
@@ -343,7 +358,9 @@ def test_what_was_embedded_before_a_stop_is_not_embedded_again() -> None:
             return self.embed_documents(texts)
 
     embeddings, stuck = Slow(), asyncio.Event()
-    made = voter(examples(*records("cough", "yes", 230)), embeddings=embeddings, participations=9)
+    made = voter(
+        examples(*records("cough", "yes", 230)), retrieval=NEAR.replace(embeddings=embeddings, participations=9)
+    )
 
     async def cancelled() -> None:
         asking = asyncio.create_task(made.ainvoke("cough"))
@@ -362,7 +379,7 @@ def test_what_was_embedded_before_a_stop_is_not_embedded_again() -> None:
 @pytest.mark.parametrize("is_async", [False, True])
 def test_warming_up_pays_and_embeds_and_debits_nobody(is_async: bool) -> None:
     embeddings = TopicEmbeddings()
-    made = voter(examples(*COUGHS), embeddings=embeddings, participations=1)
+    made = voter(examples(*COUGHS), retrieval=NEAR.replace(embeddings=embeddings, participations=1))
     for _ in range(2):
         asyncio.run(made.awarm_up()) if is_async else made.warm_up()
     assert sorted(count for text, count in embeddings.seen.items() if CANARY in text) == [1, 1, 1]
@@ -386,7 +403,7 @@ def test_documents_are_not_compared_on_the_event_loop(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_call_that_fails_for_all_is_made_for_each(monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
-    made, name = voter(examples(*COUGHS), participations=3), "arows" if is_async else "rows"
+    made, name = voter(examples(*COUGHS), retrieval=NEAR.replace(participations=3)), "arows" if is_async else "rows"
     real = getattr(SilentEmbeddings, name)
 
     def fails(self: SilentEmbeddings, texts: Any) -> Any:
@@ -401,7 +418,7 @@ def test_a_call_that_fails_for_all_is_made_for_each(monkeypatch: pytest.MonkeyPa
 
 def test_directions_are_kept_as_long_as_a_unit_has_the_text() -> None:
     private = examples(*COUGHS)
-    made = voter(private, participations=9)
+    made = voter(private, retrieval=NEAR.replace(participations=9))
     held: list[int] = []
     for question in ("cough", "cough 2", "cough 3"):
         made.invoke(question)
@@ -486,9 +503,9 @@ def test_a_text_is_at_similarity_one_to_itself(size: int) -> None:
 
 
 def test_rows_of_more_documents_than_a_unit_has_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="documents_per_row"):
-        voter(examples(*COUGHS), documents_per_row=2)
-    voter(examples(*COUGHS, records_per_unit=2), documents_per_row=2)
+    with pytest.raises(ConfigurationError, match="documents_per_unit"):
+        voter(examples(*COUGHS), retrieval=NEAR.replace(documents_per_unit=2))
+    voter(examples(*COUGHS, records_per_unit=2), retrieval=NEAR.replace(documents_per_unit=2))
 
 
 @pytest.mark.parametrize("blank", ["", "  ", "\n\t"])

@@ -28,11 +28,10 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     TenantCapExceededError,
 )
-from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.stores import MemoKey, ReleaseMemo, SQLiteMemo, StoreMemo
 from tests.faults.children import Child, together
-from tests.free_form_doubles import PublicChat, embedding, keywords
+from tests.free_form_doubles import VECTORS, WORDS, PublicChat, embedding, keywords
 from tests.memo_house import CANARY, DEAF, LABELS, Engine, House, house, no_prices, used, who
 
 LONG = 3_600.0
@@ -547,15 +546,14 @@ async def test_blocking_below_a_running_loop_waits_for_nobody(house: House) -> N
 
 
 @pytest.fixture
-def writes(house: House) -> Callable[..., DPFreeFormRunnable]:
+def writes(house: House) -> Callable[..., Any]:
     private = PrivateExamples([f"says: {text}" for text in ["ask the bank"] * 10], public_size=10, dataset_id="notes")
     PrivacyBudgetCallbackHandler.create(house.folder / "notes.db", epsilon=1e6, delta=1e-5).close()
     budget = PrivacyBudgetCallbackHandler.open(house.folder / "notes.db")
 
-    def make(kind: Callable[..., Any], **options: Any) -> DPFreeFormRunnable:
-        given = {"private": private, "budget": budget, "component": "notes", "memo": house.memo, "with_receipt": True}
-        made: DPFreeFormRunnable = kind(**{**given, **options})
-        return made
+    def make(kind: Callable[..., Any], **options: Any) -> Any:
+        given = {"private": private, "budget": budget, "component": "notes", "serving": Serving(memo=house.memo)}
+        return kind(**{**given, **options}).with_receipts()
 
     return make
 
@@ -568,7 +566,7 @@ def test_an_answer_in_free_form_is_told_again_with_what_it_rests_on(writes: Any)
 
 def test_keywords_and_the_answer_that_was_written_are_told_again(writes: Any) -> None:
     says = [PublicChat(says=["zero-shot", f"Answer {number}."]) for number in range(2)]
-    first, second = (writes(keywords, candidates_llm=llm).invoke("what now?") for llm in says)
+    first, second = (writes(keywords, answers=WORDS.replace(writer=llm)).invoke("what now?") for llm in says)
     assert (first.answer, first.keywords) == (second.answer, second.keywords)
     assert first.answer == "Answer 0."
     assert isinstance(second.keywords, tuple)
@@ -576,14 +574,17 @@ def test_keywords_and_the_answer_that_was_written_are_told_again(writes: Any) ->
 
 
 def test_keywords_whose_answer_could_not_be_written_are_owed_by_every_process(writes: Any) -> None:
-    first = writes(keywords, candidates_llm=PublicChat(says=["zero-shot"]))
+    first = writes(keywords, answers=WORDS.replace(writer=PublicChat(says=["zero-shot"])))
     first._written = None  # the process dies here, after the release
     with pytest.raises(TypeError):
         first.invoke("what now?")
-    second = writes(keywords, candidates_llm=PublicChat(says=["Written later."]))
+    second = writes(keywords, answers=WORDS.replace(writer=PublicChat(says=["Written later."])))
     told = second.invoke("what now?")
     assert (told.answer, told.receipt.source, used(second)) == ("Written later.", "memo", 1)
-    assert writes(keywords, candidates_llm=PublicChat(says=["No."])).invoke("what now?").answer == "Written later."
+    assert (
+        writes(keywords, answers=WORDS.replace(writer=PublicChat(says=["No."]))).invoke("what now?").answer
+        == "Written later."
+    )
 
 
 class Slow(PublicChat):
@@ -597,9 +598,9 @@ class Slow(PublicChat):
 
 
 def test_an_answer_that_another_process_is_writing_is_waited_for(writes: Any) -> None:
-    first = writes(keywords, candidates_llm=Slow(says=["zero-shot", "Answer A."], delay=0.7))
+    first = writes(keywords, answers=WORDS.replace(writer=Slow(says=["zero-shot", "Answer A."], delay=0.7)))
     says = Slow(says=["zero-shot", "Answer B."])
-    second = writes(keywords, candidates_llm=says)
+    second = writes(keywords, answers=WORDS.replace(writer=says))
     query = second.wording.query("what now?")
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(first.invoke, "what now?")
@@ -613,22 +614,24 @@ def test_an_answer_that_another_process_is_writing_is_waited_for(writes: Any) ->
 
 
 def test_keywords_that_another_process_made_a_sentence_of_are_written_once(writes: Any) -> None:
-    first = writes(keywords, candidates_llm=PublicChat(says=["zero-shot", ModelCallError("out"), "Answer A."]))
+    first = writes(
+        keywords, answers=WORDS.replace(writer=PublicChat(says=["zero-shot", ModelCallError("out"), "Answer A."]))
+    )
     with pytest.raises(ModelCallError):
         first.invoke("what now?")
-    second = writes(keywords, candidates_llm=PublicChat(says=["Answer B."]))
+    second = writes(keywords, answers=WORDS.replace(writer=PublicChat(says=["Answer B."])))
     assert [one.invoke("what now?").answer for one in (second, first, first)] == ["Answer B."] * 3
 
 
 @pytest.mark.parametrize(
-    "change", [{"keyword_domain": ["police", "bank", "claim"]}, {"answer_prompt": "Say {keywords} to {input}"}]
+    "change", [{"keywords": ("police", "bank", "claim")}, {"answer_prompt": "Say {keywords} to {input}"}]
 )
 def test_lists_and_prompts_that_no_report_shows_are_part_of_the_plan(writes: Any, change: dict[str, Any]) -> None:
     writes(keywords).invoke("what now?")
     try:
-        other = writes(keywords, **change)
+        other = writes(keywords, answers=WORDS.replace(**change))
     except Exception:
-        other = writes(keywords, component="notes-2", **change)
+        other = writes(keywords, component="notes-2", answers=WORDS.replace(**change))
     assert other.invoke("what now?").receipt.source == "release"
 
 
@@ -636,7 +639,7 @@ def test_lists_and_prompts_that_no_report_shows_are_part_of_the_plan(writes: Any
 def test_another_model_that_writes_in_public_is_another_plan(writes: Any, change: dict[str, Any]) -> None:
     said = {"says": ["zero-shot", "From a."]}
     models = [Writer(**said), Writer(**said), Writer(says=["zero-shot", "From b."], **change)]
-    told = [writes(keywords, candidates_llm=model).invoke("what now?") for model in models]
+    told = [writes(keywords, answers=WORDS.replace(writer=model)).invoke("what now?") for model in models]
     assert [answer.receipt.source for answer in told] == ["release", "memo", "release"]
     assert [answer.answer for answer in told] == ["From a.", "From a.", "From b."]
 
@@ -644,7 +647,8 @@ def test_another_model_that_writes_in_public_is_another_plan(writes: Any, change
 def test_settings_that_are_bound_to_a_model_count_as_its_own(writes: Any) -> None:
     model = Writer(says=["zero-shot", "Said."])
     told = [
-        writes(keywords, candidates_llm=model.bind(temperature=warmth)).invoke("what now?") for warmth in (0.1, 0.2)
+        writes(keywords, answers=WORDS.replace(writer=model.bind(temperature=warmth))).invoke("what now?")
+        for warmth in (0.1, 0.2)
     ]
     assert [answer.receipt.source for answer in told] == ["release", "release"]
 
@@ -673,8 +677,10 @@ def test_an_entry_that_is_no_answer_in_free_form_is_told_as_broken(writes: Any, 
 
 def test_other_candidates_are_another_plan(writes: Any) -> None:
     writes(embedding).invoke("what now?")
-    changed = ["wait a day", "open a claim", "ask the bank", "ask nobody"]
-    assert writes(embedding, candidates=changed).invoke("what now?").receipt.source == "release"
+    changed = ("wait a day", "open a claim", "ask the bank", "ask nobody")
+    assert (
+        writes(embedding, answers=VECTORS.replace(candidates=changed)).invoke("what now?").receipt.source == "release"
+    )
 
 
 # -- what may be given ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from langchain_dpicl import (
     DemonstrationSynthesizer,
     DPFreeFormRunnable,
     DPVotingRunnable,
+    KeywordAnswers,
     PrivateExamples,
     PromptDPSGD,
     PromptPATELabeler,
@@ -93,10 +94,8 @@ def free_form(private: PrivateExamples, how: dict[str, Any]) -> Callable[[int], 
         llm=Writer(),
         **how,
         max_queries=10,
-        memo_size=0,
-        aggregation="keywords",
-        keyword_domain=["ask", "bank"],
-        num_keywords=1,
+        answers=KeywordAnswers(keywords=("ask", "bank"), num_keywords=1),
+        serving=Serving(memo_size=0),
     )
     return lambda number: answers.invoke(f"question {number}")
 
