@@ -15,6 +15,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, replace
+from os import environ
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -444,8 +445,9 @@ def report_of(budget: Budget, share: Share, *, dataset_id: str, **shown: Any) ->
 
 
 def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Any:
-    """Returns a progress bar; `progress` None: shown on a terminal only."""
-    return tqdm(total=total, unit=unit, desc=words, disable=None if progress is None else not progress, leave=False)
+    """Returns a progress bar; `progress` None: shown on a terminal only, unless TQDM_DISABLE is set."""
+    is_off = bool(environ.get("TQDM_DISABLE")) or None if progress is None else not progress
+    return tqdm(total=total, unit=unit, desc=words, disable=is_off, leave=False)
 
 
 def tick(bar: Any) -> None:
