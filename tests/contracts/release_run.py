@@ -1,6 +1,6 @@
 """What every run must do: keep, carry, stop, continue, refuse. Subclass `ReleaseRunContract`, and `JournalContract`.
 
-A subclass builds its run on a budget, and lets the suite act at every private call, as a model that fails would.
+A subclass builds its run on a budget, and lets the suite act at the calls of its model, as one that fails would.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 
 
 class Calls:
-    """Acts at the private calls of a run: `at[number]` is called at that one, counted from 1."""
+    """Acts at the model calls of a run: `at[number]` is called at that one, counted from 1."""
 
     def __init__(self, at: dict[int, Callable[[], object]] | None = None) -> None:
         self.at = at or {}
@@ -64,9 +64,9 @@ class ReleaseRunContract:
     """The suite."""
 
     FAILS_AT: ClassVar[int] = 2
-    """The private call that the suite lets fail; what is released before it is kept."""
+    """The call that the suite lets fail; what is released before it is kept."""
     IS_ONE_RELEASE: ClassVar[bool] = False
-    """Whether a run has one ticket, so that it cannot continue after a failed private call."""
+    """Whether a run has one ticket, which the call that fails has burnt, so that it cannot continue."""
 
     def build(self, budget: Budget, calls: Calls, **options: Any) -> ReleaseRun[Any, Any]:
         """Returns a new run of the component "mine", or of `component`, over records that hold the canary."""
@@ -104,12 +104,12 @@ class ReleaseRunContract:
         assert len(yielded) == len(found)
         assert all(part in found for part in yielded)
 
-    def test_async_charges_and_releases_as_much_as_sync(self, budget: Budget) -> None:
-        released = []
+    def test_async_releases_as_much_as_sync(self) -> None:
+        sizes = []
         for awaited in (False, True):
-            made = self.build(Budget(epsilon=1e6, delta=1e-4), calls := Calls())
-            released.append((len(self.parts(started(made, awaited=awaited))), calls.number))
-        assert released[0] == released[1]
+            made = self.build(Budget(epsilon=1e6, delta=1e-4), Calls())
+            sizes.append(len(self.parts(started(made, awaited=awaited))))
+        assert sizes[0] == sizes[1] > 0
 
     @BOTH
     def test_a_failed_call_interrupts_and_the_error_carries_the_run(self, budget: Budget, awaited: bool) -> None:

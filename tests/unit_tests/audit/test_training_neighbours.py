@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.release.token_block import NOT_COMPUTED
-from langchain_dpicl.runs import streamed_run
+from langchain_dpicl.runs import release_run
 from langchain_dpicl.soft_prompts.options import ExampleFields
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from tests.contracts.neighbours import (
@@ -136,7 +136,7 @@ def _private_loss_in_the_bar(patch: pytest.MonkeyPatch) -> None:
     real = PromptDPSGD._ask
 
     def ask(self: Any, groups: Any) -> Any:
-        streamed_run.tqdm.shown.append(f"loss of {len([group for group in groups if group])}")
+        release_run.tqdm.shown.append(f"loss of {len([group for group in groups if group])}")
         return real(self, groups)
 
     patch.setattr(PromptDPSGD, "_ask", ask)
@@ -157,7 +157,7 @@ class TestTraining(NeighbourContract):
         "a private loss is shown": (_private_loss_in_the_bar, ""),
     }
     sizes: ClassVar[Any] = {**OTHER_SIZES, "sixty without numbers": ("NUMBERS",) * 60}
-    progress = streamed_run
+    progress = release_run
 
     @classmethod
     def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Scene:

@@ -19,7 +19,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import ConfidentGNMax
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.released.labelled_pool import LabelledPool
-from langchain_dpicl.runs import streamed_run
+from langchain_dpicl.runs import release_run
 from tests import pate_plants as pate
 from tests.contracts.neighbours import (
     BREAKS_THE_CALL,
@@ -114,7 +114,7 @@ class TestLabelling(NeighbourContract):
         "inputs without votes are free": (pate.free_where_nobody_votes, "FAILS"),
         "a run stops where nobody votes": (pate.stops_at_disagreement, "FAILS"),
     }
-    progress = streamed_run
+    progress = release_run
 
     @classmethod
     def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Scene:

@@ -35,7 +35,7 @@ from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.runs import streamed_run
+from langchain_dpicl.runs import release_run
 from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint
 from langchain_dpicl.soft_prompts.options import WEIGHT_GRID, ExampleFields
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD, TrainingStep
@@ -722,7 +722,7 @@ def test_the_bar_shows_steps_and_the_loss_of_public_records_alone(
     awaited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bar = type("OneBar", (Bar,), {"shown": []})
-    monkeypatch.setattr(streamed_run, "tqdm", bar)
+    monkeypatch.setattr(release_run, "tqdm", bar)
     engine, asked = LogisticEngine(), []
     real = engine.losses
     engine.losses = lambda weights, given: asked.extend(given) or real(weights, given)  # type: ignore[method-assign]
