@@ -16,8 +16,8 @@ from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import tells_refusals
 from langchain_dpicl.budget.handler import resolve_budget
-from langchain_dpicl.planning.cost import Cost
 from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_choice, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name

@@ -21,7 +21,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 if TYPE_CHECKING:
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
     from langchain_dpicl.generation.grammars import Grammar
-    from langchain_dpicl.planning.cost import Cost
+    from langchain_dpicl.planning.share_plan import Cost
     from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 
 

@@ -71,7 +71,7 @@ def labelling_plan_output(arguments: argparse.Namespace, sizes: dict[str | None,
 
 
 def _out(arguments: argparse.Namespace, public_size: int, labels: int) -> dict[str, Any]:
-    from langchain_dpicl.planning.cost import with_noise_for
+    from langchain_dpicl.planning.share_plan import with_noise_for
     from langchain_dpicl.runs.query_plan import query_signal
 
     chance = _CHANCE if arguments.chance is None else arguments.chance

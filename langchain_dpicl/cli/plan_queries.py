@@ -221,7 +221,7 @@ def _retrieval_plan(arguments: argparse.Namespace, public_size: int, labels: int
     )
     guess = _PARTICIPANTS if arguments.participants is None else arguments.participants
     cost = plan.cost(participants=guess, **tokens_of(arguments))
-    signal = plan.expected_signal(participants=guess, agreement=arguments.agreement)
+    signal = plan.expected(participants=guess, agreement=arguments.agreement)
     return {
         "plan": plan.to_dict(),
         "cost": cost_of(cost, arguments, max_queries=1),

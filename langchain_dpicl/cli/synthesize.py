@@ -460,7 +460,7 @@ def evolution_plan_output(arguments: argparse.Namespace, sizes: dict[str | None,
         "plan": plan.to_dict(),
         "cost": cost_of(plan.cost(record_tokens=arguments.record_tokens), arguments),
         "embedded": plan.embedded,
-        "signal": plan.expected_signal(),
+        "signal": plan.expected(),
     }
     return out, _text(plan, out)
 

@@ -36,7 +36,7 @@ from langchain_dpicl.pate.options import (
 )
 from langchain_dpicl.pate.plan import LabellingPlan
 from langchain_dpicl.pate.run import LabellingRun, teachers_of
-from langchain_dpicl.planning.cost import Cost
+from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.method_tickets import Teachers as TeacherKind

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from langchain_dpicl.planning.cost import Cost, with_noise_for, with_price
 from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.share_plan import Cost, with_noise_for, with_price
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -32,7 +32,14 @@ from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation
 from langchain_dpicl.privacy.mechanisms.noise import Mechanism
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
-from langchain_dpicl.runs.query_plan import RowsPlan, check_design, expected_rows, expected_votes, query_signal
+from langchain_dpicl.runs.query_plan import (
+    RowsPlan,
+    check_design,
+    expected_rows,
+    expected_votes,
+    query_signal,
+    shown_terms,
+)
 
 _STEPS = 1000  # guesses of the agreement are thousandths
 
@@ -50,19 +57,13 @@ class LabellingPlan(RowsPlan):
       - All tickets together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
 
     Attributes:
-      release: sampling, aggregation, noise and adjacency of one label.
-      max_queries: inputs that the share pays for.
-      width: candidates of one release, constants included.
-      design: the shape of rows.
-      public_size: declared units.
-      partition: the `dataset_id` of the examples.
-      epsilon: upper bound of all labels together at `delta`.
-      delta: the share's delta, the declared gap of the noise included.
       teachers: "fresh", "one_sample" or "fixed".
       max_answers: labels that the share pays for if tests are charged separately; None: one per input.
       threshold: votes below which the largest noisy vote is rejected: post-processing of a released histogram, so
         Gaussian noise only, and free; None: nothing is rejected.
     """
+
+    method: ClassVar[str] = "labels"
 
     teachers: Teachers = "fresh"
     max_answers: int | None = None
@@ -103,8 +104,8 @@ class LabellingPlan(RowsPlan):
             teachers.tokens_out + student_calls * answer_tokens,
         )
 
-    def expected_signal(self, agreement: float) -> dict[str, float]:
-        """Computes `RowsPlan.expected_signal`; a rejected input counts as an abstention."""
+    def expected(self, agreement: float) -> dict[str, float]:  # type: ignore[override]
+        """Computes `RowsPlan.expected`; a rejected input counts as an abstention."""
         return expected_votes(self, agreement, threshold=self.threshold)
 
     def agreement_needed(self, chance: float = 0.95) -> float | None:
@@ -116,17 +117,15 @@ class LabellingPlan(RowsPlan):
         check_real("chance", chance, low=0.0, high=1.0, low_open=True)
 
         def is_reached(step: int) -> bool:
-            return self.expected_signal(step / _STEPS)["right_label_prob"] >= chance
+            return self.expected(step / _STEPS)["right_label_prob"] >= chance
 
         if not is_reached(_STEPS):
             return None
         return bisect.bisect_left(range(_STEPS), True, key=is_reached) / _STEPS
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values; `verify_report` rebuilds the tickets from `release` in it."""
+    def _numbers(self) -> dict[str, Any]:
         out = {
-            **RowsPlan.to_dict(self),
-            "release": self.release.to_dict(),
+            **super(LabellingPlan, self)._numbers(),
             "teachers": self.teachers,
             "max_answers": self.max_answers,
             "threshold": self.threshold,
@@ -138,6 +137,29 @@ class LabellingPlan(RowsPlan):
             out["test_noise_multiplier"] = mechanism.test_noise_multiplier
             out["test_noise_scale"] = mechanism.test_noise_multiplier * linf
         return out
+
+    @classmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> LabellingPlan:
+        """Returns the plan of the parameters shown, see `SharePlan.rebuild`.
+
+        Formal guarantees:
+          - Where labels and the share of votes that rejects are shown beside the plan, it is the plan they make.
+        """
+        terms = shown_terms(shown)
+        kind = check_choice("mechanism", shown["mechanism"], (*MECHANISMS, ConfidentGNMaxMechanism.name))
+        rejects: dict[str, Any] = {}
+        if kind == ConfidentGNMaxMechanism.name:
+            terms["noise_multiplier"] = None
+        else:
+            rejects["threshold"] = shown["threshold"]
+        if "abstain_below" in shown:
+            size, mechanism = terms["public_size"], terms["mechanism"]
+            rejects = rejection(shown["abstain_below"], terms["design"], public_size=size, mechanism=mechanism)
+        if isinstance(labels := shown.get("labels"), list):
+            constants = rejects.get("constants", terms["constants"])
+            terms["width"] = len(labels) + (shown.get("other_label") is not None) + len(constants)
+        made = {"teachers": shown["teachers"], "max_answers": shown["max_answers"], **rejects}
+        return plan_labelling(**{**terms, **made})
 
 
 DEFAULT_FIXED_TEACHERS = 200

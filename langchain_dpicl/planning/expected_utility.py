@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -421,6 +421,11 @@ class RowDesign:
             overfill=rows.fill,
             smallest_size=smallest_size,
         )
+
+    @classmethod
+    def shown(cls, plan: Mapping[str, Any]) -> RowDesign:
+        """Returns the shape that a plan shows."""
+        return cls.choose(**{part.name: plan[part.name] for part in dataclasses.fields(cls)})
 
     def sampler(self, public_size: int, *, num_batches: int = 1) -> Sampler:
         """Returns the sampler for a pool of `public_size` declared units."""

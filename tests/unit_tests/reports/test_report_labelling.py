@@ -19,7 +19,7 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting import epsilon_bound
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.method_tickets import label_release
+from langchain_dpicl.privacy.extensions.method_tickets import shown_release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from langchain_dpicl.release.declare_share import declare_share
 from langchain_dpicl.released.labelled_pool import LabelledPool
@@ -264,7 +264,7 @@ def test_rows_make_the_rate_that_is_charged(teachers: str, values: Public) -> No
 
 def test_another_adjacency_than_the_ledgers_is_found_where_the_whole_release_is_under_it() -> None:
     def change(public: Public) -> None:
-        there = dataclasses.replace(label_release(public["release"]), adjacency="replace_one")
+        there = dataclasses.replace(shown_release(public["release"]), adjacency="replace_one")
         scale = there.mechanism.noise_multiplier * there.sensitivity.range
         public.update(release=there.to_dict(), adjacency="replace_one", noise_scale=scale)
 
@@ -411,6 +411,6 @@ def test_tickets_are_never_charged_as_a_pool() -> None:
 def test_a_release_is_read_back_as_it_was() -> None:
     for combination in COMBINATIONS:
         shown = public_of(dict(made(*combination).report))["release"]
-        assert label_release(shown).to_dict() == shown
+        assert shown_release(shown).to_dict() == shown
     with pytest.raises(ConfigurationError, match="adjacency"):
-        label_release({**shown, "adjacency": "zero_out"})
+        shown_release({**shown, "adjacency": "zero_out"})

@@ -1,20 +1,28 @@
-"""The expected cost of a plan in model calls and tokens, and the calibration and price of its noise."""
+"""The public plan of a share: what a component releases, what it is charged and costs; and the noise of such plans."""
 
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy._validate import check_epsilon, check_int, check_positive, check_real, fail
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_epsilon,
+    check_int,
+    check_positive,
+    check_real,
+    fail,
+)
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
 from langchain_dpicl.privacy.ledger.amounts import effective_delta
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,7 @@ class Cost:
     """Expected model use, from public caps.
 
     Attributes:
-      private_calls: next-token calls on private prompts.
+      private_calls: next-token calls on private prompts; of training, gradients of single examples.
       public_calls: next-token calls on the public prompt.
       tokens_in: prompt tokens, every call counted in full.
       tokens_out: one per call.
@@ -46,28 +54,114 @@ def check_counts(**counts: int) -> None:
         check_int(name, count, low=1)
 
 
-class NoisyPlan(Protocol):
-    """A frozen plan whose noise can be calibrated and whose price can be computed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePlan(ABC):
+    """Base of the plans of all methods: what will run, what it is charged and what it will cost, in public numbers.
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    Formal guarantees:
+      - `tickets()` are what the share is charged for; together they are (epsilon, delta)-DP under `adjacency`, the
+        declared gap of the noise included.
+      - `type(plan).rebuild(plan.to_dict())` shows the same and has the same tickets.
+
+    Attributes:
+      partition: the `dataset_id` of the examples, whose units the labels split.
+      epsilon: upper bound of everything that the plan releases, at `delta`.
+      delta: the share's delta, the declared gap of the noise included.
+    """
+
+    method: ClassVar[str]
+    """The name by which a plan that is shown is rebuilt."""
+
+    partition: str
+    epsilon: float
+    delta: float
+
+    if TYPE_CHECKING:  # a field of most plans, a property of the others
+
+        @property
+        def release(self) -> Any:
+            """The plan of one release; of the first label if labels split the units."""
 
     @property
-    def release(self) -> ReleasePlan | ParticipationPlan:
-        """The plan of one release."""
+    def adjacency(self) -> Adjacency:
+        """The neighbouring relation."""
+        adjacency: Adjacency = self.release.adjacency
+        return adjacency
 
     @property
-    def delta(self) -> float:
-        """The share's delta."""
+    def noise_multiplier(self) -> float:
+        """Noise scale over sensitivity."""
+        return float(self.release.mechanism.noise_multiplier)
 
     @property
+    @abstractmethod
+    def sizes(self) -> Mapping[str | None, int]:
+        """Declared units by label; of None where labels do not split them; empty if the plan depends on no size."""
+
+    @property
+    @abstractmethod
     def implementation_delta(self) -> float:
-        """Declared gap between ideal and drawn noise over all releases."""
+        """Declared gap between ideal and drawn noise, over the releases that one unit takes part in."""
+
+    @abstractmethod
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share."""
 
     def event(self) -> Event:
         """Returns the event of all releases together."""
+        return event_of_tickets(self.tickets(), partition=self.partition)
+
+    @abstractmethod
+    def cost(self, *, record_tokens: int = 60) -> Cost:
+        """Returns the expected model use, from public caps.
+
+        Args:
+          record_tokens: cap of a record.
+        """
+
+    @abstractmethod
+    def expected(self, *guesses: Any, **named: Any) -> dict[str, Any]:
+        """Returns what is expected of the releases, at public guesses."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values, from which `rebuild` makes it again."""
+        return {
+            "method": self.method,
+            "dataset_id": self.partition,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "implementation_delta": self.implementation_delta,
+            "adjacency": self.adjacency,
+            "noise_multiplier": self.noise_multiplier,
+            **self._numbers(),
+        }
+
+    @abstractmethod
+    def _numbers(self) -> dict[str, Any]:
+        """Returns what the method shows beside what every plan shows."""
+
+    @classmethod
+    @abstractmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> Self:
+        """Returns the plan of the parameters shown, by the planner and with all its checks, priced anew.
+
+        Args:
+          shown: the result of `to_dict`; what a component shows beside its plan is not read.
+
+        Raises:
+          ConfigurationError: parameters out of range, or that do not fit together.
+          LookupError, TypeError, AttributeError: `shown` has another form.
+        """
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+            for name, value in self.to_dict().items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
 
 
-PlanT = TypeVar("PlanT", bound=NoisyPlan)
+PlanT = TypeVar("PlanT", bound=SharePlan)
 
 
 def _with_noise(plan: PlanT, noise_multiplier: float) -> PlanT:
@@ -108,7 +202,7 @@ def with_price(plan: PlanT) -> PlanT:
     return dataclasses.replace(plan, epsilon=epsilon)
 
 
-def pricing_delta(plan: NoisyPlan) -> float:
+def pricing_delta(plan: SharePlan) -> float:
     """Returns the part of delta that is left for the events, after the declared gap of the noise."""
     remaining = effective_delta(plan.delta, plan.implementation_delta)
     if remaining <= 0:
@@ -116,7 +210,7 @@ def pricing_delta(plan: NoisyPlan) -> float:
     return remaining
 
 
-def _too_many(plan: NoisyPlan) -> ConfigurationError:
+def _too_many(plan: SharePlan) -> ConfigurationError:
     """Returns the error that names how many queries delta allows: drawing the noise of each uses a part of it."""
     gap = plan.implementation_delta
     requested = getattr(plan, "max_queries", None) or 1  # a training plan has steps
