@@ -124,19 +124,17 @@ class LabellingPlan(RowsPlan):
         return bisect.bisect_left(range(_STEPS), True, key=is_reached) / _STEPS
 
     def _numbers(self) -> dict[str, Any]:
-        out = {
+        mechanism, test, threshold = self.release.mechanism, None, self.threshold
+        if isinstance(mechanism, ConfidentGNMaxMechanism):
+            test, threshold = mechanism.test_noise_multiplier, mechanism.threshold
+        return {
             **super(LabellingPlan, self)._numbers(),
             "teachers": self.teachers,
             "max_answers": self.max_answers,
-            "threshold": self.threshold,
+            "threshold": threshold,
+            "test_noise_multiplier": test,
+            "test_noise_scale": None if test is None else test * self.release.sensitivity.require("linf"),
         }
-        mechanism = self.release.mechanism
-        if isinstance(mechanism, ConfidentGNMaxMechanism):
-            linf = self.release.sensitivity.require("linf")
-            out["threshold"] = mechanism.threshold
-            out["test_noise_multiplier"] = mechanism.test_noise_multiplier
-            out["test_noise_scale"] = mechanism.test_noise_multiplier * linf
-        return out
 
     @classmethod
     def rebuild(cls, shown: Mapping[str, Any]) -> LabellingPlan:
@@ -146,9 +144,9 @@ class LabellingPlan(RowsPlan):
           - Where labels and the share of votes that rejects are shown beside the plan, it is the plan they make.
         """
         terms = shown_terms(shown)
-        kind = check_choice("mechanism", shown["mechanism"], (*MECHANISMS, ConfidentGNMaxMechanism.name))
+        name = terms["mechanism"].name
         rejects: dict[str, Any] = {}
-        if kind == ConfidentGNMaxMechanism.name:
+        if check_choice("mechanism", name, (*MECHANISMS, ConfidentGNMaxMechanism.name)) == ConfidentGNMaxMechanism.name:
             terms["noise_multiplier"] = None
         else:
             rejects["threshold"] = shown["threshold"]

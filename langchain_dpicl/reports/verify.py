@@ -184,7 +184,7 @@ def _differences(
             continue
         found, place = shown[name], f"{where}{name}"
         if isinstance(value, Mapping) and isinstance(found, Mapping):
-            if others := sorted(set(found) - set(value)):
+            if "method" not in value and (others := sorted(set(found) - set(value))):
                 yield f"shows {others} beside its {place}"
             yield from _differences(found, value, book, where=f"{place}.")
         elif name == "epsilon" and "method" in made:
