@@ -259,8 +259,7 @@ class _Counting(Uncopyable):
                 events.tickets -= ticket.give_back()  # unburnt tickets only
 
     def _shown(self) -> ReleasedCounts:
-        names = {"dataset_id": self.plan.partition, "ledger_id": self.budget.ledger_id}
-        report = report_of(self.budget, self.share, **names)
+        report = report_of(self.budget, self.share, self.plan)
         return ReleasedCounts(dict(self._counts or ()), report, self.plan.to_dict())
 
     def __repr__(self) -> str:

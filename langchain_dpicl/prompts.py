@@ -22,7 +22,8 @@ from typing_extensions import override
 from langchain_dpicl._construction import HidesInput
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.released.demonstrations import ReleasedDemonstrations, epsilon_of
+from langchain_dpicl.released.base import epsilon_of
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 
 if TYPE_CHECKING:
     from langchain_dpicl.evolution.evolution import PrivateEvolution

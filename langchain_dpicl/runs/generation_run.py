@@ -106,7 +106,7 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
 
     def released(self) -> ReleasedDemonstrations:
         """Returns everything released so far with its privacy report."""
-        report = report_of(self._budget, self._share, dataset_id=self._private.dataset_id)
+        report = report_of(self._budget, self._share, self.plan)
         return ReleasedDemonstrations(tuple(self.demonstrations), report, self._plan_for_report())
 
     _whole = released

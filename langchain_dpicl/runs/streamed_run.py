@@ -12,7 +12,9 @@ from tqdm.auto import tqdm
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.reports.claims import RELEASE_FORMAT, unit_of
 
 PartT = TypeVar("PartT")
 WholeT = TypeVar("WholeT")
@@ -64,17 +66,23 @@ def attempt(walk: EffectGenerator[T]) -> EffectGenerator[tuple[T | None, str]]:
         return None, str(error)
 
 
-def report_of(budget: Budget, share: Share, *, dataset_id: str, **shown: Any) -> dict[str, Any]:
+def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> dict[str, Any]:
     """Returns the public privacy report of a share's release; `shown` stands before the budget's own report."""
+    inner = budget.report().to_dict()
     return {
+        "format": RELEASE_FORMAT,
         "private": True,
+        "method": plan.method,
+        "component": share.component,
+        "ledger_id": budget.ledger_id,
+        "dataset_id": plan.partition,
+        "unit": unit_of(inner, plan.partition),
+        "adjacency": budget.adjacency,
         "epsilon": share.epsilon,
         "delta": share.delta,
-        "adjacency": budget.adjacency,
-        "component": share.component,
-        "dataset_id": dataset_id,
+        "plan": plan.to_dict(),
         **shown,
-        "budget": budget.report().to_dict(),
+        "budget": inner,
     }
 
 

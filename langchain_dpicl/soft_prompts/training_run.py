@@ -268,8 +268,7 @@ class TrainingRun(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
     @property
     def report(self) -> dict[str, Any]:
         """The privacy report of all steps of the run (public)."""
-        shown = {"ledger_id": self._budget.ledger_id, "step": self.step, "steps": self.plan.steps}
-        return report_of(self._budget, self._share, dataset_id=self.plan.partition, **shown)
+        return report_of(self._budget, self._share, self.plan, step=self.step, steps=self.plan.steps)
 
     @property
     def soft_prompt(self) -> SoftPrompt:

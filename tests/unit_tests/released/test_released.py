@@ -17,7 +17,8 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.released.demonstrations import FORMAT, VERSION, ReleasedDemonstrations, epsilon_of
+from langchain_dpicl.released.base import epsilon_of
+from langchain_dpicl.released.demonstrations import FORMAT, VERSION, ReleasedDemonstrations
 from langchain_dpicl.reports.report import verify_report
 from tests.sealed_files import paid, resealed
 
