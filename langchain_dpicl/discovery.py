@@ -95,7 +95,7 @@ class DiscoveryPlan(SharePlan):
         check_int("record_tokens", record_tokens, low=1)
         return Cost(0, 0, 0, 0)
 
-    def expected(self, confidence: float = 0.95) -> dict[str, float | int | None]:  # type: ignore[override]
+    def expected(self, confidence: float = 0.95) -> dict[str, float | int | None]:
         """Returns the deviation of a count, and how many units a value needs to be found with this probability."""
         return {"deviation": self.deviation, "found_from": self.found_from(confidence)}
 

@@ -113,7 +113,7 @@ class DocumentsPlan(SharePlan):
         """
         return self.least_units + keyword_margin(self.topics, confidence)
 
-    def expected(self, confidence: float = 0.95) -> dict[str, float]:  # type: ignore[override]
+    def expected(self, confidence: float = 0.95) -> dict[str, float]:
         """Returns the deviation of a keyword's count, and how many units a topic needs to be found."""
         return {"deviation": self.deviation, "found_from": self.found_from(confidence)}
 

@@ -95,7 +95,7 @@ class EvolutionPlan(SharePlan):
             "public": len(self.labels) * (self.num_candidates + later),
         }
 
-    def expected(self) -> dict[str, float]:  # type: ignore[override]
+    def expected(self) -> dict[str, float]:
         """Returns how the votes of the smallest declared label compare with the noise on each candidate.
 
         `share_to_be_seen` is the share of the label's units that must be nearest to one candidate for its votes to

@@ -129,7 +129,7 @@ class GenerationPlan(SharePlan):
             tokens_in += releases * (rows * prompt + instruction_tokens + per_demo / 2)
         return Cost(round(calls), round(public), round(tokens_in), round(calls + public))
 
-    def expected(  # type: ignore[override]
+    def expected(
         self, agreement: float, *, label: str | None = None, public_agreement: float | None = None
     ) -> dict[str, float]:
         """Returns occupancy and `token_signal` at a guessed `agreement` of rows."""

@@ -104,7 +104,7 @@ class LabellingPlan(RowsPlan):
             teachers.tokens_out + student_calls * answer_tokens,
         )
 
-    def expected(self, agreement: float) -> dict[str, float]:  # type: ignore[override]
+    def expected(self, agreement: float) -> dict[str, float]:
         """Computes `RowsPlan.expected`; a rejected input counts as an abstention."""
         return expected_votes(self, agreement, threshold=self.threshold)
 

@@ -165,7 +165,8 @@ PlanT = TypeVar("PlanT", bound=SharePlan)
 
 
 def _with_noise(plan: PlanT, noise_multiplier: float) -> PlanT:
-    return dataclasses.replace(plan, release=plan.release.with_noise(noise_multiplier))
+    louder: dict[str, Any] = {"release": plan.release.with_noise(noise_multiplier)}
+    return dataclasses.replace(plan, **louder)
 
 
 def with_noise_for(

@@ -159,7 +159,7 @@ def _plan_problems(component: Component, book: VerificationContext) -> Iterator[
         yield f"implementation_delta: expected {gap!r}, found {component.implementation_delta!r}"
     if plan.method in _WITHOUT_OTHERS and (others := sorted(set(shown) - set(made))):
         yield f"shows {others} beside its plan"
-    yield from _differences(shown, made, book)
+    yield from shown_differences(shown, made, book.is_misstated)
     if (plan.adjacency, plan.delta) != (book.adjacency, component.delta):
         own = f"the ledger's adjacency is {book.adjacency!r}, the share's delta {component.delta!r}"
         yield f"shows adjacency {plan.adjacency!r} and delta {plan.delta!r}; {own}"
@@ -174,10 +174,10 @@ def _plan_problems(component: Component, book: VerificationContext) -> Iterator[
         yield from check(plan, declared)
 
 
-def _differences(
-    shown: Mapping[str, Any], made: Mapping[str, Any], book: VerificationContext, *, where: str = ""
+def shown_differences(
+    shown: Mapping[str, Any], made: Mapping[str, Any], is_misstated: Callable[[Any, float], bool], *, where: str = ""
 ) -> Iterator[str]:
-    """Compares the JSON that is shown with the JSON of the plan; prices as `VerificationContext.is_misstated`."""
+    """Compares what is shown with the `to_dict` of the plan that was rebuilt from it; prices by `is_misstated`."""
     for name, value in made.items():
         if name not in shown:
             yield f"{where}{name!r} is missing"
@@ -186,9 +186,9 @@ def _differences(
         if isinstance(value, Mapping) and isinstance(found, Mapping):
             if "method" not in value and (others := sorted(set(found) - set(value))):
                 yield f"shows {others} beside its {place}"
-            yield from _differences(found, value, book, where=f"{place}.")
+            yield from shown_differences(found, value, is_misstated, where=f"{place}.")
         elif name == "epsilon" and "method" in made:
-            if book.is_misstated(found, value):
+            if is_misstated(found, value):
                 yield f"shows {place} {found!r}, its tickets cost up to {value!r}"
         elif not _is_same(found, value):
             yield f"shows {place} {found!r}, its plan makes it {value!r}"

@@ -108,9 +108,7 @@ class RetrievalPlan(SharePlan):
         tokens_in = private * (record_tokens + query_tokens) + public * query_tokens
         return Cost(private, public, tokens_in, (private + public) * answer_tokens)
 
-    def expected(  # type: ignore[override]
-        self, *, participants: int, agreement: float, labels: int | None = None
-    ) -> dict[str, float]:
+    def expected(self, *, participants: int, agreement: float, labels: int | None = None) -> dict[str, float]:
         """Returns the chances of one answer, at a guessed number of participants and agreement.
 
         Votes are taken as expected: `agreement` of the rows for the right label, the rest spread over the others.

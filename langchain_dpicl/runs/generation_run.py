@@ -45,6 +45,8 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
 
     _noun: ClassVar[str]
     """Name of the run in messages."""
+    plan: Any
+    """The `SharePlan` of the run."""
 
     def __init__(
         self,

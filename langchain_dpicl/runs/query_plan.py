@@ -94,7 +94,7 @@ class RowsPlan(SharePlan):
         tokens_in = private * (shots * record_tokens + query_tokens) + public * query_tokens
         return Cost(round(private), public, round(tokens_in), round((private + public) * answer_tokens))
 
-    def expected(self, agreement: float) -> dict[str, float]:  # type: ignore[override]
+    def expected(self, agreement: float) -> dict[str, float]:
         """Returns occupancy, signal-to-noise and the chances of one release at a guessed `agreement` of rows.
 
         Rows cast hard votes independently; see `expected_utility.vote_chances`. Rows without records vote for nothing.

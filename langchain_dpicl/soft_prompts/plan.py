@@ -114,7 +114,7 @@ class TrainingPlan(SharePlan):
         gradients = self.steps * self.expected_batch_size * check_int("examples_per_unit", examples_per_unit, low=1)
         return Cost(gradients, 0, gradients * record_tokens, 0)
 
-    def expected(self) -> dict[str, float]:  # type: ignore[override]
+    def expected(self) -> dict[str, float]:
         """Returns how often a unit is drawn, and how the noise on the average gradient compares with the clip."""
         return {"epochs": self.epochs, "noise_scale": self.noise_scale, "noise_to_clip": self.noise_to_clip}
 

@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.reports.report import PrivacyReport, verify_report
 from tests.ledgers import use_simple_prices
-from tests.sealed_files import sealed, with_digest
+from tests.sealed_files import report_by_hand, sealed, with_digest
 
 CANARY = "zx-report-canary-12"
 LABELS = ("a", "b")
@@ -517,18 +517,7 @@ def test_the_report_says_whether_float_effects_are_covered(epsilon: float, cover
 
 def release(report: PrivacyReport, **changes: Any) -> dict[str, Any]:
     """The report that the synthesizer puts beside what it released."""
-    data = report.to_dict()
-    share = share_named(data, "few-shot")
-    return {
-        "private": True,
-        "epsilon": share["epsilon"],
-        "delta": share["delta"],
-        "adjacency": data["adjacency"],
-        "component": "few-shot",
-        "dataset_id": "letters",
-        "budget": data,
-        **changes,
-    }
+    return report_by_hand(report.to_dict(), "few-shot", **changes)
 
 
 class Released:

@@ -22,7 +22,7 @@ from langchain_dpicl.reports.report import VerifiedReport, verify_report
 from langchain_dpicl.soft_prompts.options import Optimizer
 from tests.gradient_doubles import LogisticEngine, prepared
 from tests.labelling_doubles import house
-from tests.sealed_files import assert_found, sealed, with_digest
+from tests.sealed_files import assert_found, report_by_hand, sealed, with_digest
 
 State = dict[str, Any]
 COMPONENT = "report.budget.shares.0.components.0"
@@ -258,15 +258,23 @@ def share_forged(kind: str, *changes: Callable[[State], None]) -> VerifiedReport
 @pytest.mark.parametrize("form", [{"examples": []}, {"entries": []}, {}], ids=["demonstrations", "a pool", "a report"])
 def test_any_release_that_names_its_ledger_names_the_one_that_paid(form: State) -> None:
     ledger = one_share("tickets")
-    terms = {"private": True, "epsilon": 1.0, "delta": ledger.default_delta(1.0), "adjacency": ledger.adjacency}
-    paid = {**terms, "component": "one", "budget": ledger.report().to_dict()}
+    paid = report_by_hand(ledger.report().to_dict(), "one")
 
     def verified(report: State) -> VerifiedReport:
         return verify_report(sealed({**form, "plan": {}, "report": report}) if form else report)
 
     assert verified(paid).problems == ()
-    assert verified({**paid, "ledger_id": ledger.ledger_id}).problems == ()
     assert_found(verified({**paid, "ledger_id": "another"}), "ledger_id: expected")
+    assert_found(verified({name: value for name, value in paid.items() if name != "ledger_id"}), "ledger_id: expected")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("format", 1), ("format", None), ("method", "labels"), ("unit", "user"), ("plan", {"epsilon": 9}), ("plan", None)],
+)
+def test_a_report_of_another_format_or_plan_is_refused(name: str, value: object) -> None:
+    paid = report_by_hand(one_share("tickets").report().to_dict(), "one")
+    assert_found(verify_report({**paid, name: value}), f"{name}: expected")
 
 
 @pytest.mark.parametrize("kind", ["tickets", "gdp", "zcdp"])
