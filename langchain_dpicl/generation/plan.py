@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.generation.token_mechanisms import TOKEN_MECHANISMS, TokenRule, temperature_of
+from langchain_dpicl.planning.design_search import search_designs, shapes_like
 from langchain_dpicl.planning.expected_utility import (
     PUBLIC_SHARE,
     RowDesign,
     agreement_of,
     noise_scale,
     occupancy,
-    shapes_like,
     token_signal,
     with_redraw,
 )
@@ -488,55 +488,27 @@ def signal_of(plan: GenerationPlan, *, one_shot: float, public_agreement: float 
     return {**stated, **plan.expected(agreement, label=label, public_agreement=public)}
 
 
-@dataclass(slots=True)
-class _DesignSearch:
-    """Options by mechanism, shape and redraw period; those that the declared sizes do not allow are omitted.
+def _leaders(options: Sequence[DesignOption]) -> list[DesignOption]:
+    """Returns the options to continue from: the best or, if some sample from a softmax, the best of both kinds.
 
-    Mechanisms with the same event share one calibration, which the accountant caches.
+    The worse of the two kinds may be better with another sampling, and both share their calibrations.
     """
+    drawn = best_drawn(options)
+    if drawn is None:
+        return list(options[:1])
+    return [*[option for option in options if option.plan.rule.mechanism == "gumbel"][:1], drawn]
 
-    public_sizes: Mapping[str | None, int]
-    terms: dict[str, Any]
-    rules: dict[str, TokenRule]
-    agreement: float
-    public_agreement: float | None
-    record_tokens: int
-    seen: dict[tuple[str, RowDesign, int], DesignOption] = field(default_factory=dict)
 
-    def plan(self, name: str, design: RowDesign, redraw: int) -> GenerationPlan:
-        """Returns a calibrated plan."""
-        rule = self.rules[name]
-        return plan_generation(self.public_sizes, mechanism=rule, design=design, redraw_every=redraw, **self.terms)
-
-    def add(self, names: Iterable[str], designs: Iterable[RowDesign], redraws: Iterable[int]) -> None:
-        """Adds an option for every combination."""
-        shapes, periods = list(designs), list(redraws)
-        for key in ((name, design, redraw) for name in names for design in shapes for redraw in periods):
-            if key in self.seen:
-                continue
-            try:
-                plan = self.plan(*key)
-            except DPICLError:
-                continue
-            signal = signal_of(plan, one_shot=self.agreement, public_agreement=self.public_agreement)
-            chances = signal["right_token_prob"], signal["ceiling_prob"]
-            local = local_cost(plan, record_tokens=self.record_tokens)
-            self.seen[key] = DesignOption(plan, *chances, plan.cost().private_calls, local)
-
-    def options(self) -> list[DesignOption]:
-        """Returns the options, best first."""
-        return sorted(self.seen.values(), key=lambda option: option.rank)
-
-    def leaders(self) -> list[DesignOption]:
-        """Returns the options to continue from: the best or, if some sample from a softmax, the best of both kinds.
-
-        The worse of the two kinds may be better with another sampling, and both share their calibrations.
-        """
-        options = self.options()
-        drawn = best_drawn(options)
-        if drawn is None:
-            return options[:1]
-        return [*[option for option in options if option.plan.rule.mechanism == "gumbel"][:1], drawn]
+def _other_samplings(
+    options: Sequence[DesignOption], shapes: Sequence[RowDesign], periods: Sequence[int], deal: int | None
+) -> Iterator[tuple[str, RowDesign, int]]:
+    """Yields the leaders' own and other shapes at every period, and a deal of so many tokens."""
+    for leader in _leaders(options):
+        name, design = leader.plan.rule.mechanism, leader.plan.design
+        for shape in dict.fromkeys((design, *shapes)):
+            yield from ((name, shape, period) for period in periods)
+        if deal is not None:
+            yield name, dataclasses.replace(_as_slots(design), sampling="disjoint"), deal
 
 
 def compare(
@@ -585,22 +557,36 @@ def compare(
     redraw_every = redraw_every or (max_tokens if start.sampling == "disjoint" else 1)
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
     terms |= {"shots_per_label": shots_per_label, "segments": (Segment("text", max_tokens),), "candidates": candidates}
-    search = _DesignSearch(
-        public_sizes, terms, _rules(rule, full_vocabulary), agreement, public_agreement, record_tokens
-    )
-    search.add(search.rules, [start], [redraw_every])
-    if not search.seen:  # planning once more, outside the search, raises the reason
-        search.plan(next(iter(search.rules)), start, redraw_every)
-        raise ConfigurationError("designs: expected one that the declared sizes and caps allow, found none.")
-    for leader in search.leaders():
-        search.add([leader.plan.rule.mechanism], shapes_like(start, (1, 2, 4)), [redraw_every])
+    rules, shapes = _rules(rule, full_vocabulary), list(shapes_like(start, (1, 2, 4)))
     periods = sorted({1, redraw_every, min(_SHORT_PERIOD, max_tokens), max_tokens})
-    for leader in search.leaders():
-        name, design = leader.plan.rule.mechanism, leader.plan.design
-        search.add([name], dict.fromkeys((design, start) if full_vocabulary else (design,)), periods)
-        if shots_per_label > 1:  # one batch is a Poisson sample
-            search.add([name], [dataclasses.replace(_as_slots(design), sampling="disjoint")], [max_tokens])
-    return search.options()
+
+    def planned(name: str, design: RowDesign, redraw: int) -> GenerationPlan:
+        # Mechanisms with the same event share one calibration, which the accountant caches.
+        return plan_generation(public_sizes, mechanism=rules[name], design=design, redraw_every=redraw, **terms)
+
+    def option(key: tuple[str, RowDesign, int]) -> DesignOption | None:
+        try:
+            plan = planned(*key)
+        except DPICLError:
+            return None
+        signal = signal_of(plan, one_shot=agreement, public_agreement=public_agreement)
+        chances = signal["right_token_prob"], signal["ceiling_prob"]
+        return DesignOption(plan, *chances, plan.cost().private_calls, local_cost(plan, record_tokens=record_tokens))
+
+    starts = (start,) if full_vocabulary else ()
+    deal = max_tokens if shots_per_label > 1 else None  # one batch is a Poisson sample
+    options = search_designs(
+        option,
+        lambda _: ((name, start, redraw_every) for name in rules),
+        lambda found: ((one.plan.rule.mechanism, shape, redraw_every) for one in _leaders(found) for shape in shapes),
+        lambda found: _other_samplings(
+            found, (start,) if full_vocabulary else (), periods, max_tokens if deal else None
+        ),
+    )
+    if not options:  # planning once more, outside the search, raises the reason
+        planned(next(iter(rules)), start, redraw_every)
+        raise ConfigurationError("designs: expected one that the declared sizes and caps allow, found none.")
+    return options
 
 
 def _rules(rule: TokenRule | None, full_vocabulary: bool) -> dict[str, TokenRule]:

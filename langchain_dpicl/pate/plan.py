@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from langchain_dpicl.planning.design_search import search_designs
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.share_plan import Cost, with_noise_for, with_price
 from langchain_dpicl.privacy._validate import (
@@ -509,10 +510,11 @@ def propose_labelling(
         if way == "fixed" and adjacency != "replace_one":
             continue
         shapes = _shapes(way, public_size) if designs is None else _deal_designs(way, designs)
-        tried = [search.option(way, first, shape, counts) for shape in shapes]
-        if tried:
-            best = min(tried, key=lambda one: one.rank).plan.design
-            options += [*tried, *(search.option(way, name, best, counts) for name in others)]
+        options += search_designs(
+            lambda key, way=way: search.option(way, *key, counts),
+            lambda _, shapes=shapes: ((first, shape) for shape in shapes),
+            lambda found: ((name, found[0].plan.design) for name in others if found),
+        )
     if not options:
         advice = "Fixed teachers need adjacency='replace_one'."
         raise fail("teachers", "one that these terms allow", tuple(teachers), advice)

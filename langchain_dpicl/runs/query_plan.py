@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from langchain_dpicl.planning.design_search import search_designs, shapes_like
 from langchain_dpicl.planning.expected_utility import (
     RowDesign,
     agreement_of,
     noise_deviation,
     noise_scale,
     occupancy,
-    shapes_like,
     vote_chances,
     with_redraw,
 )
@@ -339,7 +339,8 @@ def compare_queries(
         raise fail("mechanisms", f"at least one of {MECHANISMS}", mechanisms)
     start = base or RowDesign.choose(smallest_size=public_size)
 
-    def option(mechanism: str, design: RowDesign) -> QueryOption:
+    def option(key: tuple[str, RowDesign]) -> QueryOption:
+        mechanism, design = key
         constants = () if abstain_below is None else (abstain_below * expected_rows(design, public_size),)
         plan = plan_queries(
             public_size,
@@ -360,11 +361,12 @@ def compare_queries(
     first, *others = dict.fromkeys(mechanisms)
     others_like = shapes_like(start, _SHOTS, sampling=start.sampling)
     shapes = [start, *(shape for shape in others_like if shape != start and shape.num_slots <= public_size)]
-    options = [option(first, shape) for shape in shapes]
     # Mechanisms are compared on one shape only: every option costs a calibration.
-    best = min(options, key=lambda one: one.rank).plan.design
-    options += [option(name, best) for name in others]
-    return sorted(options, key=lambda one: one.rank)
+    return search_designs(
+        option,
+        lambda _: ((first, shape) for shape in shapes),
+        lambda found: ((name, found[0].plan.design) for name in others),
+    )
 
 
 def recommended_design(
