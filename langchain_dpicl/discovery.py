@@ -96,7 +96,11 @@ class DiscoveryPlan(SharePlan):
         return Cost(0, 0, 0, 0)
 
     def expected(self, confidence: float = 0.95) -> dict[str, float | int | None]:
-        """Returns the deviation of a count, and how many units a value needs to be found with this probability."""
+        """Returns the deviation of a count, and how many units a value needs to be found.
+
+        Args:
+          confidence: probability of finding it, in (0, 1).
+        """
         return {"deviation": self.deviation, "found_from": self.found_from(confidence)}
 
     def margin(self, confidence: float) -> int:

@@ -56,11 +56,11 @@ def _paid(epsilon: float) -> str:
     return json.dumps(report_by_hand(budget.report().to_dict(), "few-shot"))
 
 
-def report_by_hand(inner: Mapping[str, Any], component: str, **changes: Any) -> dict[str, Any]:
+def report_by_hand(inner: Mapping[str, Any], name: str, /, **changes: Any) -> dict[str, Any]:
     """The report of a release of one component of a ledger's report, whatever it released."""
     for item in inner["shares"]:
         terms = ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
         for own in terms.components:
-            if own.name == component:
+            if own.name == name:
                 return {**release_claims(terms, own, inner), "plan": own.parameters, "budget": inner, **changes}
-    raise LookupError(component)
+    raise LookupError(name)

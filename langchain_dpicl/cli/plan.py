@@ -269,7 +269,7 @@ def _training_plan_out(arguments: argparse.Namespace, public_size: int) -> dict[
     out: dict[str, Any] = {
         "plan": plan.to_dict(),
         "noise_to_clip": plan.noise_to_clip,
-        "cost": dataclasses.asdict(cost),
+        "cost": {"gradients": cost.private_calls, "tokens": cost.tokens_in},
         "paper": _PAPER,
         "options": [],
     }

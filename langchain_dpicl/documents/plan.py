@@ -114,7 +114,11 @@ class DocumentsPlan(SharePlan):
         return self.least_units + keyword_margin(self.topics, confidence)
 
     def expected(self, confidence: float = 0.95) -> dict[str, float]:
-        """Returns the deviation of a keyword's count, and how many units a topic needs to be found."""
+        """Returns the deviation of a keyword's count, and how many units a topic needs to be found.
+
+        Args:
+          confidence: probability of finding it, in (0, 1).
+        """
         return {"deviation": self.deviation, "found_from": self.found_from(confidence)}
 
     def _numbers(self) -> dict[str, Any]:

@@ -579,9 +579,7 @@ def compare(
         option,
         lambda _: ((name, start, redraw_every) for name in rules),
         lambda found: ((one.plan.rule.mechanism, shape, redraw_every) for one in _leaders(found) for shape in shapes),
-        lambda found: _other_samplings(
-            found, (start,) if full_vocabulary else (), periods, max_tokens if deal else None
-        ),
+        lambda found: _other_samplings(found, starts, periods, deal),
     )
     if not options:  # planning once more, outside the search, raises the reason
         planned(next(iter(rules)), start, redraw_every)

@@ -71,6 +71,7 @@ def forged(report: Any, change: Callable[[Public], object]) -> VerifiedReport:
     """What the verifier says of a report after `change` of what its component shows."""
     data = copy.deepcopy(dict(report))
     change(public_of(data))
+    data["plan"] = public_of(data)
     found = verify_report({**data, "budget": with_digest(data["budget"])})
     assert not any("digest" in problem for problem in found.problems)
     return found

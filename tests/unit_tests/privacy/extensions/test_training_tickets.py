@@ -31,7 +31,7 @@ from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.release.declare_share import declare_share
 from langchain_dpicl.reports.report import VerifiedReport, verify_report
 from langchain_dpicl.soft_prompts.plan import TrainingPlan, plan_training
-from tests.sealed_files import assert_found, sealed, with_digest
+from tests.sealed_files import assert_found, report_by_hand, sealed, with_digest
 
 Public = dict[str, Any]
 SIZE = 400
@@ -287,17 +287,13 @@ TRAINING: Public = {
 
 def prompt_of(ledger: Budget, component: str = "prompt") -> Public:
     """A saved prompt that says it was trained under this ledger."""
-    report = ledger.report().to_dict()
-    (terms,) = [share for share in report["shares"] if share["components"][0]["name"] == component]
-    claims = {"private": True, "epsilon": terms["epsilon"], "delta": terms["delta"], "adjacency": report["adjacency"]}
-    run = {"ledger_id": ledger.ledger_id, "step": 30, "steps": 30}
     file = {
         **SAID,
         "format": "langchain-dpicl/soft-prompt",
         "version": 1,
         "base": {"name": "tiny", "tokenizer": "words"},
         "arrays": "sha256",
-        "report": {**claims, **run, "dataset_id": "letters", "component": component, "budget": report},
+        "report": report_by_hand(ledger.report().to_dict(), component, step=30, steps=30),
     }
     return sealed(file)
 
