@@ -267,6 +267,7 @@ class PrivateEvolution(GenerationRun[Population]):
     """
 
     _noun = "evolution"
+    plan: EvolutionPlan
 
     def __init__(
         self,

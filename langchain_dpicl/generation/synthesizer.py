@@ -375,6 +375,7 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
     """
 
     _noun = "synthesizer"
+    plan: GenerationPlan
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -503,18 +503,14 @@ def propose_labelling(
     counts = _halves(public_inputs, least=2 * labels)
     if max_queries is not None:
         counts = [check_int("max_queries", max_queries, low=1, high=public_inputs)]
-    first, *others = (check_choice("mechanism", name, MECHANISMS) for name in dict.fromkeys(mechanisms))
+    names = [check_choice("mechanism", name, MECHANISMS) for name in dict.fromkeys(mechanisms)]
     options: list[LabellingOption] = []
     for way in dict.fromkeys(teachers):
         check_choice("teachers", way, TEACHERS)
         if way == "fixed" and adjacency != "replace_one":
             continue
         shapes = _shapes(way, public_size) if designs is None else _deal_designs(way, designs)
-        options += search_designs(
-            lambda key, way=way: search.option(way, *key, counts),
-            lambda _, shapes=shapes: ((first, shape) for shape in shapes),
-            lambda found: ((name, found[0].plan.design) for name in others if found),
-        )
+        options += search.options(way, names, shapes, counts)
     if not options:
         advice = "Fixed teachers need adjacency='replace_one'."
         raise fail("teachers", "one that these terms allow", tuple(teachers), advice)
@@ -532,6 +528,21 @@ class _TeacherSearch(NamedTuple):
     abstain_below: float | None
     agreement: float
     chance: float
+
+    def options(
+        self, teachers: Teachers, mechanisms: Sequence[str], shapes: Iterable[RowDesign], counts: Sequence[int]
+    ) -> list[LabellingOption]:
+        """Returns the shapes with the first mechanism, and the other mechanisms on the best shape."""
+        first, *others = mechanisms
+
+        def option(key: tuple[str, RowDesign]) -> LabellingOption:
+            return self.option(teachers, *key, counts)
+
+        return search_designs(
+            option,
+            lambda _: ((first, shape) for shape in shapes),
+            lambda found: ((name, found[0].plan.design) for name in others if found),
+        )
 
     def option(self, teachers: Teachers, mechanism: str, design: RowDesign, counts: Sequence[int]) -> LabellingOption:
         """Returns the option with the most inputs that get the right label, or with the fewest if none do.
