@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options.base import html_table
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -154,11 +154,7 @@ class SharePlan(ABC):
         """
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
-            for name, value in self.to_dict().items()
-        )
-        return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
+        return html_table(type(self).__name__, self.to_dict())
 
 
 PlanT = TypeVar("PlanT", bound=SharePlan)

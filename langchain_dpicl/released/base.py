@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import os
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options.base import html_table
 from langchain_dpicl.released.files import FileForm, plain_json, text_in, write_whole
 from langchain_dpicl.reports.report import VerifiedReport, verify_report
 
@@ -108,10 +108,7 @@ class Released(ABC):
 
     def _repr_html_(self) -> str:
         shown = {name: value for name, value in self.report.items() if name not in {"budget", "plan"}}
-        cells = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in shown.items()
-        )
-        return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
+        return html_table(type(self).__name__, shown)
 
 
 def epsilon_of(report: Mapping[str, Any]) -> float:

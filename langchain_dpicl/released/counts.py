@@ -29,9 +29,6 @@ class ReleasedCounts(Released):
 
     Formal guarantees:
       - Holds public values only; printing, saving and using it is free post-processing.
-      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
-        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(counts)` recomputes the price.
 
     Args:
       counts: noisy count by value; may be negative for declared values. Found values: the largest first.

@@ -20,9 +20,6 @@ class ReleasedDemonstrations(Released):
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and formatting them is free post-processing.
-      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
-        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(released)` recomputes the price. Files are not signed.
 
     Args:
       examples: one `dict[str, str]` (field name to text) per demonstration, in the order of release.

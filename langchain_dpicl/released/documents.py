@@ -62,9 +62,6 @@ class SyntheticDocuments(Released):
     Formal guarantees:
       - Holds public values only: indexing, searching, copying, printing, saving and filtering it is free
         post-processing.
-      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
-        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(documents)` recomputes the price.
 
     Args:
       texts: the documents, in the order of their topics.

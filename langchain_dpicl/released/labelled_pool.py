@@ -86,9 +86,6 @@ class LabelledPool(Released):
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and selecting from it is free post-processing.
-      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
-        and its claims (epsilon, delta) with the ledger's report inside; no price is computed. `verify_report(pool)`
-        recomputes the price. The file carries no signature.
 
     Args:
       entries: the inputs, in the given order.

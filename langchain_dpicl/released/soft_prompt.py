@@ -198,9 +198,6 @@ class SoftPrompt(Released):
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and serving it is free post-processing.
-      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
-        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(prompt)` recomputes the price. Files are not signed.
 
     Args:
       arrays: {"prompt_embeddings": float32[num_virtual_tokens, width]} in the layout of the PEFT package: embeddings
