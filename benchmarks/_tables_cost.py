@@ -50,7 +50,7 @@ def cost_of(method: Method, file: DataFile, knobs: Mapping[str, Any]) -> CostRow
     room = Room(file, Engines(None, is_embedded=False), {})
     if method.name == "promptdpsgd":
         cost = soft_cost_plan(file, knobs).cost(record_tokens=knobs["length"])
-        return CostRow(f"{knobs['steps']} steps, then free", 0, 0, cost.tokens, 0, gradients=cost.gradients)
+        return CostRow(f"{knobs['steps']} steps, then free", 0, 0, cost.tokens_in, 0, gradients=cost.private_calls)
     if method.name in {"generation", "slots"}:
         plan = (generation_cost_plan if method.name == "generation" else slots_cost_plan)(file, knobs)
         branches = len(plan.branches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -15,6 +15,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.options.rows import Noise, noise_of
+from langchain_dpicl.planning.share_plan import Cost, SharePlan
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, PureEvent
@@ -25,6 +26,7 @@ from langchain_dpicl.privacy.extensions.count_histograms import (
     Count,
     CountPlan,
     DiscreteLaplaceMechanism,
+    count_release,
     least_count,
     noise_margin,
 )
@@ -42,7 +44,7 @@ _FOR_THRESHOLD = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoveryPlan:
+class DiscoveryPlan(SharePlan):
     """The public plan of one release of counts: the release, its ticket and what it can find.
 
     Formal guarantees:
@@ -50,15 +52,16 @@ class DiscoveryPlan:
 
     Attributes:
       release: what a unit counts for, noise, threshold and adjacency.
-      epsilon: upper bound at `delta`.
-      delta: the share's delta, that of the threshold included.
-      partition: the `dataset_id` of the examples.
     """
 
+    method: ClassVar[str] = "counts"
+
     release: CountPlan
-    epsilon: float
-    delta: float
-    partition: str
+
+    @property
+    def sizes(self) -> Mapping[str | None, int]:
+        """Nothing: counts depend on no declared size."""
+        return {}
 
     @property
     def implementation_delta(self) -> float:
@@ -87,9 +90,18 @@ class DiscoveryPlan:
         """Returns the one ticket of the share."""
         return self.release.tickets()
 
-    def event(self) -> Event:
-        """Returns the event of the release."""
-        return self.release.event
+    def cost(self, *, record_tokens: int = 60) -> Cost:
+        """Returns no model use: counting calls no model."""
+        check_int("record_tokens", record_tokens, low=1)
+        return Cost(0, 0, 0, 0)
+
+    def expected(self, confidence: float = 0.95) -> dict[str, float | int | None]:
+        """Returns the deviation of a count, and how many units a value needs to be found.
+
+        Args:
+          confidence: probability of finding it, in (0, 1).
+        """
+        return {"deviation": self.deviation, "found_from": self.found_from(confidence)}
 
     def margin(self, confidence: float) -> int:
         """Returns a bound on how far a noisy count is above (or below) the true one, with probability `confidence`."""
@@ -99,16 +111,13 @@ class DiscoveryPlan:
         """Returns how many units must hold a value to find it with this probability; None for declared values."""
         return None if self.threshold is None else self.threshold + self.margin(confidence)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values."""
-        return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "adjacency": self.release.adjacency,
-            "counts": self.release.to_dict(),
-            "noise_multiplier": self.release.mechanism.noise_multiplier,
-            "threshold_delta": self.threshold_delta,
-        }
+    def _numbers(self) -> dict[str, Any]:
+        return {"counts": self.release.to_dict(), "threshold_delta": self.threshold_delta}
+
+    @classmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> DiscoveryPlan:
+        """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
+        return _priced(count_release(shown["counts"]), check_delta(shown["delta"]), shown["dataset_id"])
 
 
 def plan_discovery(
@@ -162,10 +171,15 @@ def plan_discovery(
         if threshold > MAX_THRESHOLD:
             raise fail("delta", f"one that a threshold up to {MAX_THRESHOLD} gives", delta, "Ask for less noise.")
     release = CountPlan(rule, DiscreteLaplaceMechanism(noise_multiplier, threshold), adjacency)
-    cost = accounting.epsilon_upper_bound(release.event, delta=delta, adjacency=adjacency)
-    if epsilon is not None and cost > epsilon:
+    plan = _priced(release, delta, partition)
+    if epsilon is not None and plan.epsilon > epsilon:
         raise fail("noise_multiplier", f"one that costs at most epsilon {epsilon:g}", noise_multiplier, "Raise it.")
-    return DiscoveryPlan(release, cost, delta, partition)
+    return plan
+
+
+def _priced(release: CountPlan, delta: float, partition: str) -> DiscoveryPlan:
+    cost = accounting.epsilon_upper_bound(release.event, delta=delta, adjacency=release.adjacency)
+    return DiscoveryPlan(release, partition=partition, epsilon=cost, delta=delta)
 
 
 def _event(noise_multiplier: float, failure: float) -> Event:

@@ -31,7 +31,8 @@ from langchain_dpicl._construction import HidesInput
 from langchain_dpicl.budget.events import await_refusals
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.released.demonstrations import ReleasedDemonstrations, epsilon_of
+from langchain_dpicl.released.base import epsilon_of
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.door import awaits, door
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.options.base import LLM, TemplateLike, option_of
 from langchain_dpicl.options.rows import NoiseName, noise_of
-from langchain_dpicl.planning.cost import Cost
 from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name

@@ -10,8 +10,8 @@ from typing import Any
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.accounting.events import PureEvent, canonical_json
-from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.reports.claims import CONTENT_DIGEST, with_content_digest
+from langchain_dpicl.privacy.ledger.tickets import ShareTerms, Ticket
+from langchain_dpicl.reports.claims import CONTENT_DIGEST, release_claims, with_content_digest
 from langchain_dpicl.reports.report import VerifiedReport
 
 
@@ -53,5 +53,14 @@ def paid(epsilon: float = 1.5) -> dict[str, Any]:
 def _paid(epsilon: float) -> str:
     budget = Budget(epsilon=epsilon, delta=1e-6)
     budget.declare("few-shot", tickets=[Ticket("t", PureEvent(epsilon / 2))], epsilon=epsilon)
-    charged = {"private": True, "epsilon": epsilon, "delta": 1e-6, "adjacency": "add_remove", "component": "few-shot"}
-    return json.dumps({**charged, "budget": budget.report().to_dict()})
+    return json.dumps(report_by_hand(budget.report().to_dict(), "few-shot"))
+
+
+def report_by_hand(inner: Mapping[str, Any], name: str, /, **changes: Any) -> dict[str, Any]:
+    """The report of a release of one component of a ledger's report, whatever it released."""
+    for item in inner["shares"]:
+        terms = ShareTerms.from_dict({key: value for key, value in item.items() if key != "sealed_at"})
+        for own in terms.components:
+            if own.name == name:
+                return {**release_claims(terms, own, inner), "plan": own.parameters, "budget": inner, **changes}
+    raise LookupError(name)

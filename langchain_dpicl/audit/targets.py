@@ -22,12 +22,11 @@ from langchain_dpicl.discovery import DiscoveryPlan, UnitCounter, ValueDiscovery
 from langchain_dpicl.documents.plan import DocumentsPlan
 from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.evolution.evolution import PrivateEvolution
-from langchain_dpicl.evolution.plan import EvolutionPlan, plan_evolution
+from langchain_dpicl.evolution.plan import EvolutionPlan
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
-from langchain_dpicl.generation.plan import GenerationPlan, Segment, plan_generation
+from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
-from langchain_dpicl.generation.token_mechanisms import TokenRule
 from langchain_dpicl.options import (
     EmbeddingAnswers,
     FewShotTask,
@@ -41,22 +40,17 @@ from langchain_dpicl.options import (
 from langchain_dpicl.options.rows import ConfidentGNMax, LogitNoise, NoiseName, Sampling, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.pate.labeler import PromptPATELabeler
-from langchain_dpicl.pate.plan import LabellingPlan, plan_labelling
-from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.pate.plan import LabellingPlan
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_delta, check_epsilon, fail
-from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
-from langchain_dpicl.privacy.extensions.count_histograms import count_release
-from langchain_dpicl.privacy.extensions.individual_filter import participation_plan
 from langchain_dpicl.privacy.extensions.method_tickets import Teachers
-from langchain_dpicl.privacy.ledger.amounts import effective_delta
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.retrieval.plan import RetrievalPlan, plan_retrieval
+from langchain_dpicl.reports.verify import shown_differences, shown_plan
+from langchain_dpicl.retrieval.plan import RetrievalPlan
 from langchain_dpicl.retrieval.voting import DPRetrievalVotingRunnable
-from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
-from langchain_dpicl.soft_prompts.plan import TrainingPlan, plan_training
+from langchain_dpicl.runs.query_plan import QueryPlan
+from langchain_dpicl.soft_prompts.plan import TrainingPlan
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from langchain_dpicl.voting import DPVotingRunnable
 
@@ -258,7 +252,6 @@ Plan: TypeAlias = (
     | DocumentsPlan
 )
 
-_SUMS = {"vote_sum": VoteSum, "probability_sum": ProbabilitySum}
 _CLASSES: tuple[tuple[type, Method], ...] = (
     (DPVotingRunnable, "voting"),
     (DPFreeFormRunnable, "free_form"),
@@ -328,7 +321,7 @@ class Subject:
                 advice = f"The checks play {kind.__name__} itself: what your class overrides would run unaudited."
                 raise fail("audit", f"a {kind.__name__}, no class derived of it", type(given).__name__, advice)
         if isinstance(given, get_args(Plan)):
-            method = _method_of(given.to_dict())
+            method = _method_of(given)
             shown = name or f"a plan of {method}"
             return cls(name=shown, method=method, plan=given, epsilon=given.epsilon, delta=given.delta)
         expected = f"a component ({', '.join(COMPONENTS)}), a plan, or the JSON of `dpicl plan --json`"
@@ -350,149 +343,36 @@ def _of_component(given: Any, method: Method, *, name: str) -> Subject:
     )
 
 
-def _method_of(plan: Mapping[str, Any]) -> Method:
-    kinds = (("teachers", "pate"), ("rounds", "evolution"), ("shots_per_label", "generation"), ("steps", "dpsgd"))
-    for key, method in (*kinds, ("counts", "counts"), ("participation", "retrieval"), ("least_units", "documents")):
-        if key in plan:
-            return method  # type: ignore[return-value]
-    return "free_form" if plan.get("aggregation") in {"unit_vector_sum", "keyword_sum"} else "voting"
-
-
 def _of_json(given: Mapping[str, Any], *, name: str | None) -> Subject:
-    plan = given.get("plan", given)
+    plan, problem = given.get("plan", given), ""
     if not isinstance(plan, Mapping):
         raise fail("audit", "a plan: the JSON of `dpicl plan --json`", type(plan).__name__)
-    method, problem = _method_of(plan), ""
     try:
         epsilon, delta = check_epsilon(plan["epsilon"]), check_delta(plan["delta"])
-        made = _REBUILT[method](plan)
+        made = shown_plan(plan)
     except KeyError as error:
         problem = f"with the field {error.args[0]!r}, found none"
     except (TypeError, AttributeError):
         problem = "as `dpicl plan --json` writes it, found fields of another kind"
+    else:
+        # What a plan claims to cost is what an audit tests.
+        others = list(shown_differences(plan, made.to_dict(), lambda _found, _made: False))
+        problem = f"whose numbers go together, found one that {others[0]}" if others else ""
     if problem:
-        raise ConfigurationError(f"audit: expected a plan of {method} {problem}.")
+        raise ConfigurationError(f"audit: expected a plan {problem}.")
+    if (method := _method_of(made)) == "free_form":
+        advice = "Give the component instead of its plan."
+        raise fail("aggregation", "votes or probabilities", made.release.aggregation.name, advice)
     options: dict[str, Any] = {}
-    if method in {"voting", "pate"} and plan.get("constants"):
+    if method in {"voting", "pate"} and made.release.constants:
         options["abstain_below"] = 0.5
     return Subject(
         name=name or f"a plan of {method}", method=method, plan=made, epsilon=epsilon, delta=delta, options=options
     )
 
 
-def _design(plan: Mapping[str, Any]) -> RowDesign:
-    return RowDesign(**{one.name: plan[one.name] for one in dataclasses.fields(RowDesign)})
-
-
-def _terms(plan: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "epsilon": None,
-        "delta": plan["delta"],
-        "adjacency": plan["adjacency"],
-        "noise_multiplier": plan["noise_multiplier"],
-    }
-
-
-def _queries(plan: Mapping[str, Any]) -> dict[str, Any]:
-    if plan["aggregation"] not in _SUMS:
-        advice = "Give the component instead of its plan."
-        raise fail("aggregation", f"one of {sorted(_SUMS)}", plan["aggregation"], advice)
-    return {
-        **_terms(plan),
-        "max_queries": plan["max_queries"],
-        "width": plan["candidates"],
-        "aggregation": _SUMS[plan["aggregation"]](),
-        "mechanism": plan["mechanism"],
-        "design": _design(plan),
-        "constants": tuple(plan["constants"]),
-    }
-
-
-def _voting(plan: Mapping[str, Any]) -> QueryPlan:
-    return plan_queries(plan["public_size"], **_queries(plan))
-
-
-def _pate(plan: Mapping[str, Any]) -> LabellingPlan:
-    terms = {**_queries(plan), "teachers": plan["teachers"], "max_answers": plan["max_answers"]}
-    mechanism = plan["release"]["mechanism"]
-    if mechanism["name"] == ConfidentGNMaxMechanism.name:
-        numbers = {key: value for key, value in mechanism.items() if key != "name"}
-        terms |= {"mechanism": ConfidentGNMaxMechanism(**numbers), "noise_multiplier": None}
-    else:
-        terms["threshold"] = plan["threshold"]
-    return plan_labelling(plan["public_size"], **terms)
-
-
-def _generation(plan: Mapping[str, Any]) -> GenerationPlan:
-    names = ("clip", "blend_weight", "center", "free_tokens", "private_tokens")
-    arguments = {name: plan.get(name) for name in names}
-    if plan["mechanism"] != "clip_and_blend":
-        arguments |= {"blend_weight": None, "center": None}
-    return plan_generation(
-        {row["label"]: row["public_size"] for row in plan["labels"]},
-        **_terms(plan),
-        mechanism=TokenRule(plan["mechanism"], **arguments),
-        design=_design(plan),
-        redraw_every=plan["redraw_every"],
-        shots_per_label=plan["shots_per_label"],
-        segments=[Segment(name, tokens) for name, tokens in plan["max_tokens"].items()],
-        candidates=plan["candidates"],
-    )
-
-
-def _evolution(plan: Mapping[str, Any]) -> EvolutionPlan:
-    names = ("rounds", "shots_per_label", "num_candidates", "num_survivors", "num_variations")
-    sizes = {row["label"]: row["public_size"] for row in plan["labels"]}
-    return plan_evolution(sizes, **_terms(plan), **{name: plan[name] for name in names})
-
-
-def _dpsgd(plan: Mapping[str, Any]) -> TrainingPlan:
-    return plan_training(
-        plan["public_size"],
-        **_terms(plan),
-        expected_batch_size=plan["expected_batch_size"],
-        l2_clip_norm=plan["l2_clip_norm"],
-        width=plan["width"],
-        steps=plan["steps"],
-    )
-
-
-def _counts(plan: Mapping[str, Any]) -> DiscoveryPlan:
-    release = count_release(plan["counts"])
-    cost = epsilon_upper_bound(release.event, delta=plan["delta"], adjacency=release.adjacency)
-    return DiscoveryPlan(release, cost, plan["delta"], "a plan")
-
-
-def _retrieval(plan: Mapping[str, Any]) -> RetrievalPlan:
-    release = participation_plan(plan["participation"])
-    names = {name: plan[name] for name in ("max_queries", "width")}
-    return plan_retrieval(
-        plan["public_size"],
-        **_terms({**plan, "noise_multiplier": release.mechanism.noise_multiplier}),
-        **names,
-        participations=release.participations,
-        num_slots=release.num_slots,
-        aggregation=release.aggregation,
-    )
-
-
-def _documents(plan: Mapping[str, Any]) -> DocumentsPlan:
-    topics, texts = count_release(plan["topics"]), _generation(plan["generation"])
-    made = DocumentsPlan(topics, texts, plan["least_units"], "a plan", 0.0, plan["delta"])
-    remaining = effective_delta(made.delta, made.implementation_delta)
-    return dataclasses.replace(
-        made, epsilon=epsilon_upper_bound(made.event(), delta=remaining, adjacency=topics.adjacency)
-    )
-
-
-_REBUILT: dict[str, Any] = {
-    "documents": _documents,
-    "retrieval": _retrieval,
-    "counts": _counts,
-    "voting": _voting,
-    "free_form": _voting,
-    "pate": _pate,
-    "generation": _generation,
-    "evolution": _evolution,
-    "dpsgd": _dpsgd,
-}
+def _method_of(plan: Any) -> Method:
+    if plan.method == "queries":
+        return "voting" if isinstance(plan.release.aggregation, VoteSum | ProbabilitySum) else "free_form"
+    method: Method = {"labels": "pate", "training": "dpsgd"}.get(plan.method, plan.method)
+    return method

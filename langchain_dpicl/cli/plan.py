@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from langchain_dpicl.generation.plan import DesignOption, GenerationPlan
     from langchain_dpicl.generation.token_mechanisms import TokenRule
     from langchain_dpicl.pate.plan import LabellingOption, LabellingPlan
-    from langchain_dpicl.planning.cost import Cost
     from langchain_dpicl.planning.expected_utility import RowDesign
+    from langchain_dpicl.planning.share_plan import Cost
     from langchain_dpicl.soft_prompts.plan import TrainingPlan
 
 Sizes = dict[str | None, int]
@@ -463,7 +463,7 @@ def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         num_slots=None if retrieval.slots == "per_unit" else retrieval.slots,
         max_queries=settings.get("max_queries", 100_000),
     )
-    signal = plan.expected_signal(participants=guess.participants, agreement=guess.agreement)
+    signal = plan.expected(participants=guess.participants, agreement=guess.agreement)
     return {
         "plan": plan.to_dict(),
         "cost": _cost_of(plan.cost(participants=guess.participants, **_caps(settings)), settings, max_queries=1),
@@ -502,7 +502,7 @@ _DRAWN = {
 
 
 def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
-    from langchain_dpicl.planning.cost import with_noise_for
+    from langchain_dpicl.planning.share_plan import with_noise_for
     from langchain_dpicl.runs.query_plan import query_signal
 
     size, labels, guess = sum(sizes.values()), _num_labels(settings), settings.guess
@@ -659,7 +659,7 @@ def _training(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     out: Output = {
         "plan": plan.to_dict(),
         "noise_to_clip": plan.noise_to_clip,
-        "cost": dataclasses.asdict(cost),
+        "cost": {"gradients": cost.private_calls, "tokens": cost.tokens_in},
         "paper": _PAPER,
         "options": [],
     }
@@ -733,7 +733,7 @@ def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         "plan": plan.to_dict(),
         "cost": _cost_of(plan.cost(record_tokens=settings.cost.record_tokens), settings),
         "embedded": plan.embedded,
-        "signal": plan.expected_signal(),
+        "signal": plan.expected(),
     }
 
 

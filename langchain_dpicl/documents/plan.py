@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, _with_noise, plan_generation
 from langchain_dpicl.generation.token_mechanisms import TokenRule
-from langchain_dpicl.planning.cost import Cost
 from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, pricing_delta, with_price
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -22,17 +22,17 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent, PureEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,
     GaussianCountMechanism,
+    count_release,
     noise_margin,
 )
 from langchain_dpicl.privacy.extensions.topic_partition import BY_COINS, TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.extensions.unit_values import UnitKeywords
-from langchain_dpicl.privacy.ledger.amounts import effective_delta
-from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 
 TopicNoise: TypeAlias = Literal["discrete_laplace", "gaussian"]
 TOPIC_NOISES: tuple[TopicNoise, ...] = get_args(TopicNoise)
@@ -40,7 +40,7 @@ TOPIC_NOISES: tuple[TopicNoise, ...] = get_args(TopicNoise)
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentsPlan:
+class DocumentsPlan(SharePlan):
     """Everything public about one store of synthetic documents.
 
     Formal guarantees:
@@ -51,22 +51,23 @@ class DocumentsPlan:
       topics: the plan of the keyword histogram: vocabulary, keywords per unit, noise.
       generation: the plan of the texts, by place of a topic.
       least_units: minimum noisy count of a topic.
-      partition: the `dataset_id` under which topics split the units.
-      epsilon: upper bound of the total at `delta`.
-      delta: the share's delta, the declared gaps of the noises included.
     """
+
+    method: ClassVar[str] = "documents"
 
     topics: CountPlan
     generation: GenerationPlan
     least_units: int
-    partition: str
-    epsilon: float
-    delta: float
 
     @property
     def release(self) -> CountPlan:
         """The histogram, which is released first."""
         return self.topics
+
+    @property
+    def sizes(self) -> Mapping[str | None, int]:
+        """Declared units by place of a topic."""
+        return self.generation.sizes
 
     @property
     def num_topics(self) -> int:
@@ -92,10 +93,6 @@ class DocumentsPlan:
         """Returns the tickets of the share: one histogram over all units, then the texts of each place."""
         return (*self.topics.tickets(TOPIC_TEMPLATE), *self.generation.tickets())
 
-    def event(self) -> Event:
-        """Returns the event of both steps."""
-        return event_of_tickets(self.tickets(), partition=self.partition)
-
     def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
         """Returns model calls and tokens from public caps, as `GenerationPlan.cost`: the histogram calls no model.
 
@@ -116,16 +113,36 @@ class DocumentsPlan:
         """
         return self.least_units + keyword_margin(self.topics, confidence)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values."""
+    def expected(self, confidence: float = 0.95) -> dict[str, float]:
+        """Returns the deviation of a keyword's count, and how many units a topic needs to be found.
+
+        Args:
+          confidence: probability of finding it, in (0, 1).
+        """
+        return {"deviation": self.deviation, "found_from": self.found_from(confidence)}
+
+    def _numbers(self) -> dict[str, Any]:
         return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "adjacency": self.topics.adjacency,
             "topics": self.topics.to_dict(),
             "least_units": self.least_units,
             "generation": self.generation.to_dict(),
         }
+
+    @classmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> DocumentsPlan:
+        """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
+        topics = count_release(shown["topics"])
+        if not isinstance(topics.rule, UnitKeywords):
+            raise fail("topics", "a histogram of keywords", topics.rule.kind)
+        generation = GenerationPlan.rebuild(shown["generation"])
+        _coin_drawn_design(generation.design)
+        least = check_int("least_units", shown["least_units"], low=1)
+        terms = {"partition": shown["dataset_id"], "delta": check_delta(shown["delta"])}
+        of_texts = {"partition": generation.partition, "delta": generation.delta}
+        if (terms, topics.adjacency) != (of_texts, generation.adjacency):
+            found = {**of_texts, "adjacency": generation.adjacency}
+            raise fail("generation", f"the terms of its topics: {terms}, {topics.adjacency!r}", found)
+        return _priced(cls(topics, generation, least, epsilon=0.0, **terms))
 
 
 def keyword_margin(release: CountPlan, confidence: float) -> int:
@@ -234,7 +251,7 @@ def plan_documents(
         candidates=candidates,
         partition=partition,
     )
-    draft = DocumentsPlan(topics, generation, least_units, partition, 0.0, delta)
+    draft = DocumentsPlan(topics, generation, least_units, partition=partition, epsilon=0.0, delta=delta)
     return _price_plan(draft, epsilon, calibrates=noise_multiplier is None and not kind.fixes_noise)
 
 
@@ -266,28 +283,21 @@ def _histogram(
 
 def _price_plan(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> DocumentsPlan:
     """Returns the plan with its price, and with noise on the texts that keeps the total within epsilon."""
-    remaining = effective_delta(draft.delta, draft.implementation_delta)
-    if remaining <= 0:
-        raise fail("delta", f"more than the noise's declared gap {draft.implementation_delta:.3g}", draft.delta)
-    adjacency = draft.topics.adjacency
 
     def with_noise(noise_multiplier: float) -> DocumentsPlan:
         return dataclasses.replace(draft, generation=_with_noise(draft.generation, noise_multiplier))
 
     if calibrates:
-        noise = accounting.calibrate(
-            lambda x: with_noise(x).event(), epsilon=epsilon, delta=remaining, adjacency=adjacency
-        )
+        delta, adjacency = pricing_delta(draft), draft.adjacency
+        noise = accounting.calibrate(lambda x: with_noise(x).event(), epsilon=epsilon, delta=delta, adjacency=adjacency)
         draft = with_noise(noise)
-    cost = accounting.epsilon_upper_bound(draft.event(), delta=remaining, adjacency=adjacency)
-    if cost > epsilon:
+    plan = _priced(draft)
+    if plan.epsilon > epsilon:
         advice = "Raise noise_multiplier, lower topic_share, or leave the noise to the plan."
-        raise fail("epsilon", f"at least {cost:.4g}, which histogram and texts cost together", epsilon, advice)
-    # The texts' own price, for reports; the histogram and the composition are in `cost`.
-    alone = dataclasses.replace(draft.generation, epsilon=_own_epsilon(draft.generation, adjacency))
-    return dataclasses.replace(draft, generation=alone, epsilon=cost)
+        raise fail("epsilon", f"at least {plan.epsilon:.4g}, which histogram and texts cost together", epsilon, advice)
+    return plan
 
 
-def _own_epsilon(generation: GenerationPlan, adjacency: Adjacency) -> float:
-    remaining = effective_delta(generation.delta, generation.implementation_delta)
-    return accounting.epsilon_upper_bound(generation.event(), delta=remaining, adjacency=adjacency)
+def _priced(draft: DocumentsPlan) -> DocumentsPlan:
+    """Returns the plan with its price, and the texts with their own, for reports."""
+    return with_price(dataclasses.replace(draft, generation=with_price(draft.generation)))

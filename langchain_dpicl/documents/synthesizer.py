@@ -399,8 +399,7 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
 
     def released(self) -> SyntheticDocuments:
         """Returns everything released so far with its privacy report."""
-        names = {"dataset_id": self.plan.partition, "ledger_id": self._budget.ledger_id}
-        report = report_of(self._budget, self._share, **names)
+        report = report_of(self._budget, self._share, self.plan)
         return SyntheticDocuments(self._texts(), self.topics, report, self._public)
 
     _whole = released

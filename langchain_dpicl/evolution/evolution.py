@@ -262,6 +262,7 @@ class PrivateEvolution(GenerationRun[Population]):
     """
 
     _noun = "evolution"
+    plan: EvolutionPlan
 
     def __init__(
         self,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from langchain_dpicl.planning.cost import Cost, with_noise_for
 from langchain_dpicl.planning.expected_utility import noise_scale
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_int, fail
-from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.unit_vector_sums import VoteVectorSum
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
@@ -24,7 +23,7 @@ ROUND_TEMPLATE = "round: one noisy histogram of votes"
 
 
 @dataclass(frozen=True, slots=True)
-class EvolutionPlan:
+class EvolutionPlan(SharePlan):
     """The public plan of one private evolution: the release, its tickets and its cost.
 
     Attributes:
@@ -35,10 +34,9 @@ class EvolutionPlan:
       num_candidates: maximum number of candidates of the first round.
       num_survivors: candidates that survive a round.
       num_variations: variations of each survivor.
-      partition: the `dataset_id` whose labels split the units.
-      epsilon: upper bound of the total at `delta`.
-      delta: the share's delta, the declared gap of the noise included.
     """
+
+    method: ClassVar[str] = "evolution"
 
     release: ReleasePlan
     public_sizes: tuple[tuple[str | None, int], ...]
@@ -47,9 +45,6 @@ class EvolutionPlan:
     num_candidates: int
     num_survivors: int
     num_variations: int
-    partition: str
-    epsilon: float
-    delta: float
 
     @property
     def labels(self) -> tuple[str | None, ...]:
@@ -62,9 +57,9 @@ class EvolutionPlan:
         return max(self.num_candidates, self.num_survivors * (1 + self.num_variations))
 
     @property
-    def noise_multiplier(self) -> float:
-        """Noise scale over sensitivity."""
-        return self.release.mechanism.noise_multiplier
+    def sizes(self) -> Mapping[str | None, int]:
+        """Declared units by label."""
+        return dict(self.public_sizes)
 
     @property
     def implementation_delta(self) -> float:
@@ -80,10 +75,6 @@ class EvolutionPlan:
             Ticket(template=ROUND_TEMPLATE, event=event, label=label, max_count=self.rounds, refundable=True)
             for label in self.labels
         )
-
-    def event(self) -> Event:
-        """Returns the event of all rounds of all labels."""
-        return event_of_tickets(self.tickets(), partition=self.partition)
 
     def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
         """Returns the model calls from public caps; none of them is private."""
@@ -104,7 +95,7 @@ class EvolutionPlan:
             "public": len(self.labels) * (self.num_candidates + later),
         }
 
-    def expected_signal(self) -> dict[str, float]:
+    def expected(self) -> dict[str, float]:
         """Returns how the votes of the smallest declared label compare with the noise on each candidate.
 
         `share_to_be_seen` is the share of the label's units that must be nearest to one candidate for its votes to
@@ -119,14 +110,9 @@ class EvolutionPlan:
             "share_to_be_seen": min(1.0, 3.0 * scale / smallest),
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values."""
+    def _numbers(self) -> dict[str, Any]:
         return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "adjacency": self.release.adjacency,
             "mechanism": MECHANISM,
-            "noise_multiplier": self.noise_multiplier,
             "noise_scale": noise_scale(self.release),
             "rounds": self.rounds,
             "shots_per_label": self.shots_per_label,
@@ -138,6 +124,20 @@ class EvolutionPlan:
                 {"label": label, "public_size": size, "sampling_rate": 1.0} for label, size in self.public_sizes
             ],
         }
+
+    @classmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> EvolutionPlan:
+        """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
+        names = ("rounds", "shots_per_label", "num_candidates", "num_survivors", "num_variations")
+        return plan_evolution(
+            {branch["label"]: branch["public_size"] for branch in shown["labels"]},
+            epsilon=None,
+            delta=shown["delta"],
+            adjacency=shown["adjacency"],
+            noise_multiplier=shown["noise_multiplier"],
+            partition=shown["dataset_id"],
+            **{name: shown[name] for name in names},
+        )
 
 
 def plan_evolution(

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.generation.token_mechanisms import TOKEN_MECHANISMS, TokenRule, temperature_of
-from langchain_dpicl.planning.cost import Cost, with_noise_for, with_price
+from langchain_dpicl.planning.design_search import search_designs, shapes_like
 from langchain_dpicl.planning.expected_utility import (
     PUBLIC_SHARE,
     RowDesign,
     agreement_of,
     noise_scale,
     occupancy,
-    shapes_like,
     token_signal,
     with_redraw,
 )
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for, with_price
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -30,9 +30,8 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
-from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 
 
@@ -48,7 +47,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationPlan:
+class GenerationPlan(SharePlan):
     """Everything public about one generation: what will run, what it is charged, what it will cost.
 
     Attributes:
@@ -56,23 +55,19 @@ class GenerationPlan:
       shots_per_label: demonstrations per branch.
       segments: generated fields in order.
       candidates: width of the public domain per token.
-      partition: the `dataset_id` of the examples, whose units the labels split.
       design: the shape of rows.
       public_sizes: declared units per branch.
-      epsilon: upper bound of the whole generation at `delta`.
-      delta: the share's delta, the declared gap of the noise included.
       rule: the mechanism with its requested parameters.
     """
+
+    method: ClassVar[str] = "generation"
 
     branches: tuple[tuple[str | None, ReleasePlan], ...]
     shots_per_label: int
     segments: tuple[Segment, ...]
     candidates: int
-    partition: str
     design: RowDesign
     public_sizes: tuple[int, ...]
-    epsilon: float
-    delta: float
     rule: TokenRule
 
     @property
@@ -81,9 +76,9 @@ class GenerationPlan:
         return self.branches[0][1]
 
     @property
-    def noise_multiplier(self) -> float:
-        """Noise scale over sensitivity."""
-        return self.release.mechanism.noise_multiplier
+    def sizes(self) -> Mapping[str | None, int]:
+        """Declared units by label."""
+        return {label: size for (label, _), size in zip(self.branches, self.public_sizes, strict=True)}
 
     @property
     def implementation_delta(self) -> float:
@@ -117,10 +112,6 @@ class GenerationPlan:
             for length, count in plan.blocks(segment.max_tokens)
         )
 
-    def event(self) -> Event:
-        """Returns the event of the whole generation."""
-        return event_of_tickets(self.tickets(), partition=self.partition)
-
     def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
         """Returns model calls and tokens from public caps (no discount for caches)."""
         check_int("record_tokens", record_tokens, low=1)
@@ -138,13 +129,13 @@ class GenerationPlan:
             tokens_in += releases * (rows * prompt + instruction_tokens + per_demo / 2)
         return Cost(round(calls), round(public), round(tokens_in), round(calls + public))
 
-    def expected_signal(
+    def expected(
         self, agreement: float, *, label: str | None = None, public_agreement: float | None = None
     ) -> dict[str, float]:
         """Returns occupancy and `token_signal` at a guessed `agreement` of rows."""
         check_real("agreement", agreement, low=0.0, high=1.0)
         plans = dict(self.branches)
-        sizes = dict(zip(plans, self.public_sizes, strict=True))
+        sizes = self.sizes
         chosen = min(sizes, key=lambda name: sizes[name]) if label is None else label
         if chosen not in plans:
             raise fail("label", f"one of {list(plans)}", label)
@@ -163,14 +154,9 @@ class GenerationPlan:
             ),
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values."""
+    def _numbers(self) -> dict[str, Any]:
         return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "adjacency": self.release.adjacency,
             "mechanism": self.rule.mechanism,
-            "noise_multiplier": self.noise_multiplier,
             "noise_scale": noise_scale(self.release),
             **self._logit_numbers(),
             **dataclasses.asdict(self.design),
@@ -196,6 +182,27 @@ class GenerationPlan:
             shown["private_tokens"] = self.release.private_releases
             shown["test_noise_multiplier"] = self.release.test.noise_multiplier
         return shown
+
+    @classmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> GenerationPlan:
+        """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
+        names = ["clip", "free_tokens", "private_tokens"]
+        if shown["mechanism"] == "clip_and_blend":
+            names += ["blend_weight", "center"]  # fixed for the others
+        return plan_generation(
+            {branch["label"]: branch["public_size"] for branch in shown["labels"]},
+            epsilon=None,
+            delta=shown["delta"],
+            adjacency=shown["adjacency"],
+            noise_multiplier=shown["noise_multiplier"],
+            mechanism=TokenRule(shown["mechanism"], **{name: shown.get(name) for name in names}),
+            design=RowDesign.shown(shown),
+            redraw_every=shown["redraw_every"],
+            shots_per_label=shown["shots_per_label"],
+            segments=[Segment(name, tokens) for name, tokens in shown["max_tokens"].items()],
+            candidates=shown["candidates"],
+            partition=shown["dataset_id"],
+        )
 
 
 def template_name(segment: str, length: int) -> str:
@@ -477,62 +484,34 @@ def signal_of(plan: GenerationPlan, *, one_shot: float, public_agreement: float 
         many shots the rows see. It matters to logit mechanisms only, and is stated with them.
     """
     size, (label, _) = min(zip(plan.public_sizes, plan.branches, strict=True), key=lambda pair: pair[0])
-    shots = plan.expected_signal(one_shot, label=label)["expected_shots"]
+    shots = plan.expected(one_shot, label=label)["expected_shots"]
     agreement = agreement_of(shots, one_shot=one_shot)
     public = PUBLIC_SHARE * one_shot if public_agreement is None else public_agreement
     stated = {"label": label, "public_size": size, "agreement": agreement}
-    return {**stated, **plan.expected_signal(agreement, label=label, public_agreement=public)}
+    return {**stated, **plan.expected(agreement, label=label, public_agreement=public)}
 
 
-@dataclass(slots=True)
-class _DesignSearch:
-    """Options by mechanism, shape and redraw period; those that the declared sizes do not allow are omitted.
+def _leaders(options: Sequence[DesignOption]) -> list[DesignOption]:
+    """Returns the options to continue from: the best or, if some sample from a softmax, the best of both kinds.
 
-    Mechanisms with the same event share one calibration, which the accountant caches.
+    The worse of the two kinds may be better with another sampling, and both share their calibrations.
     """
+    drawn = best_drawn(options)
+    if drawn is None:
+        return list(options[:1])
+    return [*[option for option in options if option.plan.rule.mechanism == "gumbel"][:1], drawn]
 
-    public_sizes: Mapping[str | None, int]
-    terms: dict[str, Any]
-    rules: dict[str, TokenRule]
-    agreement: float
-    public_agreement: float | None
-    record_tokens: int
-    seen: dict[tuple[str, RowDesign, int], DesignOption] = field(default_factory=dict)
 
-    def plan(self, name: str, design: RowDesign, redraw: int) -> GenerationPlan:
-        """Returns a calibrated plan."""
-        rule = self.rules[name]
-        return plan_generation(self.public_sizes, mechanism=rule, design=design, redraw_every=redraw, **self.terms)
-
-    def add(self, names: Iterable[str], designs: Iterable[RowDesign], redraws: Iterable[int]) -> None:
-        """Adds an option for every combination."""
-        shapes, periods = list(designs), list(redraws)
-        for key in ((name, design, redraw) for name in names for design in shapes for redraw in periods):
-            if key in self.seen:
-                continue
-            try:
-                plan = self.plan(*key)
-            except DPICLError:
-                continue
-            signal = signal_of(plan, one_shot=self.agreement, public_agreement=self.public_agreement)
-            chances = signal["right_token_prob"], signal["ceiling_prob"]
-            local = local_cost(plan, record_tokens=self.record_tokens)
-            self.seen[key] = DesignOption(plan, *chances, plan.cost().private_calls, local)
-
-    def options(self) -> list[DesignOption]:
-        """Returns the options, best first."""
-        return sorted(self.seen.values(), key=lambda option: option.rank)
-
-    def leaders(self) -> list[DesignOption]:
-        """Returns the options to continue from: the best or, if some sample from a softmax, the best of both kinds.
-
-        The worse of the two kinds may be better with another sampling, and both share their calibrations.
-        """
-        options = self.options()
-        drawn = best_drawn(options)
-        if drawn is None:
-            return options[:1]
-        return [*[option for option in options if option.plan.rule.mechanism == "gumbel"][:1], drawn]
+def _other_samplings(
+    options: Sequence[DesignOption], shapes: Sequence[RowDesign], periods: Sequence[int], deal: int | None
+) -> Iterator[tuple[str, RowDesign, int]]:
+    """Yields the leaders' own and other shapes at every period, and a deal of so many tokens."""
+    for leader in _leaders(options):
+        name, design = leader.plan.rule.mechanism, leader.plan.design
+        for shape in dict.fromkeys((design, *shapes)):
+            yield from ((name, shape, period) for period in periods)
+        if deal is not None:
+            yield name, dataclasses.replace(_as_slots(design), sampling="disjoint"), deal
 
 
 def compare(
@@ -581,22 +560,34 @@ def compare(
     redraw_every = redraw_every or (max_tokens if start.sampling == "disjoint" else 1)
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
     terms |= {"shots_per_label": shots_per_label, "segments": (Segment("text", max_tokens),), "candidates": candidates}
-    search = _DesignSearch(
-        public_sizes, terms, _rules(rule, full_vocabulary), agreement, public_agreement, record_tokens
-    )
-    search.add(search.rules, [start], [redraw_every])
-    if not search.seen:  # planning once more, outside the search, raises the reason
-        search.plan(next(iter(search.rules)), start, redraw_every)
-        raise ConfigurationError("designs: expected one that the declared sizes and caps allow, found none.")
-    for leader in search.leaders():
-        search.add([leader.plan.rule.mechanism], shapes_like(start, (1, 2, 4)), [redraw_every])
+    rules, shapes = _rules(rule, full_vocabulary), list(shapes_like(start, (1, 2, 4)))
     periods = sorted({1, redraw_every, min(_SHORT_PERIOD, max_tokens), max_tokens})
-    for leader in search.leaders():
-        name, design = leader.plan.rule.mechanism, leader.plan.design
-        search.add([name], dict.fromkeys((design, start) if full_vocabulary else (design,)), periods)
-        if shots_per_label > 1:  # one batch is a Poisson sample
-            search.add([name], [dataclasses.replace(_as_slots(design), sampling="disjoint")], [max_tokens])
-    return search.options()
+
+    def planned(name: str, design: RowDesign, redraw: int) -> GenerationPlan:
+        # Mechanisms with the same event share one calibration, which the accountant caches.
+        return plan_generation(public_sizes, mechanism=rules[name], design=design, redraw_every=redraw, **terms)
+
+    def option(key: tuple[str, RowDesign, int]) -> DesignOption | None:
+        try:
+            plan = planned(*key)
+        except DPICLError:
+            return None
+        signal = signal_of(plan, one_shot=agreement, public_agreement=public_agreement)
+        chances = signal["right_token_prob"], signal["ceiling_prob"]
+        return DesignOption(plan, *chances, plan.cost().private_calls, local_cost(plan, record_tokens=record_tokens))
+
+    starts = (start,) if full_vocabulary else ()
+    deal = max_tokens if shots_per_label > 1 else None  # one batch is a Poisson sample
+    options = search_designs(
+        option,
+        lambda _: ((name, start, redraw_every) for name in rules),
+        lambda found: ((one.plan.rule.mechanism, shape, redraw_every) for one in _leaders(found) for shape in shapes),
+        lambda found: _other_samplings(found, starts, periods, deal),
+    )
+    if not options:  # planning once more, outside the search, raises the reason
+        planned(next(iter(rules)), start, redraw_every)
+        raise ConfigurationError("designs: expected one that the declared sizes and caps allow, found none.")
+    return options
 
 
 def _rules(rule: TokenRule | None, full_vocabulary: bool) -> dict[str, TokenRule]:

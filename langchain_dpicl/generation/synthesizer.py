@@ -373,6 +373,7 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
     """
 
     _noun = "synthesizer"
+    plan: GenerationPlan
 
     def __init__(
         self,

@@ -169,11 +169,15 @@ class Option(metaclass=_NamesChecked):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
-            for name, value in self.to_dict().items()
-        )
-        return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
+        return html_table(type(self).__name__, self.to_dict())
+
+
+def html_table(title: str, values: Mapping[str, Any]) -> str:
+    """Returns public values as a table, for notebooks."""
+    cells = (
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in values.items()
+    )
+    return f"<table><caption>{title}</caption>{''.join(cells)}</table>"
 
 
 OptionT = TypeVar("OptionT", bound=Option)

@@ -32,8 +32,8 @@ from langchain_dpicl.options.tasks import FewShotTask
 from langchain_dpicl.pate.inputs import InputTemplate, key_of
 from langchain_dpicl.pate.plan import LabellingPlan, default_design, plan_labelling, rejection
 from langchain_dpicl.pate.run import LabellingRun, teachers_of
-from langchain_dpicl.planning.cost import Cost
 from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism

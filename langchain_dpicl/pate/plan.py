@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from langchain_dpicl.planning.cost import Cost, with_noise_for, with_price
+from langchain_dpicl.planning.design_search import search_designs
 from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.share_plan import Cost, with_noise_for, with_price
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -32,7 +33,14 @@ from langchain_dpicl.privacy.mechanisms.bounded import LARGEST, Aggregation
 from langchain_dpicl.privacy.mechanisms.noise import Mechanism
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
-from langchain_dpicl.runs.query_plan import RowsPlan, check_design, expected_rows, expected_votes, query_signal
+from langchain_dpicl.runs.query_plan import (
+    RowsPlan,
+    check_design,
+    expected_rows,
+    expected_votes,
+    query_signal,
+    shown_terms,
+)
 
 _STEPS = 1000  # guesses of the agreement are thousandths
 
@@ -50,19 +58,13 @@ class LabellingPlan(RowsPlan):
       - All tickets together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
 
     Attributes:
-      release: sampling, aggregation, noise and adjacency of one label.
-      max_queries: inputs that the share pays for.
-      width: candidates of one release, constants included.
-      design: the shape of rows.
-      public_size: declared units.
-      partition: the `dataset_id` of the examples.
-      epsilon: upper bound of all labels together at `delta`.
-      delta: the share's delta, the declared gap of the noise included.
       teachers: "fresh", "one_sample" or "fixed".
       max_answers: labels that the share pays for if tests are charged separately; None: one per input.
       threshold: votes below which the largest noisy vote is rejected: post-processing of a released histogram, so
         Gaussian noise only, and free; None: nothing is rejected.
     """
+
+    method: ClassVar[str] = "labels"
 
     teachers: Teachers = "fresh"
     max_answers: int | None = None
@@ -103,8 +105,8 @@ class LabellingPlan(RowsPlan):
             teachers.tokens_out + student_calls * answer_tokens,
         )
 
-    def expected_signal(self, agreement: float) -> dict[str, float]:
-        """Computes `RowsPlan.expected_signal`; a rejected input counts as an abstention."""
+    def expected(self, agreement: float) -> dict[str, float]:
+        """Computes `RowsPlan.expected`; a rejected input counts as an abstention."""
         return expected_votes(self, agreement, threshold=self.threshold)
 
     def agreement_needed(self, chance: float = 0.95) -> float | None:
@@ -116,28 +118,47 @@ class LabellingPlan(RowsPlan):
         check_real("chance", chance, low=0.0, high=1.0, low_open=True)
 
         def is_reached(step: int) -> bool:
-            return self.expected_signal(step / _STEPS)["right_label_prob"] >= chance
+            return self.expected(step / _STEPS)["right_label_prob"] >= chance
 
         if not is_reached(_STEPS):
             return None
         return bisect.bisect_left(range(_STEPS), True, key=is_reached) / _STEPS
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values; `verify_report` rebuilds the tickets from `release` in it."""
-        out = {
-            **RowsPlan.to_dict(self),
-            "release": self.release.to_dict(),
+    def _numbers(self) -> dict[str, Any]:
+        mechanism, test, threshold = self.release.mechanism, None, self.threshold
+        if isinstance(mechanism, ConfidentGNMaxMechanism):
+            test, threshold = mechanism.test_noise_multiplier, mechanism.threshold
+        return {
+            **super(LabellingPlan, self)._numbers(),
             "teachers": self.teachers,
             "max_answers": self.max_answers,
-            "threshold": self.threshold,
+            "threshold": threshold,
+            "test_noise_multiplier": test,
+            "test_noise_scale": None if test is None else test * self.release.sensitivity.require("linf"),
         }
-        mechanism = self.release.mechanism
-        if isinstance(mechanism, ConfidentGNMaxMechanism):
-            linf = self.release.sensitivity.require("linf")
-            out["threshold"] = mechanism.threshold
-            out["test_noise_multiplier"] = mechanism.test_noise_multiplier
-            out["test_noise_scale"] = mechanism.test_noise_multiplier * linf
-        return out
+
+    @classmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> LabellingPlan:
+        """Returns the plan of the parameters shown, see `SharePlan.rebuild`.
+
+        Formal guarantees:
+          - Where labels and the share of votes that rejects are shown beside the plan, it is the plan they make.
+        """
+        terms = shown_terms(shown)
+        name = terms["mechanism"].name
+        rejects: dict[str, Any] = {}
+        if check_choice("mechanism", name, (*MECHANISMS, ConfidentGNMaxMechanism.name)) == ConfidentGNMaxMechanism.name:
+            terms["noise_multiplier"] = None
+        else:
+            rejects["threshold"] = shown["threshold"]
+        if "abstain_below" in shown:
+            size, mechanism = terms["public_size"], terms["mechanism"]
+            rejects = rejection(shown["abstain_below"], terms["design"], public_size=size, mechanism=mechanism)
+        if isinstance(labels := shown.get("labels"), list):
+            constants = rejects.get("constants", terms["constants"])
+            terms["width"] = len(labels) + (shown.get("other_label") is not None) + len(constants)
+        made = {"teachers": shown["teachers"], "max_answers": shown["max_answers"], **rejects}
+        return plan_labelling(**{**terms, **made})
 
 
 DEFAULT_FIXED_TEACHERS = 200
@@ -488,17 +509,14 @@ def propose_labelling(
     counts = _halves(public_inputs, least=2 * labels)
     if max_queries is not None:
         counts = [check_int("max_queries", max_queries, low=1, high=public_inputs)]
-    first, *others = (check_choice("mechanism", name, MECHANISMS) for name in dict.fromkeys(mechanisms))
+    names = [check_choice("mechanism", name, MECHANISMS) for name in dict.fromkeys(mechanisms)]
     options: list[LabellingOption] = []
     for way in dict.fromkeys(teachers):
         check_choice("teachers", way, TEACHERS)
         if way == "fixed" and adjacency != "replace_one":
             continue
         shapes = _shapes(way, public_size) if designs is None else _deal_designs(way, designs)
-        tried = [search.option(way, first, shape, counts) for shape in shapes]
-        if tried:
-            best = min(tried, key=lambda one: one.rank).plan.design
-            options += [*tried, *(search.option(way, name, best, counts) for name in others)]
+        options += search.options(way, names, shapes, counts)
     if not options:
         advice = "Fixed teachers need adjacency='replace_one'."
         raise fail("teachers", "one that these terms allow", tuple(teachers), advice)
@@ -516,6 +534,21 @@ class _TeacherSearch(NamedTuple):
     abstain_below: float | None
     agreement: float
     chance: float
+
+    def options(
+        self, teachers: Teachers, mechanisms: Sequence[str], shapes: Iterable[RowDesign], counts: Sequence[int]
+    ) -> list[LabellingOption]:
+        """Returns the shapes with the first mechanism, and the other mechanisms on the best shape."""
+        first, *others = mechanisms
+
+        def option(key: tuple[str, RowDesign]) -> LabellingOption:
+            return self.option(teachers, *key, counts)
+
+        return search_designs(
+            option,
+            lambda _: ((first, shape) for shape in shapes),
+            lambda found: ((name, found[0].plan.design) for name in others if found),
+        )
 
     def option(self, teachers: Teachers, mechanism: str, design: RowDesign, counts: Sequence[int]) -> LabellingOption:
         """Returns the option with the most inputs that get the right label, or with the fewest if none do.

@@ -48,7 +48,7 @@ from langchain_dpicl.release.curator import open_sample
 from langchain_dpicl.release.dealt_sample import Partition, open_partition, release_once
 from langchain_dpicl.release.sample import SecretSample, is_unanswered
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
-from langchain_dpicl.runs.streamed_run import carrying, new_bar, tick
+from langchain_dpicl.runs.streamed_run import carrying, new_bar, report_of, tick
 from langchain_dpicl.tasks.labels import VotingTask
 from langchain_dpicl.tasks.templates import Query
 
@@ -240,16 +240,7 @@ class LabellingRun(Uncopyable):
     @property
     def pool(self) -> LabelledPool:
         """Every input with its status and label, and the privacy report (public)."""
-        report = {
-            "private": True,
-            "epsilon": self._share.epsilon,
-            "delta": self._share.delta,
-            "adjacency": self._budget.adjacency,
-            "component": self._share.component,
-            "dataset_id": self.plan.partition,
-            "ledger_id": self._budget.ledger_id,
-            "budget": self._budget.report().to_dict(),
-        }
+        report = report_of(self._budget, self._share, self.plan)
         shown = {label: texts[0].strip() for label, texts in self.task.texts.items()}
         key, labels = self.inputs.label_key, self.task.labels
         return LabelledPool(

@@ -1,1 +1,1 @@
-"""Expected utility and cost of a plan, from public numbers only."""
+"""The public plans of shares, their price, cost and expected utility, and the search for designs."""

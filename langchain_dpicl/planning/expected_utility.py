@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -424,6 +424,11 @@ class RowDesign:
             smallest_size=smallest_size,
         )
 
+    @classmethod
+    def shown(cls, plan: Mapping[str, Any]) -> RowDesign:
+        """Returns the shape that a plan shows."""
+        return cls.choose(**{part.name: plan[part.name] for part in dataclasses.fields(cls)})
+
     def sampler(self, public_size: int, *, num_batches: int = 1) -> Sampler:
         """Returns the sampler for a pool of `public_size` declared units."""
         if public_size < self.num_slots:
@@ -448,13 +453,3 @@ def with_redraw(design: RowDesign) -> RowDesign:
         advice = "'partition' is for teachers='fixed' only, 'disjoint' for demonstrations."
         raise fail("sampling", "'poisson' or 'fixed'", design.sampling, advice)
     return design
-
-
-def shapes_like(start: RowDesign, all_shots: Iterable[int], *, sampling: str = "poisson") -> Iterator[RowDesign]:
-    """Yields shapes with as many records as `start`: unit rows, then slots of the numbers of shots that divide them."""
-    records = start.num_slots * start.shots_per_slot
-    yield RowDesign.choose(rows="units", num_slots=records)
-    for shots in all_shots:
-        slots, rest = divmod(records, shots)
-        if rest == 0 and slots >= 2:
-            yield RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots, sampling=sampling)

@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from langchain_dpicl.backends.resolve import recipients
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
 from langchain_dpicl.privacy.ledger.shares import Share
-from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.release.dealt_sample import check_fixed_size
-
-
-class SharePlan(Protocol):
-    """The public plan of what a component releases."""
-
-    @property
-    def release(self) -> object:
-        """One release of the plan; of the first label if labels split the units."""
-
-    @property
-    def epsilon(self) -> float:
-        """Upper bound of the whole plan's epsilon at `delta`."""
-
-    @property
-    def delta(self) -> float:
-        """The share's delta, the declared gap of the noise included."""
-
-    @property
-    def implementation_delta(self) -> float:
-        """The declared gap of the noise."""
-
-    def tickets(self) -> tuple[Ticket, ...]:
-        """The tickets of the plan."""
 
 
 def declare_share(

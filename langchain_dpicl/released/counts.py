@@ -12,27 +12,23 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.count_histograms import CountPlan, count_release, noise_margin
 from langchain_dpicl.privacy.extensions.unit_values import UNITS, UnitValues
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.released.demonstrations import epsilon_of
-from langchain_dpicl.released.files import FileForm, StoredAsJson, plain_json
+from langchain_dpicl.released.base import Released
+from langchain_dpicl.released.files import FileForm
 
 FORMAT = "langchain-dpicl/released-counts"
 VERSION = 1
 
 Side: TypeAlias = Literal["lower", "middle", "upper"]
 
-_FORM = FileForm("released counts", FORMAT, VERSION, frozenset({"counts", "plan", "report"}))
 _LARGEST = 2**53
 
 
 @dataclass(frozen=True)
-class ReleasedCounts(StoredAsJson):
+class ReleasedCounts(Released):
     """Noisy counts of the units that hold each value of a field, with their privacy report.
 
     Formal guarantees:
       - Holds public values only; printing, saving and using it is free post-processing.
-      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
-        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(counts)` recomputes the price.
 
     Args:
       counts: noisy count by value; may be negative for declared values. Found values: the largest first.
@@ -42,6 +38,8 @@ class ReleasedCounts(StoredAsJson):
     Raises:
       ConfigurationError: a value is of another type, or the counts contradict the plan.
     """
+
+    _FORM = FileForm("released counts", FORMAT, VERSION, frozenset({"counts", "plan", "report"}))
 
     counts: Mapping[str, int]
     report: Mapping[str, Any]
@@ -55,9 +53,7 @@ class ReleasedCounts(StoredAsJson):
             for value, count in self.counts.items()
         }
         object.__setattr__(self, "counts", checked)
-        object.__setattr__(self, "report", plain_json("report", self.report))
-        object.__setattr__(self, "plan", plain_json("plan", self.plan))
-        epsilon_of(self.report)
+        self._copy_public("report", "plan")
         release = self.release
         rule, threshold = release.rule, release.mechanism.threshold
         expected = (UNITS,) if rule.name is None else rule.declared
@@ -86,11 +82,6 @@ class ReleasedCounts(StoredAsJson):
     def values(self) -> tuple[str, ...]:
         """The values, in order; usable as `labels=`."""
         return tuple(self.counts)
-
-    @property
-    def epsilon(self) -> float:
-        """The reported upper bound on epsilon."""
-        return epsilon_of(self.report)
 
     def public_size(self, *, confidence: float = 0.95, side: Side = "lower") -> int | dict[str, int]:
         """Returns a public size for `public_size=`: by value, or one number of units.
@@ -164,22 +155,11 @@ class ReleasedCounts(StoredAsJson):
             private._attach(paid_by)  # noqa: SLF001  binds to the ledger that paid, and to no other
         return made
 
-    def to_json(self) -> str:
-        """Returns the JSON text; `from_json` reads it back to an equal object if the report is one of this package."""
-        return _FORM.text({"counts": list(self.counts.items()), "plan": self.plan, "report": self.report})
+    def _state(self) -> dict[str, Any]:
+        return {"counts": list(self.counts.items()), "plan": self.plan, "report": self.report}
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote, and nothing else.
-
-        Args:
-          text: the JSON text; nothing in it is executed.
-
-        Raises:
-          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
-            was changed after it was written, or a report whose claims its ledger's report contradicts.
-        """
-        state = _FORM.read(text)
+    def _of_state(cls, state: Mapping[str, Any]) -> Self:
         pairs = state["counts"]
         if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             raise ConfigurationError("counts: expected a list of pairs of a value and a number.")

@@ -18,13 +18,12 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.released.demonstrations import epsilon_of
-from langchain_dpicl.released.files import FileForm, StoredAsJson, plain_json
+from langchain_dpicl.released.base import Released
+from langchain_dpicl.released.files import FileForm
 
 FORMAT = "langchain-dpicl/synthetic-documents"
 VERSION = 1
 
-_FORM = FileForm("synthetic documents", FORMAT, VERSION, frozenset({"documents", "topics", "plan", "report"}))
 _LARGEST = 2**53
 
 
@@ -57,15 +56,12 @@ class SyntheticText:
 
 
 @dataclass(frozen=True)
-class SyntheticDocuments(StoredAsJson):
+class SyntheticDocuments(Released):
     """Synthetic documents by topic, with the topics' noisy counts and their privacy report.
 
     Formal guarantees:
       - Holds public values only: indexing, searching, copying, printing, saving and filtering it is free
         post-processing.
-      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
-        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(documents)` recomputes the price.
 
     Args:
       texts: the documents, in the order of their topics.
@@ -83,6 +79,8 @@ class SyntheticDocuments(StoredAsJson):
       >>> store.as_retriever().invoke("why was my card declined?")[0].metadata["topic"]
       'card'
     """
+
+    _FORM = FileForm("synthetic documents", FORMAT, VERSION, frozenset({"documents", "topics", "plan", "report"}))
 
     texts: tuple[SyntheticText, ...]
     topics: tuple[tuple[str, int], ...]
@@ -102,17 +100,10 @@ class SyntheticDocuments(StoredAsJson):
             raise fail("texts, topics", "distinct documents of distinct listed topics", names)
         object.__setattr__(self, "texts", texts)
         object.__setattr__(self, "topics", topics)
-        object.__setattr__(self, "report", plain_json("report", self.report))
-        object.__setattr__(self, "plan", plain_json("plan", self.plan))
-        epsilon_of(self.report)
+        self._copy_public("report", "plan")
 
     def __len__(self) -> int:
         return len(self.texts)
-
-    @property
-    def epsilon(self) -> float:
-        """The reported upper bound on epsilon."""
-        return epsilon_of(self.report)
 
     @property
     def release_id(self) -> str:
@@ -179,28 +170,16 @@ class SyntheticDocuments(StoredAsJson):
         """
         return self.to_vector_store(embedding=embedding).as_retriever(**search)
 
-    def to_json(self) -> str:
-        """Returns the JSON text; `from_json` reads it back to an equal object if the report is one of this package."""
-        state = {
+    def _state(self) -> dict[str, Any]:
+        return {
             "documents": [dataclasses.asdict(text) for text in self.texts],
             "topics": [list(pair) for pair in self.topics],
             "plan": self.plan,
             "report": self.report,
         }
-        return _FORM.text(state)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote, and nothing else.
-
-        Args:
-          text: the JSON text; nothing in it is executed.
-
-        Raises:
-          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
-            was changed after it was written, or a report whose claims its ledger's report contradicts.
-        """
-        state = _FORM.read(text)
+    def _of_state(cls, state: Mapping[str, Any]) -> Self:
         return cls(
             tuple(text_of(item) for item in _check_tuple("documents", state["documents"])),
             tuple(_topic(pair) for pair in _check_tuple("topics", state["topics"])),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
@@ -110,44 +109,6 @@ class CheckpointFile:
     def _write(self, **state: Any) -> None:
         """Writes the file atomically: a reader sees the old state or the whole new one."""
         write_whole(self._path, self._FORM.text({"terms": self._terms, **state}))
-
-
-class StoredAsJson(ABC):
-    """A released value that is stored in a file as JSON text."""
-
-    @abstractmethod
-    def to_json(self) -> str:
-        """Returns the JSON text; `from_json` reads it back to an equal object if the report is one of this package."""
-
-    @classmethod
-    @abstractmethod
-    def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote, and nothing else."""
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON text to `path` atomically: a reader sees the old file or the whole new one.
-
-        Args:
-          path: file to create or replace; its folder must exist.
-
-        Raises:
-          ConfigurationError: the text is larger than what `load` reads.
-          OSError: the folder is missing or cannot be written; `path` is then untouched.
-        """
-        write_whole(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a file written by `save`.
-
-        Args:
-          path: a plain file, or a link to one.
-
-        Raises:
-          ConfigurationError: the content is not what `save` writes, or `path` is not a plain file.
-          OSError: the file is missing or unreadable.
-        """
-        return cls.from_json(text_in(path))
 
 
 def write_whole(path: str | os.PathLike[str], text: str, most: int = MAX_TEXT) -> None:

@@ -10,21 +10,14 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_real, fail
-from langchain_dpicl.released.demonstrations import epsilon_of
-from langchain_dpicl.released.files import FileForm, StoredAsJson, plain_json
+from langchain_dpicl.released.base import Released, epsilon_of
+from langchain_dpicl.released.files import FileForm
 
 FORMAT = "langchain-dpicl/labelled-pool"
 VERSION = 1
 
 Status: TypeAlias = Literal["labelled", "public", "rejected", "waiting"]
 
-_FORM = FileForm(
-    "labelled pool",
-    FORMAT,
-    VERSION,
-    frozenset({"entries", "label_key", "labels", "shown", "report", "plan", "student"}),
-    lines="entries",
-)
 _ENTRY = frozenset({"fields", "label", "status", "votes"})
 _LABELLED = ("labelled", "public")
 _RELEASED = ("labelled", "rejected")
@@ -88,14 +81,11 @@ class PoolEntry:
 
 
 @dataclass(frozen=True)
-class LabelledPool(StoredAsJson):
+class LabelledPool(Released):
     """Public inputs, the labels released for them, the report of their cost and their plan.
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and selecting from it is free post-processing.
-      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
-        and its claims (epsilon, delta) with the ledger's report inside; no price is computed. `verify_report(pool)`
-        recomputes the price. The file carries no signature.
 
     Args:
       entries: the inputs, in the given order.
@@ -122,6 +112,15 @@ class LabelledPool(StoredAsJson):
     ([{'text': 'my card was declined', 'queue': 'Card'}], 1)
     """
 
+    _FORM = FileForm(
+        "labelled pool",
+        FORMAT,
+        VERSION,
+        frozenset({"entries", "label_key", "labels", "shown", "report", "plan", "student"}),
+        lines="entries",
+    )
+    _MAY_BE_FREE = True
+
     entries: tuple[PoolEntry, ...]
     _: KW_ONLY
     label_key: str
@@ -140,12 +139,7 @@ class LabelledPool(StoredAsJson):
         object.__setattr__(self, "entries", _check_tuple("entries", self.entries))
         for place, entry in enumerate(self.entries):
             self._check(f"entries[{place}]", entry)
-        object.__setattr__(self, "report", plain_json("report", self.report))
-        object.__setattr__(self, "plan", plain_json("plan", self.plan))
-        if self.student is not None:
-            object.__setattr__(self, "student", plain_json("student", self.student))
-        if self.report:
-            epsilon_of(self.report)
+        self._copy_public("report", "plan", *(() if self.student is None else ("student",)))
 
     @property
     def examples(self) -> list[dict[str, str]]:
@@ -251,35 +245,19 @@ class LabelledPool(StoredAsJson):
             entry.fields, best if has_label else None, "labelled" if has_label else "rejected", entry.votes
         )
 
-    def to_json(self) -> str:
-        """Returns the JSON text, one entry per line.
-
-        `from_json` returns an equal object if the report is one of this package.
-        """
-        return _FORM.text(
-            {
-                "entries": [entry.to_dict() for entry in self.entries],
-                "label_key": self.label_key,
-                "labels": list(self.labels),
-                "shown": dict(self.shown),
-                "report": self.report,
-                "plan": self.plan,
-                "student": self.student,
-            }
-        )
+    def _state(self) -> dict[str, Any]:
+        return {
+            "entries": [entry.to_dict() for entry in self.entries],
+            "label_key": self.label_key,
+            "labels": list(self.labels),
+            "shown": dict(self.shown),
+            "report": self.report,
+            "plan": self.plan,
+            "student": self.student,
+        }
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote, and nothing else.
-
-        Args:
-          text: the JSON text, parsed as data only.
-
-        Raises:
-          ConfigurationError: not JSON, another format or version, missing or unknown keys, wrong types, content that
-            does not match its digest, or a report whose claims contradict its ledger's report.
-        """
-        state = _FORM.read(text)
+    def _of_state(cls, state: Mapping[str, Any]) -> Self:
         return cls(
             tuple(_entry(place, entry) for place, entry in enumerate(_check_tuple("entries", state["entries"]))),
             label_key=state["label_key"],

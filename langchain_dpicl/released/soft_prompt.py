@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from langchain_dpicl._plain_files import MAX_ARRAYS, read_plain
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
-from langchain_dpicl.released.demonstrations import epsilon_of
+from langchain_dpicl.released.base import Released
 from langchain_dpicl.released.files import FileForm, plain_json, text_in
 from langchain_dpicl.reports.claims import json_digest
 
@@ -160,12 +160,6 @@ PEFT_TYPES: Final[Mapping[str, str]] = MappingProxyType({"soft_prompt": "PROMPT_
 _HEAD = "base_model."
 _KNOWN_OF_BASE = frozenset({"name", "tokenizer"})
 _MAX_TEXT = 1 << 24
-_FORM = FileForm(
-    "soft prompt",
-    FORMAT,
-    VERSION,
-    frozenset({"method", "num_virtual_tokens", "task", "base", "report", "arrays", "peft_config"}),
-)
 
 
 class TrainableEngine(Protocol):
@@ -199,14 +193,11 @@ class TrainableEngine(Protocol):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class SoftPrompt:
+class SoftPrompt(Released):
     """A trained prompt: its numbers, its task, and its privacy report.
 
     Formal guarantees:
       - Holds public values only; copying, pickling, printing, saving and serving it is free post-processing.
-      - The `report` of an object in memory is not checked. Reading a file compares its content with the digest in it,
-        and its claims (epsilon, delta) with the ledger's report inside; no price is computed.
-        `verify_report(prompt)` recomputes the price. Files are not signed.
 
     Args:
       arrays: {"prompt_embeddings": float32[num_virtual_tokens, width]} in the layout of the PEFT package: embeddings
@@ -224,6 +215,13 @@ class SoftPrompt:
       ConfigurationError: a value is of another type, is not finite, contradicts the others, or cannot be written.
     """
 
+    _FORM = FileForm(
+        "soft prompt",
+        FORMAT,
+        VERSION,
+        frozenset({"method", "num_virtual_tokens", "task", "base", "report", "arrays", "peft_config"}),
+    )
+
     arrays: Mapping[str, Array]
     _: KW_ONLY
     method: Method
@@ -239,14 +237,11 @@ class SoftPrompt:
         check_int("num_virtual_tokens", self.num_virtual_tokens, low=1)
         if not isinstance(self.task, PromptTask):
             raise fail("task", "a PromptTask", type(self.task).__name__)
-        # Copies, so that the caller cannot change the released values afterwards.
-        object.__setattr__(self, "peft_config", plain_json("peft_config", self.peft_config))
-        object.__setattr__(self, "report", plain_json("report", self.report))
+        self._copy_public("peft_config", "report")
         object.__setattr__(self, "base", _check_base(self.base))
         width = _width(self.peft_config, self.method, self.num_virtual_tokens)
         object.__setattr__(self, "arrays", _check_arrays(self.arrays, (self.num_virtual_tokens, width)))
         object.__setattr__(self, "head", _check_head(self.head, self.task))
-        epsilon_of(self.report)
 
     @classmethod
     def of(cls, engine: TrainableEngine, parameters: NDArray[np.float64], *, report: Mapping[str, Any]) -> SoftPrompt:
@@ -272,9 +267,10 @@ class SoftPrompt:
         )
 
     @property
-    def epsilon(self) -> float:
-        """The reported upper bound on epsilon; `math.inf` for non-private baselines."""
-        return epsilon_of(self.report)
+    def plan(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """The public plan of the training; empty if the report names none."""
+        plan: Mapping[str, Any] = self.report.get("plan", {})
+        return plan
 
     @property
     def fingerprint(self) -> str:
@@ -305,7 +301,7 @@ class SoftPrompt:
         )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> SoftPrompt:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads a folder written by `save`.
 
         Args:
@@ -317,7 +313,7 @@ class SoftPrompt:
           OSError: a file is missing or unreadable.
         """
         folder = Path(path)
-        state = _FORM.load(folder / OURS, most=_MAX_TEXT)
+        state = cls._FORM.load(folder / OURS, most=_MAX_TEXT)
         peft_config = _parse_config(text_in(folder / PEFT_CONFIG, _MAX_TEXT))
         numbers = arrays_in(folder / PEFT_ARRAYS)
         # The digests tie PEFT's two files to the report: neither can be exchanged unnoticed.
@@ -329,29 +325,34 @@ class SoftPrompt:
                 raise ConfigurationError(
                     f"{file}: expected the content with the digest in {OURS}, found another; save the prompt again."
                 )
+        return cls._of_state({**state, "arrays": numbers, "peft_config": peft_config})
+
+    def _state(self) -> dict[str, Any]:
+        # What `save` adds to PEFT's files: task, base, report, and the digests of the files.
+        return {
+            "method": self.method,
+            "num_virtual_tokens": self.num_virtual_tokens,
+            "task": self.task.to_dict(),
+            "base": dict(self.base),
+            "report": self.report,
+            "arrays": _digest(self._numbers),
+            "peft_config": json_digest(self.peft_config),
+        }
+
+    @classmethod
+    def _of_state(cls, state: Mapping[str, Any]) -> Self:
+        numbers = state["arrays"]
+        if not isinstance(numbers, Mapping):
+            raise fail("text", "a folder, with the numbers of the prompt", "their digest", "Use SoftPrompt.load.")
         return cls(
             {name: array for name, array in numbers.items() if name == ARRAY},
             method=state["method"],
             num_virtual_tokens=state["num_virtual_tokens"],
             task=PromptTask.from_dict(state["task"]),
-            peft_config=peft_config,
+            peft_config=state["peft_config"],
             base=state["base"],
             report=state["report"],
             head={name: array for name, array in numbers.items() if name != ARRAY},
-        )
-
-    def to_json(self) -> str:
-        """Returns the JSON text that `save` adds to PEFT's files: task, base, report, and the digests of the files."""
-        return _FORM.text(
-            {
-                "method": self.method,
-                "num_virtual_tokens": self.num_virtual_tokens,
-                "task": self.task.to_dict(),
-                "base": dict(self.base),
-                "report": self.report,
-                "arrays": _digest(self._numbers),
-                "peft_config": json_digest(self.peft_config),
-            }
         )
 
     @property

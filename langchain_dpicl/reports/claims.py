@@ -16,6 +16,9 @@ from langchain_dpicl.reports.rendering import PACKAGE, are_words_of, check_wrapp
 from langchain_dpicl.reports.verify import UNREADABLE, describe_fault
 
 REPORT_FORMAT = 1
+"""Of a ledger's report."""
+RELEASE_FORMAT = 2
+"""Of the report of a release, which holds its ledger's."""
 INSTRUCTION_ONLY = "instruction only"
 CONTENT_DIGEST = "content_digest"
 """Where a file's report, or a file without one, holds the digest of its content."""
@@ -160,14 +163,54 @@ def claim_problems(report: Mapping[str, Any], inner: Mapping[str, Any], terms: S
     if terms is None:
         yield f"component: expected a share of the ledger's report, found {name!r}"
         return
-    charged = {"private": True, "epsilon": terms.epsilon, "delta": terms.delta, "adjacency": inner["adjacency"]}
     own = own_component(terms, name)
-    expected = charged if own.partition is None else {**charged, "dataset_id": own.partition}
-    for key, value in expected.items():
-        if report.get(key) != value:
+    for key, value in release_claims(terms, own, inner).items():
+        if canonical_json(report.get(key)) != canonical_json(value):
             yield f"{key}: expected {value!r}, as in the share of {name!r}, found {report.get(key)!r}"
-    if "ledger_id" in report and report["ledger_id"] != (paid := inner["ledger"]["ledger_id"]):
-        yield f"ledger_id: expected {paid!r}, as in the ledger's report, found {report['ledger_id']!r}"
+    plan = report.get("plan")
+    has_method = isinstance(plan, Mapping) and plan.get("method") == own.public.get("method")
+    if not has_method or not _is_part(plan, own.public):
+        yield f"plan: expected what {name!r} shows, found another"
+
+
+def release_claims(terms: ShareTerms, own: Component, inner: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the report of a release says, but for its plan and the ledger's report in it.
+
+    Args:
+      terms: of the share that paid.
+      own: the component of the release.
+      inner: the ledger's report.
+    """
+    return {
+        "format": RELEASE_FORMAT,
+        "private": True,
+        "method": own.public.get("method"),
+        "component": own.name,
+        "ledger_id": inner["ledger"]["ledger_id"],
+        "dataset_id": own.partition,
+        "unit": unit_of(inner, own.partition),
+        "adjacency": inner["adjacency"],
+        "epsilon": terms.epsilon,
+        "delta": terms.delta,
+    }
+
+
+def unit_of(inner: Mapping[str, Any], dataset_id: str | None) -> str | None:
+    """Returns the unit of a data set: "record", or the key whose records are one unit; None: it is not declared.
+
+    Args:
+      inner: a ledger's report.
+      dataset_id: of the data set.
+    """
+    declared = (item for item in inner["datasets"] if item["dataset_id"] == dataset_id)
+    return next((item["unit_key"] or "record" for item in declared), None)
+
+
+def _is_part(part: Any, whole: Any) -> bool:
+    """Whether a JSON object says nothing that another one does not say."""
+    if isinstance(part, Mapping) and isinstance(whole, Mapping):
+        return all(name in whole and _is_part(value, whole[name]) for name, value in part.items())
+    return canonical_json(part) == canonical_json(whole)
 
 
 def own_component(terms: ShareTerms, name: Any) -> Component:

@@ -40,31 +40,21 @@ from langchain_dpicl.reports.verify import (
     RECOMPUTE_TOLERANCE,
     UNREADABLE,
     VerificationContext,
+    component_problems,
     describe_fault,
     is_same_number,
     origin_problems,
     own_cost,
-    parameter_problems,
-    participation_problems,
     problems_in,
-    shows_labels,
-    shows_participation,
 )
-from langchain_dpicl.reports.verify_methods import (
+from langchain_dpicl.reports.verify_released import (
     are_counts,
     are_documents,
-    count_problems,
-    document_problems,
     is_pool,
-    label_problems,
     pool_problems,
     prompt_problems,
     released_count_problems,
     released_document_problems,
-    shows_counts,
-    shows_documents,
-    shows_training,
-    training_problems,
 )
 
 MAX_ROWS = 200
@@ -202,14 +192,6 @@ def table_problems(table: Any, shares: Sequence[ShareTerms], *, adjacency: Adjac
             yield f"epsilons: {value!r} at delta {delta!r}, but the sealed shares cost up to {cost!r} there"
 
 
-_VERIFIERS = (
-    ("labelling", shows_labels, label_problems),
-    ("training", shows_training, training_problems),
-    ("counts", shows_counts, count_problems),
-    ("synthetic documents", shows_documents, document_problems),
-    ("filter", shows_participation, participation_problems),
-)
-"""Each method by name: which components show its parameters, and what compares them with the component's terms."""
 _RELEASED = (
     ("entries", is_pool, pool_problems),
     ("counts", are_counts, released_count_problems),
@@ -397,8 +379,8 @@ def verify_report(report: Reported) -> VerifiedReport:
 
     Formal guarantees:
       - `ok` means: no share is charged less than its tickets can cost, shares stay within the limits, delta is at most
-        1/(10 * public_size) of every data set, and parameters shown (noise, rates, sizes) are those of the tickets; how
-        far that goes for labels, a `LabelledPool` or a `SoftPrompt`, `reports/verify_methods.py` says.
+        1/(10 * public_size) of every data set, and every component shows a plan that makes its tickets, or no numbers
+        at all; how far that goes, and for a `LabelledPool` or a `SoftPrompt`, `reports/verify*.py` say.
       - Of the text of a saved release it means also that its content (texts, labels, counts; the digest of a prompt's
         numbers) is what its content digest names.
       - What is priced is what is claimed: where two reports could be read in what is given, it is refused.
@@ -554,15 +536,8 @@ def _share_problems(terms: ShareTerms, cost: float, book: VerificationContext, *
     if book.is_misstated(stated, cost) or stated > terms.epsilon:
         yield f"{names}: pricing says epsilon {stated!r}, its tickets cost up to {cost!r}, charged {terms.epsilon!r}"
     for component in terms.components:
-        yield from (f"{component.name}: {problem}" for problem in _component_problems(component, terms, book))
-
-
-def _component_problems(component: Component, terms: ShareTerms, book: VerificationContext) -> Iterator[str]:
-    yield from _asked_problems(component, terms, book)
-    yield from parameter_problems(component, book)
-    for method, is_shown, compared in _VERIFIERS:
-        if is_shown(component):
-            yield from problems_in(compared(component, book), f"its {method}")
+        found = (*_asked_problems(component, terms, book), *component_problems(component, book))
+        yield from (f"{component.name}: {problem}" for problem in found)
 
 
 def _asked_problems(component: Component, terms: ShareTerms, book: VerificationContext) -> Iterator[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,13 +16,12 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Retrieval
 from langchain_dpicl.options.rows import noise_with
-from langchain_dpicl.planning.cost import Cost, check_counts, with_noise_for
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, with_noise_for
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, check_real, fail
-from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.individual_filter import Bounded, ParticipationPlan
+from langchain_dpicl.privacy.extensions.individual_filter import Bounded, ParticipationPlan, participation_plan
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.release.declare_share import share_of_delta
@@ -35,7 +35,7 @@ ALONE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class RetrievalPlan:
+class RetrievalPlan(SharePlan):
     """Everything public about answers from retrieved documents: what will run, what it is charged, what it will cost.
 
     Formal guarantees:
@@ -48,23 +48,19 @@ class RetrievalPlan:
       max_queries: most answers; only the declared gap of the noise grows with them.
       width: coordinates of one release: the labels, or the keywords.
       public_size: declared units.
-      partition: the `dataset_id` of the documents.
-      epsilon: upper bound of all answers together at `delta`.
-      delta: the share's delta, the declared gap of the noise included.
     """
+
+    method: ClassVar[str] = "retrieval"
 
     release: ParticipationPlan
     max_queries: int
     width: int
     public_size: int
-    partition: str
-    epsilon: float
-    delta: float
 
     @property
-    def noise_multiplier(self) -> float:
-        """Noise scale over the sensitivity."""
-        return self.release.mechanism.noise_multiplier
+    def sizes(self) -> Mapping[str | None, int]:
+        """The declared units, which no label splits."""
+        return {None: self.public_size}
 
     @property
     def noise_stddev(self) -> float:
@@ -93,10 +89,6 @@ class RetrievalPlan:
         """Returns the tickets of the share."""
         return self.release.tickets(self.max_queries)
 
-    def event(self) -> Event:
-        """Returns the event of all answers together."""
-        return event_of_tickets(self.tickets())
-
     def cost(
         self,
         *,
@@ -120,7 +112,7 @@ class RetrievalPlan:
         tokens_in = private * (record_tokens + query_tokens) + public * query_tokens
         return Cost(private, public, tokens_in, (private + public) * answer_tokens)
 
-    def expected_signal(self, *, participants: int, agreement: float, labels: int | None = None) -> dict[str, float]:
+    def expected(self, *, participants: int, agreement: float, labels: int | None = None) -> dict[str, float]:
         """Returns the chances of one answer, at a guessed number of participants and agreement.
 
         Votes are taken as expected: `agreement` of the rows for the right label, the rest spread over the others.
@@ -128,7 +120,7 @@ class RetrievalPlan:
         >>> plan = plan_retrieval(1_000, epsilon=4.0, delta=1e-6, participations=10, width=2, num_slots=None)
         >>> round(plan.noise_stddev, 2), round(plan.noise_floor, 2)
         (3.77, 7.38)
-        >>> {name: round(value, 2) for name, value in plan.expected_signal(participants=30, agreement=0.9).items()}
+        >>> {name: round(value, 2) for name, value in plan.expected(participants=30, agreement=0.9).items()}
         {'rows': 30.0, 'noise_stddev': 3.77, 'noise_floor': 7.38, 'right_label_prob': 1.0, 'passes_floor_prob': 1.0}
         """
         check_int("participants", participants, low=0)
@@ -150,19 +142,32 @@ class RetrievalPlan:
             "passes_floor_prob": passes,
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values."""
+    def _numbers(self) -> dict[str, Any]:
         return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "implementation_delta": self.implementation_delta,
-            "adjacency": self.release.adjacency,
             "participation": self.release.to_dict(),
             "noise_stddev": self.noise_stddev,
             "public_size": self.public_size,
             "max_queries": self.max_queries,
             "width": self.width,
         }
+
+    @classmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> RetrievalPlan:
+        """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
+        release = participation_plan(shown["participation"])
+        return plan_retrieval(
+            shown["public_size"],
+            epsilon=None,
+            delta=shown["delta"],
+            participations=release.participations,
+            width=shown["width"],
+            num_slots=release.num_slots,
+            max_queries=shown["max_queries"],
+            adjacency=release.adjacency,
+            aggregation=release.aggregation,
+            noise_multiplier=release.mechanism.noise_multiplier,
+            partition=shown["dataset_id"],
+        )
 
 
 def plan_retrieval(

@@ -13,6 +13,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.distributed.executor import RemoteExecution, iterate_in_threads, tickets_missing
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, SynthesisInterruptedError
+from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
@@ -45,6 +46,8 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
 
     _noun: ClassVar[str]
     """Name of the run in messages."""
+    plan: SharePlan
+    """What the run releases and is charged."""
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
 
     def released(self) -> ReleasedDemonstrations:
         """Returns everything released so far with its privacy report."""
-        report = report_of(self._budget, self._share, dataset_id=self._private.dataset_id)
+        report = report_of(self._budget, self._share, self.plan)
         return ReleasedDemonstrations(tuple(self.demonstrations), report, self._plan_for_report())
 
     _whole = released

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_dpicl.options.rows import Rows
-from langchain_dpicl.planning.cost import Cost, check_counts, with_noise_for
+from langchain_dpicl.planning.design_search import search_designs, shapes_like
 from langchain_dpicl.planning.expected_utility import (
     RowDesign,
     agreement_of,
     noise_deviation,
     noise_scale,
     occupancy,
-    shapes_like,
     vote_chances,
     with_redraw,
 )
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, with_noise_for
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -29,10 +28,10 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.extensions.method_tickets import shown_release
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS, mechanism_by_name
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.bounded import Aggregation
 from langchain_dpicl.privacy.mechanisms.noise import Mechanism
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
@@ -43,7 +42,7 @@ QUERY_TEMPLATE = "query"
 
 
 @dataclass(frozen=True, slots=True)
-class RowsPlan(ABC):
+class RowsPlan(SharePlan):
     """Base of plans of many releases, each from the rows of one public prompt.
 
     Attributes:
@@ -52,9 +51,6 @@ class RowsPlan(ABC):
       width: candidates of one release, constants included.
       design: the shape of rows.
       public_size: declared units.
-      partition: the `dataset_id` of the examples.
-      epsilon: upper bound of all releases together at `delta`.
-      delta: the share's delta, the declared gap of the noise included.
     """
 
     release: ReleasePlan
@@ -62,14 +58,11 @@ class RowsPlan(ABC):
     width: int
     design: RowDesign
     public_size: int
-    partition: str
-    epsilon: float
-    delta: float
 
     @property
-    def noise_multiplier(self) -> float:
-        """Noise scale over sensitivity."""
-        return self.release.mechanism.noise_multiplier
+    def sizes(self) -> Mapping[str | None, int]:
+        """The declared units, which no label splits."""
+        return {None: self.public_size}
 
     @property
     def implementation_delta(self) -> float:
@@ -82,14 +75,6 @@ class RowsPlan(ABC):
         if self.release.row_shape == "slots":
             return float(self.design.num_slots)
         return self.public_size * self.release.sampler.sampling_rate
-
-    @abstractmethod
-    def tickets(self) -> tuple[Ticket, ...]:
-        """Returns the tickets of the share."""
-
-    def event(self) -> Event:
-        """Returns the event of all releases together."""
-        return event_of_tickets(self.tickets(), partition=self.partition)
 
     def cost(
         self,
@@ -110,22 +95,16 @@ class RowsPlan(ABC):
         tokens_in = private * (shots * record_tokens + query_tokens) + public * query_tokens
         return Cost(round(private), public, round(tokens_in), round((private + public) * answer_tokens))
 
-    def expected_signal(self, agreement: float) -> dict[str, float]:
+    def expected(self, agreement: float) -> dict[str, float]:
         """Returns occupancy, signal-to-noise and the chances of one release at a guessed `agreement` of rows.
 
         Rows cast hard votes independently; see `expected_utility.vote_chances`. Rows without records vote for nothing.
         """
         return expected_votes(self, agreement)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values."""
+    def _numbers(self) -> dict[str, Any]:
         return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "implementation_delta": self.implementation_delta,
-            "adjacency": self.release.adjacency,
             "mechanism": self.release.mechanism.name,
-            "noise_multiplier": self.noise_multiplier,
             # The joint exponential mechanism adds nothing to the sum.
             "noise_scale": None if self.release.mechanism.releases == "indices" else noise_scale(self.release),
             "aggregation": self.release.aggregation.name,
@@ -135,11 +114,31 @@ class RowsPlan(ABC):
             "max_queries": self.max_queries,
             "candidates": self.width,
             "constants": list(self.release.constants),
+            "release": self.release.to_dict(),
         }
 
 
+def shown_terms(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a planner takes, from what its `RowsPlan` shows."""
+    release = shown_release(shown["release"])
+    return {
+        "public_size": shown["public_size"],
+        "epsilon": None,
+        "delta": shown["delta"],
+        "max_queries": shown["max_queries"],
+        "width": shown["candidates"],
+        "adjacency": release.adjacency,
+        "aggregation": release.aggregation,
+        "mechanism": release.mechanism,
+        "noise_multiplier": release.mechanism.noise_multiplier,
+        "design": RowDesign.shown(shown),
+        "constants": release.constants,
+        "partition": shown["dataset_id"],
+    }
+
+
 def expected_votes(plan: RowsPlan, agreement: float, *, threshold: float | None = None) -> dict[str, float]:
-    """Computes `RowsPlan.expected_signal`; below `threshold` the largest noisy vote is rejected."""
+    """Computes `RowsPlan.expected`; below `threshold` the largest noisy vote is rejected."""
     check_real("agreement", agreement, low=0.0, high=1.0)
     release = plan.release
     if not isinstance(release.aggregation, VoteSum | ProbabilitySum):
@@ -170,16 +169,9 @@ class QueryPlan(RowsPlan):
       - `tickets()` hold `max_queries` tickets of `release.block_event(1)`: a fresh secret sample for each query.
       - All of them together are (epsilon, delta)-DP under `release.adjacency`, the declared gap of the noise included.
 
-    Attributes:
-      release: sampling, aggregation, noise and adjacency of one answer.
-      max_queries: answers that the share pays for.
-      width: candidates of one release, constants included.
-      design: the shape of rows.
-      public_size: declared units.
-      partition: the `dataset_id` of the examples.
-      epsilon: upper bound of all answers together at `delta`.
-      delta: the share's delta, the declared gap of the noise included.
     """
+
+    method: ClassVar[str] = "queries"
 
     def tickets(self) -> tuple[Ticket, ...]:
         """Returns the tickets of the share: one per query."""
@@ -191,6 +183,11 @@ class QueryPlan(RowsPlan):
                 refundable=True,
             ),
         )
+
+    @classmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> QueryPlan:
+        """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
+        return plan_queries(**shown_terms(shown))
 
 
 # Shots per slot that are compared, as far as they divide the records.
@@ -244,7 +241,7 @@ def plan_queries(
         adjacency=adjacency,
         constants=tuple(constants),
     )
-    draft = QueryPlan(release, max_queries, width, shape, public_size, partition, epsilon=0.0, delta=delta)
+    draft = QueryPlan(release, max_queries, width, shape, public_size, partition=partition, epsilon=0.0, delta=delta)
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
 
 
@@ -307,7 +304,7 @@ class QueryOption:
 def query_signal(plan: RowsPlan, *, one_shot: float) -> dict[str, float]:
     """Returns the expected signal of one answer, with the guessed agreement that it assumes."""
     agreement = agreement_of(occupancy(plan.release, plan.public_size).shots, one_shot=one_shot)
-    return {"agreement": agreement, **plan.expected_signal(agreement)}
+    return {"agreement": agreement, **plan.expected(agreement)}
 
 
 def compare_queries(
@@ -351,7 +348,8 @@ def compare_queries(
         raise fail("mechanisms", f"at least one of {MECHANISMS}", mechanisms)
     start = base or RowDesign.choose(smallest_size=public_size)
 
-    def option(mechanism: str, design: RowDesign) -> QueryOption:
+    def option(key: tuple[str, RowDesign]) -> QueryOption:
+        mechanism, design = key
         constants = () if abstain_below is None else (abstain_below * expected_rows(design, public_size),)
         plan = plan_queries(
             public_size,
@@ -372,11 +370,12 @@ def compare_queries(
     first, *others = dict.fromkeys(mechanisms)
     others_like = shapes_like(start, _SHOTS, sampling=start.sampling)
     shapes = [start, *(shape for shape in others_like if shape != start and shape.num_slots <= public_size)]
-    options = [option(first, shape) for shape in shapes]
     # Mechanisms are compared on one shape only: every option costs a calibration.
-    best = min(options, key=lambda one: one.rank).plan.design
-    options += [option(name, best) for name in others]
-    return sorted(options, key=lambda one: one.rank)
+    return search_designs(
+        option,
+        lambda _: ((first, shape) for shape in shapes),
+        lambda found: ((name, found[0].plan.design) for name in others),
+    )
 
 
 def recommended_design(

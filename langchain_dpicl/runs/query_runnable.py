@@ -300,8 +300,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     @property
     def report(self) -> dict[str, Any]:
         """The public privacy report of all answers, with the plan; reads the ledger."""
-        names = {"dataset_id": self.plan.partition, "ledger_id": self.budget.ledger_id}
-        return report_of(self.budget, self.share, **names, plan=self.plan.to_dict())
+        return report_of(self.budget, self.share, self.plan)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:

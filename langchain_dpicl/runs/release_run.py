@@ -36,8 +36,10 @@ from langchain_dpicl.budget.handler import check_config
 from langchain_dpicl.distributed.executor import RemoteExecution, iterate_in_threads, tickets_missing
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, RunInterruptedError
 from langchain_dpicl.options import LocalExecutor
+from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.reports.claims import RELEASE_FORMAT, unit_of
 from langchain_dpicl.runs.journal import RunJournal
 
 __all__ = ["ReleaseRun", "RunCall", "RunItem", "attempt", "carrying", "new_bar", "report_of", "tick"]
@@ -142,9 +144,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
     @property
     def report(self) -> dict[str, Any]:
         """The privacy report (public); reads the ledger."""
-        return report_of(
-            self._budget, self.share, dataset_id=self._private.dataset_id, ledger_id=self._budget.ledger_id
-        )
+        return report_of(self._budget, self.share, self.plan)
 
     def run(self, *, progress: bool | None = None, config: RunnableConfig | None = None) -> Result:
         """Releases what is missing and returns everything released.
@@ -431,17 +431,23 @@ def attempt(walk: EffectGenerator[T]) -> EffectGenerator[tuple[T | None, str]]:
         return None, str(error)
 
 
-def report_of(budget: Budget, share: Share, *, dataset_id: str, **shown: Any) -> dict[str, Any]:
+def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> dict[str, Any]:
     """Returns the public privacy report of a share's release; `shown` stands before the budget's own report."""
+    inner = budget.report().to_dict()
     return {
+        "format": RELEASE_FORMAT,
         "private": True,
+        "method": plan.method,
+        "component": share.component,
+        "ledger_id": budget.ledger_id,
+        "dataset_id": plan.partition,
+        "unit": unit_of(inner, plan.partition),
+        "adjacency": budget.adjacency,
         "epsilon": share.epsilon,
         "delta": share.delta,
-        "adjacency": budget.adjacency,
-        "component": share.component,
-        "dataset_id": dataset_id,
+        "plan": plan.to_dict(),
         **shown,
-        "budget": budget.report().to_dict(),
+        "budget": inner,
     }
 
 

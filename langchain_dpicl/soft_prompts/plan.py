@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.planning.cost import with_noise_for
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -17,31 +18,22 @@ from langchain_dpicl.privacy._validate import (
     check_positive,
     fail,
 )
-from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.gradient_sums import MAX_GRADIENT_WIDTH, ClippedGradientSum
-from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE, step_release, training_tickets
+from langchain_dpicl.privacy.extensions.method_tickets import (
+    STEP_TEMPLATE,
+    shown_release,
+    step_release,
+    training_tickets,
+)
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 
-__all__ = ["STEP_TEMPLATE", "TrainingCost", "TrainingPlan", "plan_training", "steps_of"]
+__all__ = ["STEP_TEMPLATE", "TrainingPlan", "plan_training", "steps_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingCost:
-    """Expected work of a training run, from public caps.
-
-    Attributes:
-      gradients: gradients of single examples, each one forward and one backward pass.
-      tokens: tokens of those passes, every example padded or cut to its cap.
-    """
-
-    gradients: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
+class TrainingPlan(SharePlan):
     """The public plan of `steps` training steps: the release, its tickets and its noise.
 
     Formal guarantees:
@@ -54,24 +46,20 @@ class TrainingPlan:
       width: number of trained parameters.
       public_size: declared units.
       expected_batch_size: expected units of one step; sums of gradients are divided by it, not by the drawn number.
-      partition: the `dataset_id` of the examples.
-      epsilon: upper bound of all steps together at `delta`.
-      delta: the share's delta, the declared gap of the noise included.
     """
+
+    method: ClassVar[str] = "training"
 
     release: ReleasePlan
     steps: int
     width: int
     public_size: int
     expected_batch_size: int
-    partition: str
-    epsilon: float
-    delta: float
 
     @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over the L2 sensitivity of the sum."""
-        return self.release.mechanism.noise_multiplier
+    def sizes(self) -> Mapping[str | None, int]:
+        """The declared units, which no label splits."""
+        return {None: self.public_size}
 
     @property
     def sampling_rate(self) -> float:
@@ -115,25 +103,24 @@ class TrainingPlan:
         """Returns the tickets of the share: one per step, refundable while unburnt."""
         return training_tickets(self.release, self.steps)
 
-    def event(self) -> Event:
-        """Returns the event of all steps together."""
-        return event_of_tickets(self.tickets(), partition=self.partition)
+    def cost(self, *, record_tokens: int = 128, examples_per_unit: int = 1) -> Cost:
+        """Returns the gradients of single examples, each one forward and one backward pass, and the tokens of these.
 
-    def cost(self, *, record_tokens: int = 128, examples_per_unit: int = 1) -> TrainingCost:
-        """Returns the expected work of all steps, from public caps."""
+        Args:
+          record_tokens: tokens of an example, padded or cut to this cap.
+          examples_per_unit: records that are kept of a unit.
+        """
         check_int("record_tokens", record_tokens, low=1)
         gradients = self.steps * self.expected_batch_size * check_int("examples_per_unit", examples_per_unit, low=1)
-        return TrainingCost(gradients, gradients * record_tokens)
+        return Cost(gradients, 0, gradients * record_tokens, 0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public plan as JSON values; `verify_report` rebuilds the tickets from its `release`."""
+    def expected(self) -> dict[str, float]:
+        """Returns how often a unit is drawn, and how the noise on the average gradient compares with the clip."""
+        return {"epochs": self.epochs, "noise_scale": self.noise_scale, "noise_to_clip": self.noise_to_clip}
+
+    def _numbers(self) -> dict[str, Any]:
         return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "implementation_delta": self.implementation_delta,
-            "adjacency": self.release.adjacency,
             "mechanism": self.release.mechanism.name,
-            "noise_multiplier": self.noise_multiplier,
             "noise_scale": self.noise_scale,
             "aggregation": self.release.aggregation.name,
             "l2_clip_norm": self.l2_clip_norm,
@@ -147,6 +134,28 @@ class TrainingPlan:
             "width": self.width,
             "release": self.release.to_dict(),
         }
+
+    @classmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> TrainingPlan:
+        """Returns the plan of the parameters shown, see `SharePlan.rebuild`.
+
+        Formal guarantees:
+          - The clip and the width leave no trace in a ticket: noise is measured in clips, and a gradient is released
+            as a whole. They are the author's word, as far as the declared gap of the noise does not tell the width.
+        """
+        release = shown_release(shown["release"])
+        return plan_training(
+            shown["public_size"],
+            epsilon=None,
+            delta=shown["delta"],
+            expected_batch_size=shown["expected_batch_size"],
+            l2_clip_norm=shown["l2_clip_norm"],
+            width=shown["width"],
+            steps=shown["steps"],
+            adjacency=release.adjacency,
+            noise_multiplier=release.mechanism.noise_multiplier,
+            partition=shown["dataset_id"],
+        )
 
 
 def plan_training(
@@ -200,7 +209,9 @@ def plan_training(
         adjacency=adjacency,
     )
     count = steps_of(public_size, expected_batch_size, steps=steps, epochs=epochs)
-    draft = TrainingPlan(release, count, width, public_size, expected_batch_size, partition, epsilon=0.0, delta=delta)
+    draft = TrainingPlan(
+        release, count, width, public_size, expected_batch_size, partition=partition, epsilon=0.0, delta=delta
+    )
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
 
 

@@ -267,8 +267,8 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
     @property
     def report(self) -> dict[str, Any]:
         """The privacy report of all steps of the run (public)."""
-        shown = {"ledger_id": self._budget.ledger_id, "step": self.step, "steps": self.plan.steps}
-        return report_of(self._budget, self._share, dataset_id=self.plan.partition, **shown)
+        shown = {"step": self.step, "steps": self.plan.steps}
+        return report_of(self._budget, self._share, self.plan, **shown)
 
     @property
     def is_finished(self) -> bool:

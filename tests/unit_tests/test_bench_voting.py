@@ -178,7 +178,7 @@ def a_plan(mechanism: str, noise: float, *, width: int = 2) -> QueryPlan:
     """Returns a plan with this noise, whatever it costs."""
     design = Method(10, 1, mechanism).design()
     release = ReleasePlan(design.sampler(1_000), VoteSum(), mechanism_by_name(mechanism)(noise), "add_remove")
-    return QueryPlan(release, 1, width, design, 1_000, "moves", epsilon=math.inf, delta=1e-6)
+    return QueryPlan(release, 1, width, design, 1_000, partition="moves", epsilon=math.inf, delta=1e-6)
 
 
 @pytest.mark.parametrize("mechanism", ["gumbel", "gaussian", "permute_and_flip"])

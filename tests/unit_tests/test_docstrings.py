@@ -226,6 +226,7 @@ def untold_parameters() -> list[str]:
         told = set().union(*(entries(doc, "Args", "Attributes") for doc in item.docs))
         if inspect.isclass(item.what):
             told |= told_fields(item.what)
+            told |= set().union(*(entries(base.__doc__ or "", "Attributes") for base in item.what.__mro__))
             if issubclass(item.what, Exception):
                 continue
         found += [f"{item.name}: {name}" for name in sorted(parameters(item.what) - told)]

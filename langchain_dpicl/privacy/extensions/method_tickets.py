@@ -1,4 +1,4 @@
-"""Makes the tickets of labels and of training steps, and rebuilds their release from a report."""
+"""Makes the tickets of labels and of training steps, and rebuilds a release from what a plan shows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_int
 from langchain_dpicl.privacy.accounting.events import Event, canonical_json
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum
+from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism
 from langchain_dpicl.privacy.extensions.registry import AGGREGATIONS, MECHANISMS, SAMPLERS, mechanism_by_name
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism
@@ -29,7 +30,7 @@ ANSWER_TEMPLATE = "answer"
 """The ticket template of one label from fixed teachers that have passed the test."""
 
 _MECHANISMS = {name: mechanism_by_name(name) for name in MECHANISMS} | {
-    ConfidentGNMaxMechanism.name: ConfidentGNMaxMechanism
+    cls.name: cls for cls in (ConfidentGNMaxMechanism, JointExponentialMechanism)
 }
 
 
@@ -60,7 +61,7 @@ def _ticket(template: str, event: Event, count: int) -> Ticket:
     return Ticket(template=template, event=event, max_count=count, refundable=True)
 
 
-def label_release(shown: Mapping[str, Any]) -> ReleasePlan:
+def shown_release(shown: Mapping[str, Any]) -> ReleasePlan:
     """Rebuilds a release from the JSON of `ReleasePlan.to_dict`, from the closed lists of parts.
 
     Formal guarantees:
@@ -113,18 +114,3 @@ def training_tickets(release: ReleasePlan, steps: int) -> tuple[Ticket, ...]:
     """
     event = release.block_event(1)
     return (Ticket(template=STEP_TEMPLATE, event=event, max_count=check_int("steps", steps, low=1), refundable=True),)
-
-
-def training_release(shown: Mapping[str, Any]) -> ReleasePlan:
-    """Rebuilds the release of a step from the JSON of `ReleasePlan.to_dict`; errors as `label_release`.
-
-    Formal guarantees:
-      - The `to_dict` of the result equals `shown`, its sensitivity included, and it is a training step: Poisson units,
-        clipped gradients, Gaussian noise, a fresh sample every time.
-    """
-    release = label_release(shown)
-    parts = (type(release.sampler), type(release.aggregation), type(release.mechanism))
-    if parts != (PoissonUnits, ClippedGradientSum, GaussianMechanism) or release.redraw_every != 1:
-        expected = "Poisson units, clipped gradients and Gaussian noise, redrawn every step"
-        raise fail("release", expected, [shown["sampler"], shown["aggregation"], shown["mechanism"]])
-    return release

@@ -201,11 +201,11 @@ class TestSignalOfAPlan:
         plan = plan_generation(
             {"card": 5000, "transfer": 45}, epsilon=2.0, delta=1e-6, design=RowDesign.choose(rows="slots")
         )
-        worst, best = plan.expected_signal(0.6), plan.expected_signal(0.6, label="card")
-        assert worst == plan.expected_signal(0.6, label="transfer")
+        worst, best = plan.expected(0.6), plan.expected(0.6, label="card")
+        assert worst == plan.expected(0.6, label="transfer")
         assert worst["right_token_prob"] < best["right_token_prob"]
         with pytest.raises(ConfigurationError, match="label"):
-            plan.expected_signal(0.6, label="nobody")
+            plan.expected(0.6, label="nobody")
 
     def test_the_guess_is_stated_beside_what_rests_on_it(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.plan("--set", "guess.agreement=0.7") == 0
@@ -219,7 +219,7 @@ class TestSignalOfAPlan:
         )
         signal = signal_of(plan, one_shot=0.6)
         assert signal["agreement"] == pytest.approx(0.7, abs=0.01)
-        assert signal["right_token_prob"] == plan.expected_signal(signal["agreement"])["right_token_prob"]
+        assert signal["right_token_prob"] == plan.expected(signal["agreement"])["right_token_prob"]
 
     def test_the_recommendation_is_the_first_line_of_the_comparison(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "--epsilon", "2", "--delta", "1e-6", "--public-size", "500", "--max-tokens", "2"]) == 0

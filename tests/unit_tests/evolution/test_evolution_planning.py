@@ -66,7 +66,7 @@ def test_costs_are_public_calls_alone_and_count_every_candidate() -> None:
     assert cost.public_calls == 2 * (40 + 2 * 5 * 2)
     assert plan.embedded == {"private": 1_200, "public": 2 * (40 + 2 * 15)}
     assert plan.width == 40
-    signal = plan.expected_signal()
+    signal = plan.expected()
     assert signal["units"] == 300.0
     assert signal["share_to_be_seen"] == pytest.approx(3 * plan.noise_multiplier / 300)
 

@@ -117,12 +117,12 @@ class TestExpectedSignal:
         signal = signal_of(plan, one_shot=0.6)
         assert signal["agreement"] > 0.65
         assert signal["public_agreement"] == pytest.approx(0.15)
-        assert plan.expected_signal(0.6)["public_agreement"] == pytest.approx(0.15)
+        assert plan.expected(0.6)["public_agreement"] == pytest.approx(0.15)
         better = signal_of(plan, one_shot=0.6, public_agreement=0.4)
         assert better["right_token_prob"] > signal["right_token_prob"]
         with pytest.raises(ConfigurationError, match="public_agreement"):
-            plan.expected_signal(0.6, public_agreement=1.5)
-        assert "public_agreement" not in priced({None: 1000}, design=design).expected_signal(0.6)
+            plan.expected(0.6, public_agreement=1.5)
+        assert "public_agreement" not in priced({None: 1000}, design=design).expected(0.6)
 
 
 def priced(sizes: dict[str | None, int], *, max_tokens: int = 10, **terms: Any) -> GenerationPlan:

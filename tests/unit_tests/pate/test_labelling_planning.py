@@ -287,17 +287,17 @@ class TestSignal:
         self, plan: LabellingPlan, agreement: float, labels: int, slack: float
     ) -> None:
         """Within 6 standard errors (false alarms below 1e-8), and with more labels the spread of other votes."""
-        shown = dataclasses.replace(plan, width=labels).expected_signal(agreement)
+        shown = dataclasses.replace(plan, width=labels).expected(agreement)
         chances = [shown["right_label_prob"], shown["wrong_label_prob"], shown["abstain_prob"]]
         assert sum(chances) == pytest.approx(1.0)
         assert chances == pytest.approx(simulated(plan, agreement, labels), abs=slack + SIX_ERRORS)
 
     def test_a_threshold_far_below_rejects_nothing_and_one_far_above_everything(self) -> None:
-        plain = priced().expected_signal(0.6)
+        plain = priced().expected(0.6)
         for low, high in ((priced(threshold=-90.0), priced(threshold=900.0)), self._confident()):
-            assert low.expected_signal(0.6)["abstain_prob"] < 1e-6
-            assert low.expected_signal(0.6)["right_label_prob"] == pytest.approx(plain["right_label_prob"], abs=1e-4)
-            assert high.expected_signal(0.6)["abstain_prob"] > 1 - 1e-6
+            assert low.expected(0.6)["abstain_prob"] < 1e-6
+            assert low.expected(0.6)["right_label_prob"] == pytest.approx(plain["right_label_prob"], abs=1e-4)
+            assert high.expected(0.6)["abstain_prob"] > 1 - 1e-6
 
     def _confident(self) -> tuple[LabellingPlan, ...]:
         return tuple(priced(None, mechanism=confident("units", threshold=at, test=3, votes=2)) for at in (-90.0, 900.0))
@@ -312,21 +312,19 @@ class TestSignal:
         if mechanism == "confident_gnmax":
             given["mechanism"] = confident("units", threshold=110, test=scale / 2, votes=scale)
         plan = priced(None if mechanism == "confident_gnmax" else scale, **given)
-        sparse = plan.expected_signal(0.4)
+        sparse = plan.expected(0.4)
         monkeypatch.setattr(expected_utility, "_smoothness", lambda _: 0.0)
-        assert plan.expected_signal(0.4) == pytest.approx(sparse, abs=1e-4)
+        assert plan.expected(0.4) == pytest.approx(sparse, abs=1e-4)
 
     def test_a_partition_is_as_full_as_the_units_allow(self) -> None:
         design = RowDesign.choose(num_slots=10, shots_per_slot=4, sampling="partition")
         for units, shots in ((2000, 4.0), (40, 4.0), (25, 2.5)):
-            shown = priced(teachers="fixed", adjacency="replace_one", design=design, public_size=units).expected_signal(
-                0.6
-            )
+            shown = priced(teachers="fixed", adjacency="replace_one", design=design, public_size=units).expected(0.6)
             assert (shown["expected_rows"], shown["expected_shots"], shown["empty_slot_prob"]) == (10, shots, 0.0)
 
     def test_other_sums_have_no_right_label(self) -> None:
         with pytest.raises(ConfigurationError, match="aggregation: expected votes"):
-            priced(aggregation=UnitVectorSum()).expected_signal(0.6)
+            priced(aggregation=UnitVectorSum()).expected(0.6)
 
     def test_a_constant_candidate_stands_for_too_few_votes_where_an_index_leaves(self) -> None:
         terms: dict[str, Any] = {"public_size": 2000}
@@ -347,8 +345,8 @@ class TestAgreementNeeded:
         found = plan.agreement_needed(chance)
         assert found is not None
         assert found == round(found, 3)
-        assert plan.expected_signal(found)["right_label_prob"] >= chance
-        assert plan.expected_signal(round(found - 0.001, 3))["right_label_prob"] < chance
+        assert plan.expected(found)["right_label_prob"] >= chance
+        assert plan.expected(round(found - 0.001, 3))["right_label_prob"] < chance
 
     def test_noise_that_nothing_beats_has_none_and_weak_noise_needs_less(self) -> None:
         assert priced(100.0).agreement_needed() is None
@@ -356,7 +354,7 @@ class TestAgreementNeeded:
 
     def test_rows_that_must_all_agree_are_found(self) -> None:
         plan = priced(2.0)
-        needed = plan.agreement_needed(plan.expected_signal(1.0)["right_label_prob"])
+        needed = plan.agreement_needed(plan.expected(1.0)["right_label_prob"])
         assert needed is not None
         assert needed > 0.9
 

@@ -23,7 +23,7 @@ from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released.labelled_pool import FORMAT, VERSION, LabelledPool, PoolEntry
 from langchain_dpicl.reports.report import verify_report
 from tests.labelling_doubles import TEACHERS, labeler
-from tests.sealed_files import paid, resealed
+from tests.sealed_files import paid, report_by_hand, resealed
 
 LABELLED = PoolEntry({"text": 'braces {"a": 1} and {q}'}, "card", "labelled", {"card": 12.5, "transfer": -3})
 PUBLIC = PoolEntry({"text": "überweisung €"}, "transfer", "public")
@@ -397,8 +397,8 @@ class TestVerification:
     def test_a_component_that_shows_no_labelling_pays_for_no_label(self):
         ledger = Budget(epsilon=1.0, delta=1e-6)
         ledger.declare("labels", tickets=[Ticket("label", PureEvent(0.25), max_count=2)], epsilon=0.5)
-        report = {"epsilon": 0.5, "delta": 5e-7, "adjacency": "add_remove", "component": "labels", "private": True}
-        shown = pool(entries=[PUBLIC], report={**report, "budget": ledger.report().to_dict()}, plan={})
+        report = report_by_hand(ledger.report().to_dict(), "labels")
+        shown = pool(entries=[PUBLIC], report=report, plan={})
         assert verify_report(shown).problems == ()
         assert_refused(shown.with_entry(replace(LABELLED, votes=None)), "'labels' shows no labelling")
 
@@ -463,5 +463,5 @@ def test_the_room_knows_no_records_no_ledger_and_no_framework():
     tree = ast.parse(Path(room.__file__).read_text(encoding="utf-8"))
     names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {name for name in names if name.startswith("langchain")}
-    known = {"exceptions", "privacy._validate", "released.demonstrations", "released.files"}
+    known = {"exceptions", "privacy._validate", "released.base", "released.files"}
     assert ours == {f"langchain_dpicl.{name}" for name in known}

@@ -17,9 +17,10 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.released.demonstrations import FORMAT, VERSION, ReleasedDemonstrations, epsilon_of
+from langchain_dpicl.released.base import epsilon_of
+from langchain_dpicl.released.demonstrations import FORMAT, VERSION, ReleasedDemonstrations
 from langchain_dpicl.reports.report import verify_report
-from tests.sealed_files import paid, resealed
+from tests.sealed_files import paid, report_by_hand, resealed
 
 EXAMPLES = ({"text": 'braces {"a": 1} and {q}', "queue": "card"}, {"text": "", "queue": "überweisung €"})
 REPORT = paid(1.5)
@@ -220,7 +221,7 @@ def test_a_missing_folder_or_file_is_an_os_error(tmp_path):
 @pytest.mark.parametrize(
     ("room", "known"),
     [
-        (released_module, {"released.files", "exceptions"}),
+        (released_module, {"released.base", "released.files", "exceptions"}),
         (files_module, {"_plain_files", "exceptions", "reports.claims"}),
     ],
     ids=["released", "files"],
@@ -236,14 +237,13 @@ def test_the_rooms_know_the_standard_library_our_errors_and_what_is_checked(room
 def test_a_release_and_its_file_are_verified_by_their_report(tmp_path):
     honest = Budget(epsilon=1.0, delta=1e-6)
     honest.declare("few-shot", tickets=[Ticket("t", PureEvent(0.5))], epsilon=0.5)
-    share = {"epsilon": 0.5, "delta": 5e-7, "adjacency": "add_remove", "component": "few-shot"}
-    budget = honest.report().to_dict()
-    first = released(report={"private": True, **share, "budget": budget})
+    report = report_by_hand(honest.report().to_dict(), "few-shot")
+    first = released(report=report)
     first.save(tmp_path / "a.json")
     for form in (first, ReleasedDemonstrations.load(tmp_path / "a.json"), (tmp_path / "a.json").read_bytes()):
         assert verify_report(form).ok
         assert 0.49999 < verify_report(form).epsilon <= 0.5
-    forged = released(report={"private": True, **share, "epsilon": 0.1, "budget": budget})
+    forged = released(report={**report, "epsilon": 0.1})
     assert not verify_report(forged).ok
     assert not verify_report(released(report={"private": False, "epsilon": "infinity", "baseline": "b"})).ok
     with pytest.raises(ConfigurationError):

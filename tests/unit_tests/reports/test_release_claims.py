@@ -30,7 +30,7 @@ from langchain_dpicl.released.labelled_pool import PoolEntry
 from langchain_dpicl.released.soft_prompt import OURS
 from langchain_dpicl.reports.claims import check_claims, content_digest, json_digest, report_digest
 from tests.gradient_doubles import LogisticEngine
-from tests.sealed_files import paid, resealed, sealed
+from tests.sealed_files import paid, report_by_hand, resealed, sealed
 
 State = dict[str, Any]
 
@@ -195,9 +195,8 @@ def test_a_component_of_a_joint_plan_claims_what_the_plan_costs() -> None:
         for name in ("one", "other"):
             budget.declare(name, tickets=[Ticket("t", PureEvent(0.5))], epsilon=0.5)
     report = budget.report().to_dict()
-    [share] = report["shares"]
-    charged = {name: share[name] for name in ("epsilon", "delta")}
-    claims = {"private": True, **charged, "adjacency": "add_remove", "component": "other", "budget": report}
+    claims = report_by_hand(report, "other")
+    assert claims["epsilon"] == report["shares"][0]["epsilon"]
     check_claims(claims)
     with pytest.raises(ConfigurationError, match="epsilon: expected"):
         check_claims({**claims, "epsilon": 0.5})

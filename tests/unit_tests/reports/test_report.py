@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.reports.report import PrivacyReport, verify_report
 from tests.ledgers import use_simple_prices
-from tests.sealed_files import sealed, with_digest
+from tests.sealed_files import report_by_hand, sealed, with_digest
 
 CANARY = "zx-report-canary-12"
 LABELS = ("a", "b")
@@ -39,7 +39,7 @@ def filled(**options: Any) -> Budget:
     )
     step = SubsampledEvent(GaussianEvent(2.0), 0.01)
     labelled = [Ticket("token", step, label, 20, refundable=True) for label in LABELS]
-    public = {"noise_multiplier": 2.0, "model": "tiny"}
+    public = {"model": "tiny"}
     share = ledger.declare("few-shot", tickets=labelled, partition="letters", epsilon=1.0, public=public)
     reservation = share.reserve("token", label="a", count=9)
     reservation.burn(4)
@@ -76,7 +76,7 @@ def test_a_report_says_what_is_promised_to_whom(report: PrivacyReport) -> None:
     few_shot = shares["few-shot",]
     assert few_shot["epsilon"] == 1.0
     assert few_shot["event"]["kind"] == "parallel"
-    assert few_shot["components"][0]["public"] == {"noise_multiplier": 2.0, "model": "tiny"}
+    assert few_shot["components"][0]["public"] == {"model": "tiny"}
     assert [ticket["max_count"] for ticket in few_shot["components"][0]["tickets"]] == [20, 20]
     assert few_shot["sealed_at"] is not None
     assert few_shot["pricing"]["engine"]
@@ -434,14 +434,14 @@ EDITS: list[tuple[Callable[[Any], None], str]] = [
     (edit("datasets.0.public_size.a", times(2)), "public_size 9000 of label 'a'"),
     (edit("datasets.0.unit", lambda _: "one word"), "not described by its own declaration"),
     (edit("datasets", lambda _: []), "labels"),
-    (edit(f"{COMPONENT}.public.noise_multiplier", times(2)), "noise_multiplier"),
+    (edit(f"{COMPONENT}.public.noise_multiplier", times(2)), "other tickets"),
     (edit(f"{COMPONENT}.public.noise_multiplier", str), "noise_multiplier"),
     (edit(f"{COMPONENT}.public.labels.1.sampling_rate", times(0.5)), "sampling_rate"),
     (edit(f"{COMPONENT}.public.labels.1.public_size", times(2)), "public_size 8000 of label 'b'"),
-    (edit(f"{COMPONENT}.public.labels.1.label", lambda _: "c"), "sampling_rate"),
+    (edit(f"{COMPONENT}.public.labels.1.label", lambda _: "c"), "other tickets"),
     (edit(f"{COMPONENT}.public.num_slots", times(2)), "sampling_rate"),
-    (edit(f"{COMPONENT}.public.mechanism", lambda _: "gaussian"), "mechanism"),
-    (edit(f"{COMPONENT}.public.max_tokens.text", times(2)), "releases"),
+    (edit(f"{COMPONENT}.public.mechanism", lambda _: "gaussian"), "other tickets"),
+    (edit(f"{COMPONENT}.public.max_tokens.text", times(2)), "other tickets"),
     (edit(f"{COMPONENT}.public.candidates", times(2)), "implementation_delta"),
     (edit(f"{COMPONENT}.public.epsilon", times(0.99)), "shows epsilon"),
     (edit(f"{COMPONENT}.public.epsilon", times(1.01)), "shows epsilon"),
@@ -517,18 +517,7 @@ def test_the_report_says_whether_float_effects_are_covered(epsilon: float, cover
 
 def release(report: PrivacyReport, **changes: Any) -> dict[str, Any]:
     """The report that the synthesizer puts beside what it released."""
-    data = report.to_dict()
-    share = share_named(data, "few-shot")
-    return {
-        "private": True,
-        "epsilon": share["epsilon"],
-        "delta": share["delta"],
-        "adjacency": data["adjacency"],
-        "component": "few-shot",
-        "dataset_id": "letters",
-        "budget": data,
-        **changes,
-    }
+    return report_by_hand(report.to_dict(), "few-shot", **changes)
 
 
 class Released:

@@ -118,8 +118,10 @@ def test_an_edit_is_seen(saved: dict[str, Any], name: str) -> None:
 
 
 def test_texts_on_samples_of_a_fixed_size_are_seen(saved: dict[str, Any]) -> None:
-    found = verify_report(edited(saved, lambda s: shown(s)["generation"].update(sampling="fixed", overfill=1.0)))
-    assert any("fixed size, of topics whose sizes are private" in problem for problem in found.problems)
+    found = verify_report(
+        edited(saved, lambda s: shown(s)["generation"].update(sampling="fixed", overfill=1.0, rows="slots"))
+    )
+    assert any("a fixed-size sample needs replace_one and no labels" in problem for problem in found.problems)
 
 
 def test_documents_that_nothing_paid_for_are_not_ok(saved: dict[str, Any]) -> None:

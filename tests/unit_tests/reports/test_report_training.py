@@ -18,12 +18,12 @@ from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released.soft_prompt import FORMAT, VERSION, SoftPrompt
-from langchain_dpicl.reports import verify_methods
+from langchain_dpicl.reports import verify_released
 from langchain_dpicl.reports.report import VerifiedReport, verify_report
 from langchain_dpicl.soft_prompts.options import Optimizer
 from tests.gradient_doubles import LogisticEngine, prepared, training
 from tests.labelling_doubles import house
-from tests.sealed_files import assert_found, sealed, with_digest
+from tests.sealed_files import assert_found, report_by_hand, sealed, with_digest
 
 State = dict[str, Any]
 COMPONENT = "report.budget.shares.0.components.0"
@@ -261,15 +261,23 @@ def share_forged(kind: str, *changes: Callable[[State], None]) -> VerifiedReport
 @pytest.mark.parametrize("form", [{"examples": []}, {"entries": []}, {}], ids=["demonstrations", "a pool", "a report"])
 def test_any_release_that_names_its_ledger_names_the_one_that_paid(form: State) -> None:
     ledger = one_share("tickets")
-    terms = {"private": True, "epsilon": 1.0, "delta": ledger.default_delta(1.0), "adjacency": ledger.adjacency}
-    paid = {**terms, "component": "one", "budget": ledger.report().to_dict()}
+    paid = report_by_hand(ledger.report().to_dict(), "one")
 
     def verified(report: State) -> VerifiedReport:
         return verify_report(sealed({**form, "plan": {}, "report": report}) if form else report)
 
     assert verified(paid).problems == ()
-    assert verified({**paid, "ledger_id": ledger.ledger_id}).problems == ()
     assert_found(verified({**paid, "ledger_id": "another"}), "ledger_id: expected")
+    assert_found(verified({name: value for name, value in paid.items() if name != "ledger_id"}), "ledger_id: expected")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("format", 1), ("format", None), ("method", "labels"), ("unit", "user"), ("plan", {"epsilon": 9}), ("plan", None)],
+)
+def test_a_report_of_another_format_or_plan_is_refused(name: str, value: object) -> None:
+    paid = report_by_hand(one_share("tickets").report().to_dict(), "one")
+    assert_found(verify_report({**paid, name: value}), f"{name}: expected")
 
 
 @pytest.mark.parametrize("kind", ["tickets", "gdp", "zcdp"])
@@ -306,7 +314,7 @@ def test_a_report_is_of_this_package() -> None:
 
 def test_the_names_that_are_asked_for_are_those_that_are_written(saved: State) -> None:
     training, _ = at(saved, f"{TRAINING}.x")
-    wanted = verify_methods._TRAINED
+    wanted = verify_released._TRAINED
     assert {"": set(training), "optimizer": set(training["optimizer"]), "task": set(TASK)} == wanted
     assert set(Optimizer("sgd", 0.1, "linear", 3).to_dict()) == wanted["optimizer"]
-    assert (verify_methods.PROMPT_FORMAT, verify_methods.PROMPT_VERSION) == (FORMAT, VERSION)
+    assert (verify_released.PROMPT_FORMAT, verify_released.PROMPT_VERSION) == (FORMAT, VERSION)

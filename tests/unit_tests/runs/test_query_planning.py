@@ -102,7 +102,7 @@ class TestAgainstPublishedNumbers:
         slots, shots = design
         shape = RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots, sampling="fixed")
         plan = priced(2.0, design=shape, adjacency="replace_one", width=2)
-        assert plan.expected_signal(agreement)["right_label_prob"] == pytest.approx(right, abs=0.0005)
+        assert plan.expected(agreement)["right_label_prob"] == pytest.approx(right, abs=0.0005)
 
 
 class TestWhatIsCharged:
@@ -200,7 +200,7 @@ class TestRows:
         plan = priced(2.0, max_queries=100, design=TEN_OF_FOUR)
         cost = plan.cost(calls_per_row=3, public_rows=2)
         assert (cost.private_calls, cost.public_calls) == (3000, 600)
-        shots = plan.expected_signal(0.5)["expected_shots"]
+        shots = plan.expected(0.5)["expected_shots"]
         assert cost.tokens_in == round(3000 * (shots * 60 + 60) + 600 * 60)
 
 
@@ -223,7 +223,7 @@ class TestOtherReleases:
         assert plan.noise_multiplier == 2.0
         assert plan.epsilon == priced(2.0).epsilon
         with pytest.raises(ConfigurationError, match="aggregation: expected votes or probabilities"):
-            plan.expected_signal(0.6)
+            plan.expected(0.6)
 
     @pytest.mark.parametrize("aggregation", [None, ProbabilitySum(), KeywordSum()])
     def test_what_is_reported_is_json(self, aggregation: Any) -> None:
@@ -276,7 +276,7 @@ class TestPublicFaults:
 
     def test_a_guess_that_is_no_share_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="agreement"):
-            priced(2.0).expected_signal(1.2)
+            priced(2.0).expected(1.2)
 
 
 def simulated(plan: QueryPlan, agreement: float, labels: int, draws: int = 40_000) -> np.ndarray:
@@ -306,40 +306,40 @@ class TestSignal:
     def test_chances_match_a_simulation(self, mechanism: str, design: RowDesign, labels: int, slack: float) -> None:
         """Within 6 standard errors (false alarms below 1e-8), and with more labels the spread of other votes."""
         plan = priced(3.0, mechanism=mechanism, design=design, width=labels + 1, constants=(12.0,), max_queries=10)
-        signal = plan.expected_signal(0.6)
+        signal = plan.expected(0.6)
         chances = [signal["right_label_prob"], signal["wrong_label_prob"], signal["abstain_prob"]]
         assert sum(chances) == pytest.approx(1.0)
         assert chances == pytest.approx(simulated(plan, 0.6, labels), abs=slack + 6 * np.sqrt(0.25 / 40_000))
 
     def test_without_a_constant_nobody_abstains_and_a_high_one_always_wins(self) -> None:
-        assert priced(1.0).expected_signal(0.6)["abstain_prob"] == 0.0
-        assert priced(1.0, width=5, constants=(200.0,)).expected_signal(0.6)["abstain_prob"] > 0.999
-        assert priced(1.0, width=5, constants=(-200.0,)).expected_signal(0.6)["abstain_prob"] < 1e-6
+        assert priced(1.0).expected(0.6)["abstain_prob"] == 0.0
+        assert priced(1.0, width=5, constants=(200.0,)).expected(0.6)["abstain_prob"] > 0.999
+        assert priced(1.0, width=5, constants=(-200.0,)).expected(0.6)["abstain_prob"] < 1e-6
 
     def test_each_constant_has_a_chance_of_its_own(self) -> None:
         plan = priced(4.0, width=6, constants=(24.0, 20.0))
         right, wrong, high, low = vote_chances(plan.release, 8000, agreement=0.6, labels=4)
         assert high > low > 0.05
-        assert plan.expected_signal(0.6)["abstain_prob"] == pytest.approx(high + low)
+        assert plan.expected(0.6)["abstain_prob"] == pytest.approx(high + low)
         assert right + wrong + high + low == pytest.approx(1.0)
 
     def test_unanimous_rows_are_right_and_rows_that_disagree_are_not(self) -> None:
         plan = priced(0.01, design=RowDesign.choose(num_slots=10, sampling="fixed"), adjacency="replace_one")
-        assert plan.expected_signal(1.0)["right_label_prob"] == pytest.approx(1.0)
-        assert plan.expected_signal(0.0)["right_label_prob"] == pytest.approx(0.0, abs=1e-9)
+        assert plan.expected(1.0)["right_label_prob"] == pytest.approx(1.0)
+        assert plan.expected(0.0)["right_label_prob"] == pytest.approx(0.0, abs=1e-9)
 
     def test_signal_to_noise_is_the_lead_over_the_strongest_rival(self) -> None:
         two, four = priced(2.0, width=2), priced(2.0, width=4)
-        assert two.expected_signal(0.7)["signal_to_noise"] == pytest.approx(40 * 0.4 / 2.0)
-        assert four.expected_signal(0.7)["signal_to_noise"] == pytest.approx(40 * (0.7 - 0.15) / 2.0)
+        assert two.expected(0.7)["signal_to_noise"] == pytest.approx(40 * 0.4 / 2.0)
+        assert four.expected(0.7)["signal_to_noise"] == pytest.approx(40 * (0.7 - 0.15) / 2.0)
         gumbel = priced(2.0, width=2, mechanism="gumbel")
-        assert gumbel.expected_signal(0.7)["signal_to_noise"] == pytest.approx(16 / (2.0 * np.pi / np.sqrt(6)))
+        assert gumbel.expected(0.7)["signal_to_noise"] == pytest.approx(16 / (2.0 * np.pi / np.sqrt(6)))
 
     def test_rows_that_see_more_records_are_guessed_to_agree_more(self) -> None:
         plan = priced(2.0, design=dataclasses.replace(TEN_OF_FOUR, overfill=4.0))
         signal = query_signal(plan, one_shot=0.6)
         assert signal["agreement"] == pytest.approx(agreement_of(4, one_shot=0.6), abs=0.01)
-        assert signal["right_label_prob"] == plan.expected_signal(signal["agreement"])["right_label_prob"]
+        assert signal["right_label_prob"] == plan.expected(signal["agreement"])["right_label_prob"]
 
 
 @pytest.fixture(scope="module")

@@ -160,8 +160,8 @@ def test_noise_is_told_on_the_average_gradient(adjacency: Any, reach: int) -> No
 
 def test_work_is_counted_in_gradients_and_tokens() -> None:
     cost = planned().cost(record_tokens=16, examples_per_unit=3)
-    assert (cost.gradients, cost.tokens) == (40 * 50 * 3, 40 * 50 * 3 * 16)
-    assert planned().cost().gradients == 2_000
+    assert (cost.private_calls, cost.tokens_in) == (40 * 50 * 3, 40 * 50 * 3 * 16)
+    assert planned().cost().private_calls == 2_000
     for wrong in ({"record_tokens": 0}, {"examples_per_unit": 0}):
         with pytest.raises(ConfigurationError, match="expected an integer >= 1"):
             planned().cost(**wrong)

@@ -32,6 +32,7 @@ from langchain_dpicl.privacy.ledger.tickets import event_of_tickets
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.retrieval.plan import plan_retrieval
 
 ALARM = 1e-6
 WIDTH = 3
@@ -301,26 +302,21 @@ def test_a_plan_is_read_back_from_what_it_shows_and_from_nothing_else(slots: int
 
 def reported(**changed: Any) -> list[str]:
     """Returns what a verifier says of the report of a filter, some numbers of which were changed."""
-    plan = plan_of(4, noise=6.0, slots=3)
-    declared = {"dataset_id": "notes", "public_size": 50}
-    private = PrivateExamples(["a note"], **declared)
+    private = PrivateExamples(["a note"], dataset_id="notes", public_size=50)
     budget = Budget(epsilon=9.0, delta=1e-5)
     partition = changed.pop("partition", "notes")
     if partition:
         budget.bind(private)
-    gap = plan.implementation_delta(7, width=WIDTH)
-    cost = accounting.epsilon_upper_bound(plan.event, delta=5e-6 - gap, adjacency="add_remove")
-    public = {"epsilon": cost, "delta": 5e-6, "implementation_delta": gap, "adjacency": "add_remove"}
-    public |= {"participation": plan.to_dict(), "noise_stddev": plan.noise_stddev, "public_size": 50}
-    public |= {"max_queries": 7, "width": WIDTH}
+    terms = {"epsilon": None, "delta": 5e-6, "participations": 4, "width": WIDTH, "num_slots": 3, "max_queries": 7}
+    plan = plan_retrieval(50, **terms, noise_multiplier=6.0, aggregation=plan_of(4).aggregation, partition="notes")
     budget.declare(
         "notes",
-        tickets=changed.pop("tickets", plan.tickets(7)),
+        tickets=changed.pop("tickets", plan.tickets()),
         partition=partition,
-        epsilon=cost,
-        delta=5e-6,
-        implementation_delta=gap,
-        public={**public, **changed},
+        epsilon=plan.epsilon,
+        delta=plan.delta,
+        implementation_delta=plan.implementation_delta,
+        public={**plan.to_dict(), **changed},
     )
     return list(verify_report(budget.report()).problems)
 
@@ -348,7 +344,7 @@ def test_a_report_that_shows_another_filter_is_refused(changed: dict[str, Any], 
 
 
 def test_a_report_of_a_filter_without_a_data_set_is_refused() -> None:
-    problems = reported(partition=None, public_size=None)
+    problems = reported(partition=None)
     assert any("expected the dataset_id of a data set of the report" in problem for problem in problems)
 
 

@@ -1,0 +1,228 @@
+"""The public plan of a share: what a component releases, what it is charged and costs; and the noise of such plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options.base import html_table
+from langchain_dpicl.privacy import accounting
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_epsilon,
+    check_int,
+    check_positive,
+    check_real,
+    fail,
+)
+from langchain_dpicl.privacy.accounting.events import Event
+from langchain_dpicl.privacy.ledger.amounts import effective_delta
+from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Expected model use, from public caps.
+
+    Attributes:
+      private_calls: next-token calls on private prompts; of training, gradients of single examples.
+      public_calls: next-token calls on the public prompt.
+      tokens_in: prompt tokens, every call counted in full.
+      tokens_out: one per call.
+    """
+
+    private_calls: int
+    public_calls: int
+    tokens_in: int
+    tokens_out: int
+
+    def money(self, *, price_in: float, price_out: float) -> float:
+        """Returns the price, given prices per million tokens."""
+        check_real("price_in", price_in, low=0.0)
+        check_real("price_out", price_out, low=0.0)
+        return (self.tokens_in * price_in + self.tokens_out * price_out) / 1e6
+
+
+def check_counts(**counts: int) -> None:
+    """Checks numbers of tokens, calls or queries, each at least 1."""
+    for name, count in counts.items():
+        check_int(name, count, low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePlan(ABC):
+    """Base of the plans of all methods: what will run, what it is charged and what it will cost, in public numbers.
+
+    Formal guarantees:
+      - `tickets()` are what the share is charged for; together they are (epsilon, delta)-DP under `adjacency`, the
+        declared gap of the noise included.
+      - `type(plan).rebuild(plan.to_dict())` shows the same and has the same tickets.
+
+    Attributes:
+      partition: the `dataset_id` of the examples, whose units the labels split.
+      epsilon: upper bound of everything that the plan releases, at `delta`.
+      delta: the share's delta, the declared gap of the noise included.
+    """
+
+    method: ClassVar[str]
+    """The name by which a plan that is shown is rebuilt."""
+
+    partition: str
+    epsilon: float
+    delta: float
+
+    if TYPE_CHECKING:  # a field of most plans, a property of the others
+
+        @property
+        def release(self) -> Any:
+            """The plan of one release; of the first label if labels split the units."""
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbouring relation."""
+        adjacency: Adjacency = self.release.adjacency
+        return adjacency
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise scale over sensitivity."""
+        return float(self.release.mechanism.noise_multiplier)
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Mapping[str | None, int]:
+        """Declared units by label; of None where labels do not split them; empty if the plan depends on no size."""
+
+    @property
+    @abstractmethod
+    def implementation_delta(self) -> float:
+        """Declared gap between ideal and drawn noise, over the releases that one unit takes part in."""
+
+    @abstractmethod
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the share."""
+
+    def event(self) -> Event:
+        """Returns the event of all releases together."""
+        return event_of_tickets(self.tickets(), partition=self.partition)
+
+    @abstractmethod
+    def cost(self, *, record_tokens: int = 60) -> Cost:
+        """Returns the expected model use, from public caps.
+
+        Args:
+          record_tokens: cap of a record.
+        """
+
+    @abstractmethod
+    def expected(self, *guesses: Any, **named: Any) -> dict[str, Any]:
+        """Returns what is expected of the releases, at public guesses."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public plan as JSON values, from which `rebuild` makes it again."""
+        return {
+            "method": self.method,
+            "dataset_id": self.partition,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "implementation_delta": self.implementation_delta,
+            "adjacency": self.adjacency,
+            "noise_multiplier": self.noise_multiplier,
+            **self._numbers(),
+        }
+
+    @abstractmethod
+    def _numbers(self) -> dict[str, Any]:
+        """Returns what the method shows beside what every plan shows."""
+
+    @classmethod
+    @abstractmethod
+    def rebuild(cls, shown: Mapping[str, Any]) -> Self:
+        """Returns the plan of the parameters shown, by the planner and with all its checks, priced anew.
+
+        Args:
+          shown: the result of `to_dict`; what a component shows beside its plan is not read.
+
+        Raises:
+          ConfigurationError: parameters out of range, or that do not fit together.
+          LookupError, TypeError, AttributeError: `shown` has another form.
+        """
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self.to_dict())
+
+
+PlanT = TypeVar("PlanT", bound=SharePlan)
+
+
+def _with_noise(plan: PlanT, noise_multiplier: float) -> PlanT:
+    louder: dict[str, Any] = {"release": plan.release.with_noise(noise_multiplier)}
+    return dataclasses.replace(plan, **louder)
+
+
+def with_noise_for(
+    draft: PlanT,
+    *,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    is_rough: bool = False,
+    with_noise: Callable[[PlanT, float], PlanT] = _with_noise,
+) -> PlanT:
+    """Returns the plan with noise calibrated to `epsilon`, or with the given noise, and its price."""
+    if noise_multiplier is not None:
+        return with_price(with_noise(draft, check_positive("noise_multiplier", noise_multiplier)))
+    if epsilon is None:
+        raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
+    target = check_epsilon(epsilon)
+    noise = accounting.calibrate(
+        lambda x: with_noise(draft, x).event(),
+        epsilon=target,
+        delta=pricing_delta(draft),
+        adjacency=draft.release.adjacency,
+        is_rough=is_rough,
+    )
+    calibrated = with_noise(draft, noise)
+    # The coarse price is an upper bound too, and an exact one would take longer than the search.
+    return dataclasses.replace(calibrated, epsilon=target) if is_rough else with_price(calibrated)
+
+
+def with_price(plan: PlanT) -> PlanT:
+    """Returns the plan with the epsilon of its event."""
+    adjacency = plan.release.adjacency
+    bound = accounting.epsilon_upper_bound(plan.event(), delta=pricing_delta(plan), adjacency=adjacency)
+    epsilon = _finite_epsilon(bound, noise_multiplier=plan.release.mechanism.noise_multiplier)
+    return dataclasses.replace(plan, epsilon=epsilon)
+
+
+def pricing_delta(plan: SharePlan) -> float:
+    """Returns the part of delta that is left for the events, after the declared gap of the noise."""
+    remaining = effective_delta(plan.delta, plan.implementation_delta)
+    if remaining <= 0:
+        raise _too_many(plan)
+    return remaining
+
+
+def _too_many(plan: SharePlan) -> ConfigurationError:
+    """Returns the error that names how many queries delta allows: drawing the noise of each uses a part of it."""
+    gap = plan.implementation_delta
+    requested = getattr(plan, "max_queries", None) or 1  # a training plan has steps
+    possible = int(plan.delta / gap * requested)
+    while possible > 0 and effective_delta(plan.delta, gap / requested * possible) <= 0:
+        possible -= 1
+    if possible < 1 or possible >= requested:
+        return fail("delta", f"more than the noise's declared gap {gap:.3g}", plan.delta, "Give a larger delta=.")
+    advice = f"Drawing the noise of one query takes {gap / requested:.3g} of delta. Ask less, or give a larger delta=."
+    return fail("max_queries", f"at most {possible:,} queries at delta {plan.delta:.3g}", requested, advice)
+
+
+def _finite_epsilon(bound: float, *, noise_multiplier: float) -> float:
+    """Returns a plan's epsilon; refuses an infinite one with advice about its noise."""
+    if math.isfinite(bound):
+        return bound
+    advice = "Raise it; if clip and temperature determine it, raise temperature or lower clip."
+    raise fail("noise_multiplier", "noise that bounds the privacy loss by a finite epsilon", noise_multiplier, advice)
