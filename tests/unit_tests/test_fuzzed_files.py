@@ -230,7 +230,7 @@ def gone_on_with(folder: Path) -> dict[str, Target]:
     private = PrivateExamples(evolution_doubles.RECORDS, public_size=len(evolution_doubles.RECORDS))
     made = evolution_doubles.evolution(private=private, budget=budget, checkpoint=path, component="e")
     made.run(progress=False)
-    share, terms = made._share, json.loads(path.read_text())["terms"]
+    share, terms = made.share, json.loads(path.read_text())["terms"]
 
     def evolved(place: Path) -> Any:
         populations = [Population(one.label, 2) for one in made._items]

@@ -107,7 +107,7 @@ class TestWhatIsReleased:
         assert all(text.text for text in found.texts)
         assert CANARY not in found.to_json()
         assert set(made.counts) == set(VOCABULARY)
-        assert made.finished
+        assert made.is_finished
 
     def test_a_second_run_is_free_and_the_same(self) -> None:
         budget = house()
@@ -137,13 +137,13 @@ class TestWhatIsReleased:
 
         monkeypatch.setattr(type(made._writer), "_show", show)
         found = [*made.stream(progress=False), *between, *other]
-        assert sorted(str(each.id) for each in found) == sorted(str(each.id) for each in made.released().documents)
+        assert sorted(str(each.id) for each in found) == sorted(str(each.id) for each in made.result.documents)
 
     def test_streams_and_awaits(self) -> None:
         made = maker()
         streamed = list(made.stream(progress=False))
         assert sorted(each.metadata["topic"] for each in streamed) == ["card", "card", "transfer", "transfer"]
-        assert {each.id for each in streamed} == {each.id for each in made.released().documents}
+        assert {each.id for each in streamed} == {each.id for each in made.result.documents}
 
         async def awaited() -> tuple[SyntheticDocuments, list[Document]]:
             other = await DocumentSynthesizer.afrom_private_examples(
@@ -229,7 +229,7 @@ class TestWhatIsPaid:
             made = maker(budget, notes, llm=llm, topics=TOPICS.replace(noise="discrete_laplace"), component="store")
             made.run(progress=False)
             shares = [{**share, "sealed_at": ""} for share in budget.report().to_dict()["shares"]]
-            left = [made._share.remaining(each.template, label=each.label) for each in made.plan.tickets()]
+            left = [made.share.remaining(each.template, label=each.label) for each in made.plan.tickets()]
             walked.append((llm.calls["public"], made.topics[1:], shares, left))
         assert all(each == walked[0] for each in walked)
 
@@ -284,7 +284,7 @@ class TestWhatIsPaid:
             made.run(progress=False)
         assert CANARY not in str(caught.value)
         assert caught.value.run is made  # type: ignore[attr-defined]
-        assert made._share.remaining(TOPIC_TEMPLATE) == 0
+        assert made.share.remaining(TOPIC_TEMPLATE) == 0
         assert made.topics == ()
 
     def test_a_stop_before_the_histogram_gives_its_ticket_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,10 +295,10 @@ class TestWhatIsPaid:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr("langchain_dpicl.documents.synthesizer.release_counts", stop)
             made.run(progress=False)
-        assert made._share.remaining(TOPIC_TEMPLATE) == 1
+        assert made.share.remaining(TOPIC_TEMPLATE) == 1
         assert made.run(progress=False).topics
-        assert made._share.remaining(TOPIC_TEMPLATE) == 0
-        assert made._share.committed(TOPIC_TEMPLATE) == 1
+        assert made.share.remaining(TOPIC_TEMPLATE) == 0
+        assert made.share.committed(TOPIC_TEMPLATE) == 1
 
     def test_a_split_that_fails_is_tried_again_for_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = maker()
@@ -393,9 +393,9 @@ class TestWhatIsKept:
         with pytest.raises(RunInterruptedError, match="documents are released") as caught:
             made.run(progress=False)
         assert caught.value.run is made
-        assert len(made.released().texts) >= 1
-        assert verify_report(made.released()).ok
-        assert not made.finished
+        assert len(made.result.texts) >= 1
+        assert verify_report(made.result).ok
+        assert not made.is_finished
         assert len(caught.value.run.run(progress=False)) == 4
 
         async def stopped() -> SyntheticDocuments:
@@ -439,7 +439,7 @@ class TestWhatIsKept:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(Reservation, "commit", stop)
             made.run(progress=False)
-        assert made._share.remaining(TOPIC_TEMPLATE) == made._share.committed(TOPIC_TEMPLATE) == 0
+        assert made.share.remaining(TOPIC_TEMPLATE) == made.share.committed(TOPIC_TEMPLATE) == 0
         budget.close()
         ledger._IDENTITIES.clear()
         other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
@@ -488,9 +488,9 @@ class TestWhatIsKept:
             patch.setattr("langchain_dpicl.released.files.write_whole", full)
             made.run(progress=False)
         assert caught.value.run is made  # type: ignore[attr-defined]
-        assert made._share.committed(TOPIC_TEMPLATE) == 0
+        assert made.share.committed(TOPIC_TEMPLATE) == 0
         assert len(made.run(progress=False)) == 4
-        assert made._share.committed(TOPIC_TEMPLATE) == 1
+        assert made.share.committed(TOPIC_TEMPLATE) == 1
 
     def test_a_deal_that_is_gone_leaves_out_the_texts_it_was_for(self, tmp_path: Path) -> None:
         path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
@@ -531,7 +531,7 @@ class TestWhatIsKept:
         budget = house(store=SQLiteStore.new(path))
         made = maker(budget, checkpoint=kept, component="store")
         next(made.stream(progress=False))
-        made._share.reserve("text: 1 token on one sample", label="topic 2", count=4)  # a process that was killed
+        made.share.reserve("text: 1 token on one sample", label="topic 2", count=4)  # a process that was killed
         budget.close()
         ledger._IDENTITIES.clear()
         other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")

@@ -69,7 +69,7 @@ def test_another_process_goes_on_where_the_first_one_stood(process: Process) -> 
     assert [len(rounds) for rounds in second.history.values()] == [3, 3]
     assert second.history["bank"][:2] == first.history["bank"]
     third, budget = process.start(llm=dying(0))  # all is there, and nobody is asked
-    assert third.finished
+    assert third.is_finished
     assert third.run(progress=False).examples == released.examples
     assert charged(budget) == 6
 
@@ -96,7 +96,7 @@ def test_the_file_is_written_before_the_ticket_is_committed_and_holds_nothing_pr
 
 def test_a_killed_process_loses_the_one_round_that_it_had_reserved(process: Process) -> None:
     made, budget = process.start()
-    made._share = _Killing(made._share)
+    made.share = _Killing(made.share)
     with pytest.raises(SystemError, match="killed"):
         made.run(progress=False)
     assert charged(budget) == 2
