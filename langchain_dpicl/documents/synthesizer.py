@@ -87,7 +87,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
     Example:
       >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
       >>> from langchain_dpicl.options import Topics
-      >>> notes = ["my card was declined"] * 400 + ["the transfer is late"] * 400
+      >>> notes = ["a card was declined"] * 400 + ["the transfer is late"] * 400
       >>> synthesizer = DocumentSynthesizer.from_private_examples(
       ...     PrivateExamples(notes, public_size=1_000),
       ...     llm=EmbeddedLLM(),
@@ -178,7 +178,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         found = topics if isinstance(topics, Topics) else Topics(cast("tuple[str, ...] | None", topics))
         mechanism = noise_of(noise, Noise, LogitNoise)
         shape, writing = option_of("rows", rows, Rows), option_of("decoding", decoding, Decoding)
-        name = component or RunJournal.component_in(checkpoint) or spender.fresh_name("documents")
+        named = component if component is not None else RunJournal.component_in(checkpoint)
+        name = spender.fresh_name("documents") if named is None else named
         total = private.public_size_of(None)
         size = max(1, total // found.num_topics) if found.topic_size is None else found.topic_size
         # Declared with places before any topic is known, so that one share covers both steps.

@@ -297,7 +297,8 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
         )
         nearest = NearestRows(as_embeddings(embeddings), neighbours=search.neighbours)
         public = {**plan.to_dict(), **_report_fields(wording, nearest, survival, model)}
-        name = component or RunJournal.component_in(checkpoint) or spender.fresh_name("evolution")
+        found = component if component is not None else RunJournal.component_in(checkpoint)
+        name = spender.fresh_name("evolution") if found is None else found
         terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "plan": public}
         journal = RunJournal.open(checkpoint, **terms)
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])

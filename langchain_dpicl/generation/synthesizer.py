@@ -503,7 +503,7 @@ class DraftRun(ReleaseRun[Item, Result]):
             yield block
             self._keep(draft, ticket)
 
-    def _keep(self, draft: PartialText, ticket: Reservation | None = None) -> None:
+    def _keep(self, draft: PartialText, *tickets: Reservation) -> None:
         """Writes into the journal what was released of a text since its last line."""
         key, state = (draft.label, draft.number), _state_of(draft)
         before = self._kept.get(key)
@@ -512,7 +512,7 @@ class DraftRun(ReleaseRun[Item, Result]):
         self._kept[key] = state
         at = len(before["tokens"]) if before is not None and before["segment"] == state["segment"] else 0
         line = {"label": draft.label, "number": draft.number, **state, "tokens": state["tokens"][at:], "at": at}
-        self._record(line, ticket)
+        self._record(line, *tickets)
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
         is_known = False
@@ -664,7 +664,8 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         # The margin follows from the calibrated clip, which is known only now.
         script = dataclasses.replace(script, margin=public_margin(plan.release))
         public = {**plan.to_dict(), **script.to_dict()}
-        name = component or RunJournal.component_in(checkpoint) or spender.fresh_name("few-shot")
+        found = component if component is not None else RunJournal.component_in(checkpoint)
+        name = spender.fresh_name("few-shot") if found is None else found
         terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "plan": public}
         journal = RunJournal.open(checkpoint, **terms)
         # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.

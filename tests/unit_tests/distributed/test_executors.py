@@ -135,13 +135,17 @@ class TestAnExecutorUsedAgain:
         later = house.synthesizer(crew, epsilon=2.0)
         assert later.run(progress=False).epsilon == 2.0
         first, second = crew._hands[0].handle._works.values()
-        assert self.noise(later) == second.plan.release.mechanism != first.plan.release.mechanism
+        assert self.noise(later) == second.blocks.plan.release.mechanism != first.blocks.plan.release.mechanism
 
     def test_takes_the_instruction_of_the_report(self, house: House) -> None:
         crew = house.crew(num_workers=1)
         self.begun(house.synthesizer(crew, instruction="One."), crew)
         told = house.synthesizer(crew, instruction="Two.").run(progress=False).plan["instruction"]
-        assert told == [one.script.wording.instruction for one in crew._hands[0].handle._works.values()][-1] == "Two."
+        assert (
+            told
+            == [one.blocks.script.wording.instruction for one in crew._hands[0].handle._works.values()][-1]
+            == "Two."
+        )
 
     def test_takes_the_wording_of_labels(self, house: House) -> None:
         crew = house.crew(num_workers=1)

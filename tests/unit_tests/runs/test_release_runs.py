@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,11 +81,12 @@ def lines(
     budget: Budget, calls: Calls, *, component: str = "mine", checkpoint: Path | None = None, **options: Any
 ) -> Lines:
     private = PrivateExamples([CANARY], public_size=1, dataset_id="lines")
-    plan = {"lines": NUM_LINES}
-    terms: dict[str, Any] = {"ledger_id": budget.ledger_id, "dataset_id": private.dataset_id, "plan": plan}
+    shown = {"lines": NUM_LINES}
+    plan = SimpleNamespace(method="lines", partition="lines", to_dict=lambda: shown)
+    terms: dict[str, Any] = {"ledger_id": budget.ledger_id, "dataset_id": private.dataset_id, "plan": shown}
     journal = RunJournal.open(checkpoint, component=component, **terms)
     tickets = (Ticket("line", PureEvent(0.1), max_count=NUM_LINES + 2, refundable=True),)
-    share = budget.declare(component, tickets=tickets, public=plan)
+    share = budget.declare(component, tickets=tickets, public=shown)
     items = [Line(number) for number in range(NUM_LINES)]
     return Lines(private, items, plan=plan, budget=budget, share=share, journal=journal, calls=calls, **options)
 
