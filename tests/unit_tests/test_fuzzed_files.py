@@ -43,7 +43,7 @@ from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released import files as _released_files
-from langchain_dpicl.released.files import parse_json
+from langchain_dpicl.released.files import parse_json, plain_json
 from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, read_export, read_receipts
 from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
@@ -253,7 +253,7 @@ def _checkpoint(path: Path, make: Callable[[Path], Any]) -> Target:
         entries = parse_json("entries", (place / "file").read_bytes().decode("ascii", "replace"))
         if not isinstance(entries, list):
             raise ConfigurationError("no list")
-        (place / "journal").write_bytes(rechained(journal, entries))
+        (place / "journal").write_bytes(rechained(journal, plain_json("entries", {"": entries})[""]))
         return make(place / "journal").result.to_json()
 
     return Target({"file": json.dumps(entries_in(path)).encode()}, restored, is_bound=False)
