@@ -175,10 +175,10 @@ class Option(metaclass=_NamesChecked):
         return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
 
 
-O = TypeVar("O", bound=Option)
+OptionT = TypeVar("OptionT", bound=Option)
 
 
-def option_of(name: str, value: object, *kinds: type[O]) -> O:
+def option_of(name: str, value: object, *kinds: type[OptionT]) -> OptionT:
     """Returns an option value that a caller gave; None stands for the defaults of the first kind.
 
     Args:
