@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import Evolution, LabelAnswers, LogitNoise, Noise, Rows
-from langchain_dpicl.options.rows import NoiseName, noise_of
+from langchain_dpicl.options.rows import NoiseName, noise_of, noise_with
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
@@ -453,6 +453,7 @@ def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.retrieval.plan import plan_retrieval
 
     retrieval, guess = settings.get("retrieval"), settings.guess
+    noise_with(settings.get("noise"), "gaussian")  # refuses another
     if retrieval is None:
         raise fail("retrieval.participations", "a number", None, "Give --set retrieval.participations=N.")
     plan = plan_retrieval(
@@ -648,6 +649,7 @@ _QUARTERS = (1, 2, 4, 8, 16)
 
 def _training(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     size, training = sum(sizes.values()), settings.get("training")
+    noise_with(settings.get("noise"), "gaussian")  # refuses another
     if training is None:
         raise fail("training", "a table with expected_batch_size, and epochs or steps", None)
     batch = training.expected_batch_size
