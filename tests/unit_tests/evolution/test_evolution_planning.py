@@ -120,6 +120,8 @@ def test_the_command_prices_it_as_the_planner_does(capsys: pytest.CaptureFixture
     assert found["cost"]["private_calls"] == 0
     assert found["cost"]["public_calls"] == plan.cost().public_calls
     assert found["cost"]["money"] > 0
+    assert main([*evolved("noise.multiplier=20.0"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["noise_multiplier"] == 20.0
     assert main(evolved()) == 0
     assert "no private call" in capsys.readouterr().out
 
@@ -132,11 +134,22 @@ def test_the_command_prices_it_as_the_planner_does(capsys: pytest.CaptureFixture
         (["plan", *ASKED, *sets("evolution.rounds=3")], "found 'evolution'"),
         (evolved("method=voting", "max_queries=9"), "found 'evolution'"),
         (evolved("evolution.num_variations=0"), "num_variations"),
+        (evolved("noise=gumbel"), "Noise.mechanism: "),
         (generated("method=evolution", 'decoding.grammar.regex="a"'), "grammar"),
         (generated('task.hints=["Shout."]'), "hints"),
         (generated("method=evolution", "model.embeddings=json:dumps"), "embeddings"),
     ],
-    ids=["slots", "no rounds", "rounds alone", "voting", "no variations", "grammar", "hint alone", "no embeddings"],
+    ids=[
+        "slots",
+        "no rounds",
+        "rounds alone",
+        "voting",
+        "no variations",
+        "noise",
+        "grammar",
+        "hint alone",
+        "no embeddings",
+    ],
 )
 def test_options_that_change_nothing_are_refused(
     typed: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
