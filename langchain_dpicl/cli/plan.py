@@ -728,9 +728,16 @@ def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.evolution.plan import plan_evolution
 
     search = settings.get("evolution") or Evolution()
-    names = ("rounds", "num_candidates", "num_survivors", "num_variations", "neighbours")
-    given = {name: getattr(search, name) for name in names if getattr(search, name) is not None}
-    plan = plan_evolution(sizes, **_terms(settings), **settings.only("shots_per_label"), **given)
+    plan = plan_evolution(
+        sizes,
+        **_terms(settings),
+        **settings.only("shots_per_label"),
+        noise_multiplier=noise_with(settings.get("noise"), "gaussian").multiplier,
+        rounds=search.rounds,
+        num_candidates=search.num_candidates,
+        num_survivors=search.num_survivors,
+        num_variations=search.num_variations,
+    )
     return {
         "plan": plan.to_dict(),
         "cost": _cost_of(plan.cost(record_tokens=settings.cost.record_tokens), settings),
