@@ -90,12 +90,13 @@ def _fault_in(takes: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) ->
 
 def _place_of(name: str, takes: inspect.Signature) -> str:
     """Returns the parameter that is meant, or the option value whose field is meant."""
-    meant = {parameter: f"Did you mean {parameter!r}?" for parameter in takes.parameters}
-    fields: dict[str, str] = {}
+    places = {parameter: repr(parameter) for parameter in takes.parameters}
     for parameter in takes.parameters.values():
         words = re.findall(r"\w+", str(parameter.annotation))
         for option in (one for one in OPTIONS if one.__name__ in words):
             for field in inspect.signature(option).parameters:
-                fields.setdefault(field, f"Give {parameter.name}={option.__name__}({field}=...).")
-    near = difflib.get_close_matches(name, [*fields, *meant], 1)
-    return {**meant, **fields}[near[0]] if near else ""
+                places.setdefault(field, f"{parameter.name}={option.__name__}({field}=...)")
+    if name in places:
+        return f"Give {places[name]}."
+    near = difflib.get_close_matches(name, places, 1)
+    return f"Did you mean {places[near[0]]}?" if near else ""
