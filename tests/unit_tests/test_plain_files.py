@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_dpicl.cli.synthesize import _public_lines
 
 from langchain_dpicl import LabelledPool, ReleasedCounts, ReleasedDemonstrations, SoftPrompt, SyntheticDocuments
 from langchain_dpicl import _plain_files as plain_files
 from langchain_dpicl._plain_files import check_target, read_plain
 from langchain_dpicl.cli.inputs import read_json
+from langchain_dpicl.cli.runs import _public_lines
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.released.files import write_whole
 from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
