@@ -12,9 +12,6 @@ DPICLError
 |   +-- AccountantsDisagreeError         two accountants differ beyond their declared errors
 +-- ModelCallError                       a public model call failed; the charge stays, releases are kept
 |   +-- RunInterruptedError              a run stopped half-way; it holds what was released and can continue
-|   +-- SynthesisInterruptedError        generation stopped half-way; holds what was released, can resume
-|   +-- LabellingInterruptedError        labelling stopped half-way; holds what was released, can resume
-|   +-- TrainingInterruptedError         training stopped before its last step; holds the prompt, can resume if paid
 +-- MemoError                            released answers cannot be kept or read, or the memo is none
 +-- PrivacyBudgetError
     +-- NoPrivacyBudgetError             no budget was given or found: fail closed
@@ -90,44 +87,6 @@ class RunInterruptedError(ModelCallError):
         self.run = run
 
 
-class SynthesisInterruptedError(ModelCallError):
-    """Generation stopped before its end.
-
-    Attributes:
-      synthesizer: the object to call `run()` (or `arun()`) on again; it continues with tickets not yet burnt.
-    """
-
-    def __init__(self, message: str, *, synthesizer: Any) -> None:
-        super().__init__(message)
-        self.synthesizer = synthesizer
-
-
-class LabellingInterruptedError(ModelCallError):
-    """Labelling of public inputs stopped before its end.
-
-    Attributes:
-      labeler: the object to call `run()` (or `arun()`) on again; it continues with what is not yet spent, and holds
-        the labels released so far.
-    """
-
-    def __init__(self, message: str, *, labeler: Any) -> None:
-        super().__init__(message)
-        self.labeler = labeler
-
-
-class TrainingInterruptedError(ModelCallError):
-    """Training of a prompt stopped before its last step: the model failed, or the tickets of the others were lost.
-
-    Attributes:
-      training_run: the object to call `run()` (or `arun()`) on again; it goes on with tickets not yet burnt, if any is
-        left (`training_run.steps_left`), and `training_run.result` is the prompt as it stands.
-    """
-
-    def __init__(self, message: str, *, training_run: Any) -> None:
-        super().__init__(message)
-        self.training_run = training_run
-
-
 class MemoError(DPICLError):
     """A release memo cannot be read or written, is broken, or is none. What was charged stays charged."""
 
@@ -192,7 +151,6 @@ __all__ = [
     "CapabilityError",
     "ConfigurationError",
     "DPICLError",
-    "LabellingInterruptedError",
     "LedgerError",
     "LedgerRollbackError",
     "LedgerUnavailableError",
@@ -207,9 +165,7 @@ __all__ = [
     "RunInterruptedError",
     "SealedShareError",
     "SensitivityError",
-    "SynthesisInterruptedError",
     "TenantCapExceededError",
-    "TrainingInterruptedError",
     "UnknownEventError",
     "UnsilencableModelError",
 ]

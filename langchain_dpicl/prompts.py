@@ -272,7 +272,7 @@ class ReleasedPrompt(HidesInput):
         Raises:
           ConfigurationError: a public argument is out of range; nothing was spent.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
-          SynthesisInterruptedError: the model failed; continue with `from_run(error.synthesizer, ...)`.
+          RunInterruptedError: the model failed; continue with `from_run(error.run, ...)`.
         """
         made, run = cls._planned(
             private,
@@ -315,7 +315,7 @@ class ReleasedPrompt(HidesInput):
         """Runs or continues a run that releases demonstrations, and returns the template that shows them.
 
         Args:
-          run: a `DemonstrationSynthesizer` or `PrivateEvolution`, also one of a `SynthesisInterruptedError`; a
+          run: a `DemonstrationSynthesizer` or `PrivateEvolution`, also one of a `RunInterruptedError`; a
             finished one releases nothing more.
           example_prompt: template of one demonstration.
           suffix: public text after the demonstrations, with the query's variable (required by the string template).
@@ -324,7 +324,7 @@ class ReleasedPrompt(HidesInput):
 
         Raises:
           ConfigurationError: a template argument is unusable; checked before anything runs.
-          SynthesisInterruptedError: the model failed again; what was released is kept.
+          RunInterruptedError: the model failed again; what was released is kept.
         """
         made = cls._before(run, example_prompt, prefix, suffix, template)
         return made.with_released(run.run())

@@ -13,7 +13,7 @@ import pytest
 from langchain_dpicl import PrivateExamples
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.tuning.tasks import PromptTask
-from langchain_dpicl.exceptions import TrainingInterruptedError
+from langchain_dpicl.exceptions import RunInterruptedError
 from langchain_dpicl.options import Noise, SoftPromptConfig, Training
 from langchain_dpicl.released.soft_prompt import SoftPrompt
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
@@ -161,11 +161,9 @@ def prepared(
 
 def short_of_steps(made: PromptDPSGD, *, awaited: bool = False) -> SoftPrompt:
     """Runs what is left of a run that lost tickets; returns the prompt that the error holds."""
-    with pytest.raises(
-        TrainingInterruptedError, match="expected a ticket for each step of the plan, found none"
-    ) as caught:
+    with pytest.raises(RunInterruptedError, match="expected a ticket for each step of the plan, found none") as caught:
         asyncio.run(made.arun()) if awaited else made.run()
-    assert caught.value.training_run is made
+    assert caught.value.run is made
     assert (made.steps_left, made.is_finished) == (0, False)
     assert made.result.report["step"] < made.plan.steps
     return made.result

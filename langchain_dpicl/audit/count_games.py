@@ -367,7 +367,7 @@ def document_games(*, adjacency: str) -> Iterator[TopicGame]:
         units=(f"{MINE} {OTHER}",),
         neighbour=(f"{_THIRD} {_FOURTH}",) if moved == 4 else (),
         runs=_DOCUMENTS_RUNS[adjacency],
-        options={"adjacency": adjacency, "noise": Noise(multiplier=NOISE)},
+        options={"adjacency": adjacency, "noise_multiplier": NOISE},
         law=laplace_law(moved),
     )
 

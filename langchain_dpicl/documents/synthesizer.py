@@ -378,12 +378,12 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          SynthesisInterruptedError: the public model call failed; released values are kept, and another `run` or
-            `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `synthesizer` as well.
+          RunInterruptedError: the public model call failed; released values are kept, and another `run` or
+            `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `run` as well.
           ModelCallError: the histogram could not be computed; its ticket stays burnt.
           PrivacyBudgetError: the tickets could not be reserved.
         """
-        with carrying(synthesizer=self):
+        with carrying(run=self):
             with self._events() as events:
                 self._find(events)
             for made in self._writer.stream(progress=progress):
@@ -391,7 +391,7 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
 
     async def astream(self, *, progress: bool | None = None) -> AsyncIterator[Document]:
         """Async version of `stream`."""
-        with carrying(synthesizer=self):
+        with carrying(run=self):
             async with self._events() as events:
                 await run_in_thread(lambda: self._find(events))
             async for made in self._writer.astream(progress=progress):

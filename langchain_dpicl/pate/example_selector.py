@@ -19,7 +19,7 @@ from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_in_thread, run_sync
 from langchain_dpicl.budget.handler import BudgetLike, describe_tickets_left
-from langchain_dpicl.exceptions import ConfigurationError, LabellingInterruptedError, ModelCallError
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
 from langchain_dpicl.options.answers import LabelAnswers, Votes
 from langchain_dpicl.options.base import LLM, PublicInput, TemplateLike, Where, option_of
 from langchain_dpicl.options.methods import Similar, StrategyLike, Student
@@ -157,8 +157,8 @@ class PromptPATEExampleSelector(BaseExampleSelector):
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.
           PrivacyBudgetError: no budget, another budget, or one that does not suffice.
-          LabellingInterruptedError: a public call failed; `error.labeler` holds the labels so far. Continue with
-            `from_run(error.labeler)`.
+          RunInterruptedError: a public call failed; `error.run` holds the labels so far. Continue with
+            `from_run(error.run)`.
 
         Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md explains the differences.
         """
@@ -210,7 +210,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
 
         Raises:
           ConfigurationError: an option is out of range, or does not fit the student's model; nothing was charged.
-          LabellingInterruptedError: a public call failed; as for `from_private_examples`.
+          RunInterruptedError: a public call failed; as for `from_private_examples`.
         """
         wanted = _ready_for(run, strategy, student, escape_braces)
         run.run(progress=progress)
@@ -246,7 +246,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
             return cls(run.pool, labeler=run, strategy=strategy, escape_braces=escape_braces)
 
         failure = ""
-        with carrying(labeler=run):
+        with carrying(run=run):
             selector: Self = yield Call(make, lambda: run_in_thread(make, is_slow=run.may_wait))
             if selector._is_searched():
                 try:
@@ -259,9 +259,9 @@ class PromptPATEExampleSelector(BaseExampleSelector):
         if failure:  # raised outside the handler, so that it has no cause
             msg = (
                 f"The student's prompt was not chosen: {failure.rstrip('.')}. All labels are released and kept: call "
-                "PromptPATEExampleSelector.from_run(error.labeler, ...), which is free."
+                "PromptPATEExampleSelector.from_run(error.run, ...), which is free."
             )
-            raise LabellingInterruptedError(msg, labeler=run)
+            raise RunInterruptedError(msg, run=run)
         return selector
 
     @classmethod

@@ -27,9 +27,9 @@ from langchain_dpicl.distributed.executor import RemoteExecution, iterate_in_thr
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     DPICLError,
-    LabellingInterruptedError,
     ModelCallError,
     PrivacyBudgetExceededError,
+    RunInterruptedError,
 )
 from langchain_dpicl.pate.inputs import InputTemplate, key_of
 from langchain_dpicl.pate.plan import LabellingPlan
@@ -254,8 +254,8 @@ class LabellingRun(Uncopyable):
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          LabellingInterruptedError: the public model call failed; labels released so far are kept, and calling `run`
-            again continues. Other errors and Ctrl-C have the attribute `labeler` too.
+          RunInterruptedError: the public model call failed; labels released so far are kept, and calling `run`
+            again continues. Other errors and Ctrl-C have the attribute `run` too.
           PrivacyBudgetError: the share no longer fits the budget.
         """
         for _ in self.stream(progress=progress):
@@ -279,7 +279,7 @@ class LabellingRun(Uncopyable):
         with self._bar(progress, self._payable()) as bar:
             for place in self._waiting():
                 failure = ""
-                with self._events() as events, carrying(labeler=self):
+                with self._events() as events, carrying(run=self):
                     try:
                         is_done = run_sync(self._serialised(place, events, _caller()))
                     except ModelCallError as error:
@@ -304,7 +304,7 @@ class LabellingRun(Uncopyable):
             for place in self._waiting():
                 failure = ""
                 async with self._events() as events:
-                    with carrying(labeler=self):
+                    with carrying(run=self):
                         try:
                             is_done = await run_async(self._serialised(place, events, _caller()), is_slow=is_slow)
                         except ModelCallError as error:
@@ -331,7 +331,7 @@ class LabellingRun(Uncopyable):
         if self._elsewhere is not None:
             return self._label_remotely(self._elsewhere, place)
         if self._entries[place].status == "waiting":
-            with self._events() as events, carrying(labeler=self):
+            with self._events() as events, carrying(run=self):
                 if not run_sync(self._serialised(place, events, _caller())):
                     raise self._spent()
             self._settle()
@@ -345,7 +345,7 @@ class LabellingRun(Uncopyable):
             return await run_in_thread(lambda: self._label_remotely(elsewhere, place))
         if self._entries[place].status == "waiting":
             async with self._events() as events:
-                with carrying(labeler=self):
+                with carrying(run=self):
                     if not await run_async(self._serialised(place, events, _caller()), is_slow=self.may_wait):
                         raise self._spent()
             await run_in_thread(self._settle, is_slow=self.may_wait)
@@ -427,7 +427,7 @@ class LabellingRun(Uncopyable):
         places = {key_of(self._entries[place].fields): place for place in waiting}
         faults: list[DPICLError] = []
         is_unpaid = False
-        with self._events() as events, carrying(labeler=self):
+        with self._events() as events, carrying(run=self):
             try:
                 for one in elsewhere.executor.spread(elsewhere.work, list(places)):
                     if one is None:
@@ -460,7 +460,7 @@ class LabellingRun(Uncopyable):
 
     def _settle(self) -> None:
         """Commits releases once the checkpoint holds them; an earlier write may have failed."""
-        with carrying(labeler=self):
+        with carrying(run=self):
             if any(entry.status != "waiting" for entry in self._entries):
                 self._save()
             with self._growing:
@@ -493,9 +493,9 @@ class LabellingRun(Uncopyable):
             done = sum(entry.status != "waiting" for entry in self._entries)
             msg = (
                 f"Labelling stopped: {failure.rstrip('.')}. {done} of {len(self._entries)} inputs are done and kept; "
-                "tickets that burnt stay charged. Call run() on error.labeler to continue."
+                "tickets that burnt stay charged. Call run() on error.run to continue."
             )
-            raise LabellingInterruptedError(msg, labeler=self)
+            raise RunInterruptedError(msg, run=self)
 
     def _spent(self) -> PrivacyBudgetExceededError:
         msg = (

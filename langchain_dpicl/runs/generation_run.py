@@ -12,7 +12,7 @@ from langchain_dpicl.backends.sync_async import EffectGenerator, ThreadedContext
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.distributed.executor import RemoteExecution, iterate_in_threads, tickets_missing
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, SynthesisInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, RunInterruptedError
 from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Share
@@ -41,7 +41,7 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
     """A run that generates demonstrations item by item; it can be interrupted and continued.
 
     Formal guarantees:
-      - Released values stay in the run after any error, and every error carries the run as `synthesizer`.
+      - Released values stay in the run after any error, and every error carries the run as `run`.
     """
 
     _noun: ClassVar[str]
@@ -82,8 +82,8 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          SynthesisInterruptedError: a public call to the model or the embeddings failed; released values are kept, and
-            another `run` or `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `synthesizer`.
+          RunInterruptedError: a public call to the model or the embeddings failed; released values are kept, and
+            another `run` or `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `run`.
           PrivacyBudgetError: the tickets could not be reserved.
         """
         try:
@@ -223,7 +223,7 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
                 raise ConfigurationError(msg)
             item.busy = True
         try:
-            with carrying(synthesizer=self):
+            with carrying(run=self):
                 yield
         finally:
             try:
@@ -236,9 +236,9 @@ class GenerationRun(StreamedRun[dict[str, str], ReleasedDemonstrations], Generic
         if failure:
             msg = (
                 f"Generation stopped: {failure.rstrip('.')}. {self._so_far()} released and kept; tickets that burnt "
-                "stay charged. Call run() on error.synthesizer to continue."
+                "stay charged. Call run() on error.run to continue."
             )
-            raise SynthesisInterruptedError(msg, synthesizer=self)
+            raise RunInterruptedError(msg, run=self)
 
     def _rest(self) -> None:
         """Stops the workers that this run started."""

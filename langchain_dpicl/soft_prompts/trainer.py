@@ -19,7 +19,7 @@ from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.budget.handler import BudgetLike, describe_tickets_left, resolve_budget
-from langchain_dpicl.exceptions import ConfigurationError, TrainingInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training
 from langchain_dpicl.options.base import Where
 from langchain_dpicl.options.rows import noise_of
@@ -84,7 +84,7 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
         of the steps, at least one, each before a private record is read for it. A step's ticket burns when its first
         private call starts and is committed after its noised state is stored; unburnt tickets are returned at the end.
       - A killed process loses the tickets of its current block; they stay charged.
-      - A run with fewer steps than its plan and no remaining ticket raises `TrainingInterruptedError`.
+      - A run with fewer steps than its plan and no remaining ticket raises `RunInterruptedError`.
       - Before the first ticket of a call burns, and after the private rows of every step, the engine is tested with
         synthetic text; if it fails or returns non-finite numbers, the run stops instead of releasing noise only. This
         does not depend on records, unless one made the engine fail for later calls: such a crash is not covered.
@@ -290,15 +290,15 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
           progress: True shows a bar, False hides it, None shows it on a terminal only.
 
         Raises:
-          TrainingInterruptedError: a public model call failed; released weights are kept, and another `run` or
+          RunInterruptedError: a public model call failed; released weights are kept, and another `run` or
             `stream` continues with the unburnt tickets. Also if tickets were lost to errors or killed processes and
-            none remains before the last step: `error.training_run.result` is the current prompt. Other errors and
-            Ctrl-C carry `training_run` too.
+            none remains before the last step: `error.run.result` is the current prompt. Other errors and
+            Ctrl-C carry `run` too.
           PrivacyBudgetError: the share no longer fits the budget.
         """
         with (
             self._events() as events,
-            carrying(training_run=self),
+            carrying(run=self),
             self._tickets(events) as remaining,
             self._bar(progress, remaining) as bar,
         ):
@@ -310,7 +310,7 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
         is_slow = self._budget.durable
         async with self._events() as events:
             tickets = ThreadedContext(self._tickets(events), is_slow=is_slow)
-            with carrying(training_run=self):
+            with carrying(run=self):
                 async with tickets as remaining:
                     with self._bar(progress, remaining) as bar:
                         while not self.is_finished:
@@ -451,15 +451,15 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
     def _told(self, step: TrainingStep | None, failure: str, bar: Any) -> TrainingStep:
         """Shows a finished step on the bar; raises for an interruption, outside `except` so that it has no cause."""
         if step is None:
-            advice = "tickets that burnt stay charged. Call run() on error.training_run to continue."
+            advice = "tickets that burnt stay charged. Call run() on error.run to continue."
             if not failure:
                 failure = "expected a ticket for each step of the plan, found none left"
                 advice = (
                     "the tickets of the others were lost to errors, to killed processes or to another run, and stay "
-                    "charged. Use error.training_run.result, or train again as another component."
+                    "charged. Use error.run.result, or train again as another component."
                 )
             msg = f"Training stopped: {failure.rstrip('.')}. {self.step} of {self.plan.steps} steps are made and kept; "
-            raise TrainingInterruptedError(msg + advice, training_run=self)
+            raise RunInterruptedError(msg + advice, run=self)
         with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
             if step.validation_loss is not None:
                 bar.set_postfix_str(f"public validation loss {step.validation_loss:.4g}", refresh=False)

@@ -435,7 +435,7 @@ def test_logit_mechanisms_refuse_a_server_of_top_tokens(server: Server) -> None:
             PrivateExamples(QUESTIONS, public_size=20),
             llm=server.model("chat"),
             budget=budget,
-            noise=LogitNoise("recentered_clip"),
+            noise="recentered_clip",
             **OPTIONS,
         )
     assert budget.report().to_dict()["shares"] == []

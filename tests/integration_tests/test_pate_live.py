@@ -36,7 +36,7 @@ from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.exceptions import LabellingInterruptedError
+from langchain_dpicl.exceptions import RunInterruptedError
 from langchain_dpicl.options import Student
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
@@ -292,11 +292,11 @@ class TestTheStudent:
         served.clear()
         for hook in (hang_up(), server_error()):
             served.script(hook)
-            with pytest.raises(LabellingInterruptedError, match="was not chosen") as sync:
+            with pytest.raises(RunInterruptedError, match="was not chosen") as sync:
                 PromptPATEExampleSelector.from_run(made, **STUDENT)
-            with pytest.raises(LabellingInterruptedError, match="was not chosen") as awaited:
+            with pytest.raises(RunInterruptedError, match="was not chosen") as awaited:
                 await PromptPATEExampleSelector.afrom_run(made, **STUDENT)
-            assert sync.value.labeler is awaited.value.labeler is made
+            assert sync.value.run is awaited.value.run is made
             served.clear()
         found = await PromptPATEExampleSelector.afrom_run(made, **STUDENT)
         assert (found.student.accuracy if found.student else None) == 1.0
@@ -327,8 +327,8 @@ class TestFaults:
             seen = observe(lambda: made.run(progress=False))
             awaited = await aobserve(lambda: made.arun(progress=False))
             for one in (seen, awaited):
-                assert isinstance(one.error, LabellingInterruptedError)
-                assert one.error.labeler is made
+                assert isinstance(one.error, RunInterruptedError)
+                assert one.error.run is made
                 assert leaks(one) == set()
             assert labels(made.pool) == ["card", None, None]
             assert (made.queries_left, asked_privately(served)) == (MAX_QUERIES - 1, asked)
@@ -387,9 +387,9 @@ async def test_a_server_that_dies_interrupts_and_the_file_goes_on_elsewhere(serv
         options |= {"task": FewShotTask(verbalizers=dict(zip(LABELS, letters_of(engine), strict=True)))}
         made = labeler(engine, **options)
         first = next(made.stream(progress=False))
-    with pytest.raises(LabellingInterruptedError, match="1 of 2 inputs are done"):
+    with pytest.raises(RunInterruptedError, match="1 of 2 inputs are done"):
         made.run(progress=False)
-    with pytest.raises(LabellingInterruptedError, match="1 of 2 inputs are done"):
+    with pytest.raises(RunInterruptedError, match="1 of 2 inputs are done"):
         await made.arun(progress=False)
     kept = LabelledPool.load(tmp_path / "labels.json")
     assert kept.entries == made.pool.entries == (first, *kept.waiting)

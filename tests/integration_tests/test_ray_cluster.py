@@ -176,7 +176,7 @@ def test_a_killed_worker_loses_its_burnt_ticket_and_nothing_else(cluster: Cluste
     with pytest.raises(PrivacyBudgetExceededError, match="requested 1 more, remaining 0") as refusal:
         made.run(progress=False)
     assert not cluster.kill_file.exists()
-    assert refusal.value.synthesizer is made
+    assert refusal.value.run is made
     assert len(made.demonstrations) == 5
     assert (cluster.lines(RESERVE, "killed"), cluster.lines(COMMIT, "killed")) == (6, 5)
     assert [one.count for one in cluster.budget.dangling() if one.component == "killed"] == [1]

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from langchain_dpicl import Decoding, Rows
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.exceptions import DPICLError, RecordError, SynthesisInterruptedError
+from langchain_dpicl.exceptions import DPICLError, RecordError, RunInterruptedError
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
@@ -166,10 +166,10 @@ def test_an_outage_in_the_middle_shows_nothing_either() -> None:
         decoding=Decoding(candidates=3),
     )
     llm.raises["text:"] = lambda text: StatusError(text, status_code=400)
-    with pytest.raises(SynthesisInterruptedError) as caught:
+    with pytest.raises(RunInterruptedError) as caught:
         made.run()
     assert canaries_in(describe(caught.value)) == []
-    assert shows(caught.value.synthesizer) == []
+    assert shows(caught.value.run) == []
 
 
 def test_no_object_of_ours_shows_a_record() -> None:

@@ -42,11 +42,11 @@ from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
-    LabellingInterruptedError,
     ModelCallError,
     NoPrivacyBudgetError,
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
+    RunInterruptedError,
 )
 from langchain_dpicl.options import ByLength, Similar, Student
 from langchain_dpicl.options.methods import StrategyLike
@@ -616,11 +616,11 @@ def test_an_outage_of_the_student_keeps_every_label(awaited: bool) -> None:
     budget, student = house(), Spy()
     student.at_public = fails(*[ModelCallError("the student is down")] * 40)
     wanted = STUDENT.replace(llm=student)
-    with pytest.raises(LabellingInterruptedError, match="All labels are released and kept") as caught:
+    with pytest.raises(RunInterruptedError, match="All labels are released and kept") as caught:
         built(awaited, student=wanted, budget=budget)
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
     paid = lines(budget)
-    again: PromptPATELabeler = caught.value.labeler
+    again: PromptPATELabeler = caught.value.run
     assert len(again.pool.labelled) == len(INPUTS)
     student.at_public = fails()
     if awaited:
@@ -635,9 +635,9 @@ def test_an_outage_of_the_student_keeps_every_label(awaited: bool) -> None:
 def test_an_outage_of_the_teachers_is_resumed_from_the_error(awaited: bool) -> None:
     budget, spy = house(), Spy()
     spy.at_public = fails(None, *[ModelCallError("down")] * 5)  # type: ignore[arg-type]
-    with pytest.raises(LabellingInterruptedError, match="1 of 6 inputs") as caught:
+    with pytest.raises(RunInterruptedError, match="1 of 6 inputs") as caught:
         built(awaited, llm=spy, budget=budget)
-    again = caught.value.labeler
+    again = caught.value.run
     spy.at_public = fails()
     made = PromptPATEExampleSelector.from_run(again, student=STUDENT)
     assert len(made.examples) == 6
@@ -654,7 +654,7 @@ def test_ctrl_c_carries_the_labeler_and_shows_nothing(at: str) -> None:
         student.at_public = fails(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt) as caught:
         selector(llm=spy, student=STUDENT.replace(llm=student))
-    again: PromptPATELabeler = caught.value.labeler  # type: ignore[attr-defined]
+    again: PromptPATELabeler = caught.value.run  # type: ignore[attr-defined]
     assert len(again.pool.labelled) == (1 if at == "labels" else 6)
     public = "array([0.9, 0.1])"  # the public model's own answer
     assert [look for look in shows_private(caught.value) if look != public] == []
@@ -693,7 +693,7 @@ def test_a_checkpoint_of_a_run_that_stopped_is_a_selector_too(tmp_path: Path) ->
     path = tmp_path / "labels.json"
     spy = Spy()
     spy.at_public = fails(None, None, *[ModelCallError("down")] * 5)  # type: ignore[arg-type]
-    with pytest.raises(LabellingInterruptedError):
+    with pytest.raises(RunInterruptedError):
         PromptPATEExampleSelector.from_run(labeler(llm=spy, public_inputs=INPUTS, checkpoint=path), student=STUDENT)
     made = PromptPATEExampleSelector.load(path)
     assert [example["queue"] for example in made.select_examples({})] == ["card", "transfer"]

@@ -159,7 +159,7 @@ class TestAStop:
         with pytest.raises(KeyboardInterrupt) as caught:
             made.run()
         assert shows_private(caught.value) == []
-        assert caught.value.synthesizer is made
+        assert caught.value.run is made
 
     def test_ctrl_c_as_the_prompts_are_handed_on_would_find_none_of_them_under_a_name(self) -> None:
         made = synthesizer(FakeBackend(word_copier(WORDS), vocabulary=WORDS))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from langchain_dpicl import Budget, SoftPrompt
-from langchain_dpicl.exceptions import ConfigurationError, TrainingInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
@@ -170,7 +170,7 @@ def test_a_run_without_tickets_raises_again_and_again_and_spends_nothing(awaited
     before = lines(budget)
     for _ in range(2):
         assert short_of_steps(late, awaited=awaited).report["step"] == 0
-    with pytest.raises(TrainingInterruptedError, match=r"0 of 2 steps are made and kept; the tickets of the others"):
+    with pytest.raises(RunInterruptedError, match=r"0 of 2 steps are made and kept; the tickets of the others"):
         list(late.stream())
     assert (lines(budget), late.engine.calls) == (before, [])
 

@@ -15,7 +15,7 @@ import pytest
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.rows import gradient_rows
-from langchain_dpicl.exceptions import ModelCallError, TrainingInterruptedError
+from langchain_dpicl.exceptions import ModelCallError, RunInterruptedError
 from langchain_dpicl.options import Noise, Training
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
@@ -46,7 +46,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
 
 STOPPED = (
     "Training stopped: {}. {} of 4 steps are made and kept; tickets that burnt stay charged. Call run() on "
-    "error.training_run to continue."
+    "error.run to continue."
 )
 
 
@@ -187,18 +187,18 @@ class TestTraining(NeighbourContract):
     def is_seen(self, error: Exception, record: str) -> bool:
         """Neither is heard of where records are plain."""
         texts = {record, STOPPED.format(NOT_COMPUTED.rstrip("."), 0)}
-        return isinstance(error, (RuntimeError, TrainingInterruptedError)) and str(error) in texts
+        return isinstance(error, (RuntimeError, RunInterruptedError)) and str(error) in texts
 
     def test_what_is_compared_holds_steps_files_bars_and_an_outage(self) -> None:
         seen = json.loads(self.usual("adam"))
         assert seen[0][:2] == [
-            "TrainingInterruptedError",
+            "RunInterruptedError",
             STOPPED.format("no memory for public texts", 1),
         ]
-        assert [shown[0] for shown in seen[0:9:3]] == ["TrainingInterruptedError"] * 3
+        assert [shown[0] for shown in seen[0:9:3]] == ["RunInterruptedError"] * 3
         assert [shown[:2] for shown in seen[1:9:3]] == [[1, 2], [3, 0], [3, 0]]
         assert [shown[3]["step"] for shown in seen[1:9:3]] == [1, 3, 3]
-        ended = [told.index("TrainingInterruptedError") for told, *_ in seen[2:9:3]]
+        ended = [told.index("RunInterruptedError") for told, *_ in seen[2:9:3]]
         assert ended == [2, 0, 0]
         kinds = [kind for kind, _ in seen[12]]
         assert kinds.count("commit") == 3

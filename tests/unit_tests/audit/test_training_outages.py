@@ -13,7 +13,7 @@ import pytest
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRequest
 from langchain_dpicl.backends.tuning.tasks import PromptTask
-from langchain_dpicl.exceptions import ModelCallError, TrainingInterruptedError
+from langchain_dpicl.exceptions import ModelCallError, RunInterruptedError
 from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel
 from langchain_dpicl.soft_prompts.engines import engine_of
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
@@ -82,7 +82,7 @@ def test_a_dead_device_burns_no_ticket_however_often_it_is_tried(awaited: bool) 
     made = prepared(engine=engine, budget=budget)
     engine.is_dead = True
     for _ in range(3):
-        with pytest.raises(TrainingInterruptedError, match=r"0 of 4 steps are made"):
+        with pytest.raises(RunInterruptedError, match=r"0 of 4 steps are made"):
             run(made, awaited=awaited)
     assert (made.step, made.steps_left, engine.calls) == (0, 4, [])
     assert counts(budget) == {"reserve step": 12, "give_back step": 12}
@@ -102,7 +102,7 @@ def test_weights_without_numbers_burn_one_ticket_and_no_more() -> None:
     engine.at_check = at_check
     made = prepared(engine=engine, budget=budget, training=training(learning_rate=1e3, optimizer="sgd"))
     for _ in range(3):
-        with pytest.raises(TrainingInterruptedError, match=r"no finite loss; lower the learning rate\. 1 of 4 steps"):
+        with pytest.raises(RunInterruptedError, match=r"no finite loss; lower the learning rate\. 1 of 4 steps"):
             made.run()
     assert (made.step, made.steps_left) == (1, 2)
     assert counts(budget) == {"reserve step": 8, "commit step": 1, "give_back step": 6}
@@ -119,9 +119,9 @@ def test_a_device_that_dies_in_a_step_stops_the_run_with_the_weights_before_it(a
     next(told)
     before = made.weights.copy()
     told.close()
-    with pytest.raises(TrainingInterruptedError, match=r"failed with RuntimeError.*1 of 4 steps are made") as caught:
+    with pytest.raises(RunInterruptedError, match=r"failed with RuntimeError.*1 of 4 steps are made") as caught:
         run(made, awaited=awaited)
-    assert caught.value.training_run is made
+    assert caught.value.run is made
     assert shows_private(caught.value) == []
     assert np.array_equal(made.weights, before)
     assert (made.step, made.steps_left) == (1, 2)  # its ticket has burnt, and stays charged
@@ -141,7 +141,7 @@ def test_ctrl_c_while_it_is_tried_out_keeps_the_charge_and_carries_the_run(await
     engine.at_gradients = lambda: setattr(engine, "at_check", stop)
     with pytest.raises(KeyboardInterrupt) as caught:
         run(made, awaited=awaited)
-    assert caught.value.training_run is made
+    assert caught.value.run is made
     assert CANARY not in repr(shows_private(caught.value))
     assert counts(budget) == {"reserve step": 4, "give_back step": 3}
 
@@ -290,7 +290,7 @@ def test_a_model_that_dies_under_a_run_stops_it(numbers: bool, monkeypatch: pyte
 
     monkeypatch.setattr(engine.prompted, "forward", dies)
     said = "no finite loss and gradient for made-up public texts" if numbers else "failed on public rows: RuntimeError"
-    with pytest.raises(TrainingInterruptedError, match=said):
+    with pytest.raises(RunInterruptedError, match=said):
         next(stream)
     assert (made.step, made.steps_left) == (1, 1)
     assert counts(budget) == {"reserve step": 3, "commit step": 1, "give_back step": 1}

@@ -20,7 +20,7 @@ from langchain_dpicl import (
     PromptPATEExampleSelector,
 )
 from langchain_dpicl.backends import sync_async
-from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError, TrainingInterruptedError
+from langchain_dpicl.exceptions import LedgerUnavailableError, PrivacyBudgetExceededError, RunInterruptedError
 from langchain_dpicl.options import LabelAnswers, Rows, Serving, Student
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs.query_runnable import RELEASE
@@ -255,8 +255,8 @@ async def _again(guest: Guest) -> Any:
         return await guest.run()
     except PrivacyBudgetExceededError:  # what was charged may have been the last
         return "spent"
-    except TrainingInterruptedError as error:  # steps whose tickets were charged are never made
-        return error.training_run.result
+    except RunInterruptedError as error:  # steps whose tickets were charged are never made
+        return error.run.result
 
 
 async def test_many_cancelled_runs_at_once_leave_a_ledger_whose_every_charge_is_known() -> None:

@@ -32,7 +32,7 @@ from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
     ModelCallError,
-    SynthesisInterruptedError,
+    RunInterruptedError,
     UnsilencableModelError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -305,10 +305,10 @@ class TestMixedEngines:
             return real(session)
 
         monkeypatch.setattr(LocalSession, "public", public)
-        with pytest.raises(SynthesisInterruptedError) as caught:
+        with pytest.raises(RunInterruptedError) as caught:
             self.synthesizer(private, stock(), spender).run(progress=False)
         monkeypatch.undo()
-        return caught.value.synthesizer
+        return caught.value.run
 
     def test_an_interrupted_run_goes_on_with_its_own_engine(self, monkeypatch):
         spender = budget()

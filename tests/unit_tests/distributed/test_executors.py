@@ -30,7 +30,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
-    SynthesisInterruptedError,
+    RunInterruptedError,
 )
 from langchain_dpicl.options import Evolution, FewShotTask, GenerationTask, Noise
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -195,15 +195,15 @@ class TestAWorkerThatDies:
     def test_at_one_job_again_and_again_stops_the_run_and_keeps_what_came(self, house: House) -> None:
         bad = ("card", 1)
         made = house.synthesizer(house.crew(dies=lambda number, job: job == bad))
-        with pytest.raises(SynthesisInterruptedError, match=f"{MOST_DEATHS} workers died") as stop:
+        with pytest.raises(RunInterruptedError, match=f"{MOST_DEATHS} workers died") as stop:
             made.run(progress=False)
-        assert stop.value.synthesizer is made
+        assert stop.value.run is made
         assert len(made.demonstrations) == 5
 
     def test_as_it_starts_again_and_again_stops_the_run(self, house: House) -> None:
         crew = house.crew(num_workers=1)
         crew._begin = lambda handle, work: crew._ask(lambda: None)
-        with pytest.raises(SynthesisInterruptedError, match="died as they started"):
+        with pytest.raises(RunInterruptedError, match="died as they started"):
             house.synthesizer(crew).run(progress=False)
         assert crew.hired == MOST_DEATHS
 
@@ -248,7 +248,7 @@ class TestAWorkerThatDies:
         with (
             patch("langchain_dpicl.distributed.executor.time", clock),
             patch.object(crew, "_ready", never),
-            pytest.raises(SynthesisInterruptedError, match="no worker has begun"),
+            pytest.raises(RunInterruptedError, match="no worker has begun"),
         ):
             house.synthesizer(crew).run(progress=False)
         assert died + crew.start_timeout < clock.now <= died + crew.start_timeout + look
@@ -259,7 +259,7 @@ class TestAWorkerThatDies:
         with (
             patch.object(crew, "_ready", lambda awaited, seconds: ()),
             patch("langchain_dpicl.distributed.executor.time", Clock(step=500)),
-            pytest.raises(SynthesisInterruptedError, match="no worker has begun"),
+            pytest.raises(RunInterruptedError, match="no worker has begun"),
         ):
             house.synthesizer(crew).run(progress=False)
         assert crew._flights == {}
@@ -302,7 +302,7 @@ class TestAWorkerThatDies:
         crew = house.crew()
         crew.start_timeout = 0.3
         crew._ready = lambda awaited, seconds: ()
-        with pytest.raises(SynthesisInterruptedError, match=r"no worker has begun within 0\.3 s"):
+        with pytest.raises(RunInterruptedError, match=r"no worker has begun within 0\.3 s"):
             house.synthesizer(crew).run(progress=False)
 
 
@@ -314,7 +314,7 @@ class TestABurntTicket:
         made._share.reserve(template, label="card").burn()
         with pytest.raises(PrivacyBudgetExceededError, match="requested 1 more, remaining 0") as refusal:
             made.run(progress=False)
-        assert refusal.value.synthesizer is made
+        assert refusal.value.run is made
         assert Counter(one["queue"] for one in made.demonstrations) == {"card": 2, "cash": 3}
         assert lines(house, RESERVE) == 6
         assert lines(house, COMMIT) == 5
@@ -341,7 +341,7 @@ class TestABurntTicket:
             house.crew(num_workers=1, options={"stop_file": str(stop)}), rows=Rows(units=4, redraw_every=1)
         )
         stop.touch()
-        with pytest.raises(SynthesisInterruptedError):
+        with pytest.raises(RunInterruptedError):
             made.run(progress=False)
         stop.unlink()
         spent = lines(house, RESERVE)
@@ -730,7 +730,7 @@ class TestCandidates:
         made = self.evolution(house, crew)
         do, fault = crew._do, JobResult("fault", error="ModelCallError")
         crew._do = lambda handle, key, job: crew._ask(lambda: fault) if job[0] == 1 else do(handle, key, job)
-        with pytest.raises(SynthesisInterruptedError):
+        with pytest.raises(RunInterruptedError):
             made.run(progress=False)
         del crew._do
         first = [job[0] for job in crew.jobs]
@@ -780,7 +780,7 @@ class TestCandidates:
     def test_that_cannot_be_written_cost_nothing(self, house: House) -> None:
         crew = Crew(WorkerFactory("tests.ray_places:talker", {"is_out": True}))
         made = self.evolution(house, crew)
-        with pytest.raises(SynthesisInterruptedError, match="a public call to RunnableLambda failed"):
+        with pytest.raises(RunInterruptedError, match="a public call to RunnableLambda failed"):
             made.run(progress=False)
         assert made._budget.dangling() == ()
 

@@ -40,7 +40,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetMismatchError,
     RecordError,
-    SynthesisInterruptedError,
+    RunInterruptedError,
 )
 from langchain_dpicl.options import Decoding, GenerationTask, Noise, OpenLabel, Rows, Topics
 from langchain_dpicl.privacy.data.unit_pool import Pool
@@ -283,7 +283,7 @@ class TestWhatIsPaid:
         with pytest.raises(ModelCallError) as caught:
             made.run(progress=False)
         assert CANARY not in str(caught.value)
-        assert caught.value.synthesizer is made  # type: ignore[attr-defined]
+        assert caught.value.run is made  # type: ignore[attr-defined]
         assert made._share.remaining(TOPIC_TEMPLATE) == 0
         assert made.topics == ()
 
@@ -357,7 +357,7 @@ class TestAStop:
         assert not any(text in held for text in (CANARY, "my card was", "array("))
         monkeypatch.undo()
         if made.topics or made._chosen:
-            assert caught.value.synthesizer.run(progress=False).topics  # type: ignore[attr-defined]
+            assert caught.value.run.run(progress=False).topics  # type: ignore[attr-defined]
 
     def test_a_loader_that_fails_is_in_no_frame_of_ours_and_one_that_does_not_is_read(self) -> None:
         class Notes(BaseLoader):
@@ -390,19 +390,19 @@ class TestWhatIsKept:
     def test_a_model_that_goes_away_leaves_what_was_released_and_the_run_goes_on(self) -> None:
         # The public call of a token in the third text.
         made = maker(llm=FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=8))
-        with pytest.raises(SynthesisInterruptedError, match="documents are released") as caught:
+        with pytest.raises(RunInterruptedError, match="documents are released") as caught:
             made.run(progress=False)
-        assert caught.value.synthesizer is made
+        assert caught.value.run is made
         assert len(made.released().texts) >= 1
         assert verify_report(made.released()).ok
         assert not made.finished
-        assert len(caught.value.synthesizer.run(progress=False)) == 4
+        assert len(caught.value.run.run(progress=False)) == 4
 
         async def stopped() -> SyntheticDocuments:
             other = maker(llm=FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=8))
-            with pytest.raises(SynthesisInterruptedError) as again:
+            with pytest.raises(RunInterruptedError) as again:
                 await other.arun(progress=False)
-            assert again.value.synthesizer is other
+            assert again.value.run is other
             return await other.arun(progress=False)
 
         assert len(asyncio.run(stopped())) == 4
@@ -487,7 +487,7 @@ class TestWhatIsKept:
         with monkeypatch.context() as patch, pytest.raises(OSError, match="full") as caught:
             patch.setattr("langchain_dpicl.released.files.write_whole", full)
             made.run(progress=False)
-        assert caught.value.synthesizer is made  # type: ignore[attr-defined]
+        assert caught.value.run is made  # type: ignore[attr-defined]
         assert made._share.committed(TOPIC_TEMPLATE) == 0
         assert len(made.run(progress=False)) == 4
         assert made._share.committed(TOPIC_TEMPLATE) == 1

@@ -19,7 +19,7 @@ from langchain_dpicl.exceptions import (
     NoPrivacyBudgetError,
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
-    SynthesisInterruptedError,
+    RunInterruptedError,
 )
 from langchain_dpicl.options import Decoding, GenerationTask, Noise, OpenLabel
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -200,9 +200,9 @@ def test_an_outage_keeps_what_was_released_and_the_rest_of_the_rounds(is_async: 
     said = iter(["a card", "a boat", "a film", "the rain"])
     muse, budget = Muse(says=lambda prompt: next(said, OSError("out"))), budget_of()
     made = evolution(llm=muse, budget=budget, evolution=SEARCH.replace(rounds=3))
-    with pytest.raises(SynthesisInterruptedError, match="1 of 3 rounds are released") as caught:
+    with pytest.raises(RunInterruptedError, match="1 of 3 rounds are released") as caught:
         asyncio.run(made.arun(progress=False)) if is_async else made.run(progress=False)
-    assert caught.value.synthesizer is made
+    assert caught.value.run is made
     assert charged(budget) == 1
     assert made.demonstrations == [{"text": "a card"}]
     assert not made.finished
@@ -214,7 +214,7 @@ def test_an_outage_keeps_what_was_released_and_the_rest_of_the_rounds(is_async: 
 
 def test_an_outage_before_the_first_round_costs_nothing() -> None:
     budget = budget_of()
-    with pytest.raises(SynthesisInterruptedError):
+    with pytest.raises(RunInterruptedError):
         evolution(llm=Muse(says=[OSError("out")]), budget=budget).run(progress=False)
     assert charged(budget) == 0
 
@@ -232,7 +232,7 @@ def test_a_stop_while_units_vote_burns_that_ticket_and_the_others_stay() -> None
     made = evolution(embeddings=embeddings, budget=budget, evolution=SEARCH)
     with pytest.raises(KeyboardInterrupt) as caught:
         made.run(progress=False)
-    assert caught.value.synthesizer is made  # type: ignore[attr-defined]
+    assert caught.value.run is made  # type: ignore[attr-defined]
     assert charged(budget) == 1
     embeddings.is_stopping = False
     made.run(progress=False)
@@ -250,7 +250,7 @@ def test_where_every_ticket_was_lost_the_run_says_so() -> None:
     made = evolution(embeddings=Stopping(), evolution=SEARCH.replace(rounds=1))
     with pytest.raises(KeyboardInterrupt):
         made.run(progress=False)
-    with pytest.raises(SynthesisInterruptedError, match="declare another component"):
+    with pytest.raises(RunInterruptedError, match="declare another component"):
         made.run(progress=False)
 
 
@@ -285,7 +285,7 @@ def test_a_removed_unit_votes_no_more_and_its_text_is_forgotten() -> None:
     made = evolution(private=private, evolution=SEARCH.replace(rounds=3))
     said = iter(["a card", "a boat", "a film", "the rain"])
     made._writer.model._llm.says = lambda prompt: next(said, OSError("out"))
-    with pytest.raises(SynthesisInterruptedError):
+    with pytest.raises(RunInterruptedError):
         made.run(progress=False)
     assert made._nearest._name(RECORDS[0]) in made._nearest._held.reveal()
     private.remove(0)

@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, resolve_budget
 from langchain_dpicl.evolution.evolution import PrivateEvolution
-from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.released import files
 from tests.canary import RECORD, canaries_in
@@ -59,7 +59,7 @@ def dying(after: int) -> Muse:
 
 def test_another_process_goes_on_where_the_first_one_stood(process: Process) -> None:
     first, _ = process.start(llm=dying(4 + 2))  # first candidates, and variations for the second round
-    with pytest.raises(SynthesisInterruptedError, match="2 of 6 rounds"):
+    with pytest.raises(RunInterruptedError, match="2 of 6 rounds"):
         first.run(progress=False)
     second, budget = process.start()
     assert second.history == first.history

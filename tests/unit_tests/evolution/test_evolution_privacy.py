@@ -21,7 +21,7 @@ from langchain_dpicl.audit.generation_games import evolution_cases, evolution_of
 from langchain_dpicl.backends.rows.neighbour_rows import NearestRows
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.evolution.writing import EvolutionTemplate
-from langchain_dpicl.exceptions import DPICLError, SynthesisInterruptedError
+from langchain_dpicl.exceptions import DPICLError, RunInterruptedError
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
@@ -140,7 +140,7 @@ async def test_nothing_shows_to_any_observer_of_an_awaited_template() -> None:
 def test_while_units_vote_their_texts_stay_in_boxes_and_the_room_cannot_be_copied_away() -> None:
     said = iter(["a card", "a boat", "a film", "the rain"])
     made = secretive(llm=Muse(says=lambda prompt: next(said, OSError("out"))))
-    with pytest.raises(SynthesisInterruptedError) as caught:
+    with pytest.raises(RunInterruptedError) as caught:
         made.run(progress=False)
     assert len(made._nearest._held.reveal()) == 12
     assert canaries_in(describe(caught.value)) == []

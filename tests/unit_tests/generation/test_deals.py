@@ -32,7 +32,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivateAccessError,
-    SynthesisInterruptedError,
+    RunInterruptedError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer, DisjointBatches
 from langchain_dpicl.options import LogitNoise, OpenLabel
@@ -279,7 +279,7 @@ def interrupted(made: DemonstrationSynthesizer, spy: Watched, how: str) -> None:
     """Stops a run inside the first demonstration."""
     if how == "outage":
         spy._fail_public_call = spy.calls["public"] + 3
-        with pytest.raises(SynthesisInterruptedError):
+        with pytest.raises(RunInterruptedError):
             made.run()
         return
 
@@ -352,7 +352,7 @@ def test_a_release_that_could_not_be_computed_is_not_repeated_for_free(monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(GumbelMechanism, "release", broken)
         for _ in range(LENGTH):
-            with pytest.raises(SynthesisInterruptedError, match="could not be computed"):
+            with pytest.raises(RunInterruptedError, match="could not be computed"):
                 made.run()
     assert spy.scores == LENGTH
     assert [example["text"] for example in made.run().examples][:2] == ["", TEXTS["transfer"]]
@@ -452,7 +452,7 @@ def until_done(made: DemonstrationSynthesizer) -> int:
     for stops in range(100):
         try:
             made.run()
-        except SynthesisInterruptedError:
+        except RunInterruptedError:
             continue
         return stops
     pytest.fail("it never ends")

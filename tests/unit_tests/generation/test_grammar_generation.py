@@ -13,7 +13,7 @@ import pytest
 from langchain_dpicl import Decoding, GenerationTask, Noise, Rows
 from langchain_dpicl.backends.embedded.model import EmbeddedModel
 from langchain_dpicl.backends.fake import word_copier
-from langchain_dpicl.exceptions import ConfigurationError, SynthesisInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import LogitNoise
@@ -268,7 +268,7 @@ def test_an_interrupted_text_goes_on_inside_its_grammar(
 ) -> None:
     spy = SpyBackend(characters_of_records, vocabulary=CHARACTERS, fail_public_call=failing_call)
     made = json_writing("", llm=spy, rows=Rows(slots=10, shots=3, redraw_every=redraw_every))
-    with pytest.raises(SynthesisInterruptedError):
+    with pytest.raises(RunInterruptedError):
         made.run()
     assert len(releases) == failing_call - 1
     before = list(made._items[0].tokens)
@@ -311,7 +311,7 @@ def test_a_deal_goes_on_inside_a_grammar(releases: list[int]) -> None:
     made = json_writing(
         "", llm=spy, rows=Rows(slots=10, shots=3, sampling="disjoint"), shots_per_label=2, budget=budget
     )
-    with pytest.raises(SynthesisInterruptedError):
+    with pytest.raises(RunInterruptedError):
         made.run()
     assert made._deals is not None
     assert made._deals.left(None, 0, 0) == 6

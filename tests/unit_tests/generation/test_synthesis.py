@@ -17,7 +17,7 @@ from langchain_dpicl.exceptions import (
     NoPrivacyBudgetError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
-    SynthesisInterruptedError,
+    RunInterruptedError,
 )
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import LogitNoise, OpenLabel
@@ -194,10 +194,10 @@ def test_whatever_stops_a_run_loses_nothing_released(error: BaseException, redra
     made = synthesizer(
         private_examples(), llm=Flaky(word_copier(WORDS), vocabulary=WORDS), rows=Rows(redraw_every=redraw_every)
     )
-    with pytest.raises((SynthesisInterruptedError, type(error))) as caught:
+    with pytest.raises((RunInterruptedError, type(error))) as caught:
         made.run()
     kept = made.demonstrations
-    assert caught.value.synthesizer is made
+    assert caught.value.run is made
     released = made.run()
     assert released.examples[: len(kept)] == tuple(kept)
     assert len(released.examples) == 2
@@ -297,13 +297,13 @@ def test_the_text_ends_with_the_model_and_at_the_cap() -> None:
 def test_an_outage_keeps_the_charge_and_what_was_released_and_resumes(failing_call: int, redraw_every: int) -> None:
     spy, budget = engine(fail_public_call=failing_call), handler()
     made = synthesizer(private_examples(), llm=spy, budget=budget, rows=Rows(redraw_every=redraw_every), max_tokens=7)
-    with pytest.raises(SynthesisInterruptedError) as caught:
+    with pytest.raises(RunInterruptedError) as caught:
         made.run()
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
     kept = made.demonstrations
     sessions = len(spy.private_prompts)
-    released = caught.value.synthesizer.run()
+    released = caught.value.run.run()
     assert released.examples[: len(kept)] == tuple(kept)
     assert len(released.examples) == 2
     assert len(spy.private_prompts) > sessions

@@ -165,7 +165,7 @@ class TestLabelling(NeighbourContract):
         steps, files = seen[:14:2], [shown[2] for shown in seen[1:14:2]]
         paid = DESIGNS[design]["noise"].max_answers if "all pass" in design else 3
         assert [one[0] if isinstance(one, list) else one.get("status", "pool") for one in steps] == [
-            "LabellingInterruptedError",
+            "RunInterruptedError",
             "ConfigurationError",
             "ModelCallError",
             "released",

@@ -21,7 +21,7 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetError,
     PrivacyBudgetExceededError,
-    SynthesisInterruptedError,
+    RunInterruptedError,
 )
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
@@ -138,7 +138,7 @@ def test_a_retry_does_not_follow_our_errors_unasked(way: str, error: DPICLError)
 @pytest.mark.parametrize("named", [(ModelCallError,), ModelCallError, lambda error: isinstance(error, ModelCallError)])
 @pytest.mark.parametrize("way", ASK)
 def test_a_retry_follows_an_error_of_ours_that_is_named(way: str, named: Any) -> None:
-    component, store = flaky(SynthesisInterruptedError("x", synthesizer=None), ModelCallError("y"))
+    component, store = flaky(RunInterruptedError("x", run=None), ModelCallError("y"))
     assert ASK[way](component.with_retry(retry_if_exception_type=named, **NO_WAIT), "question") in LABELS
     assert charged(store) == 3
 

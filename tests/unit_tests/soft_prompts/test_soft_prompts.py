@@ -22,7 +22,7 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     NoPrivacyBudgetError,
     PrivacyBudgetExceededError,
-    TrainingInterruptedError,
+    RunInterruptedError,
 )
 from langchain_dpicl.options import Noise, SoftPromptConfig, TrainableModel, Training
 from langchain_dpicl.soft_prompts.engines import engine_of, kind_of
@@ -191,7 +191,7 @@ def test_observers_hear_of_the_charge_once_and_of_what_an_outage_left() -> None:
     made = prepared(engine=engine, training=training(steps=6))
 
     def both() -> None:
-        with pytest.raises(TrainingInterruptedError):
+        with pytest.raises(RunInterruptedError):
             made.run()
         short_of_steps(made)
 

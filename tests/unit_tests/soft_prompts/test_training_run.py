@@ -25,7 +25,7 @@ from langchain_dpicl.exceptions import (
     LedgerError,
     ModelCallError,
     PrivacyBudgetError,
-    TrainingInterruptedError,
+    RunInterruptedError,
 )
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
@@ -208,13 +208,13 @@ def test_an_outage_keeps_what_was_spent_and_gives_back_what_never_burnt(awaited:
     engine, budget = LogisticEngine(), house()
     engine.at_gradients = fails(None, ModelCallError("out of memory."), None)  # type: ignore[arg-type]
     made = prepared(engine=engine, budget=budget, training=training(steps=6))
-    with pytest.raises(TrainingInterruptedError, match=r"^Training stopped: out of memory\. 1 of 6 steps") as caught:
+    with pytest.raises(RunInterruptedError, match=r"^Training stopped: out of memory\. 1 of 6 steps") as caught:
         run(made, awaited=awaited)
-    assert caught.value.training_run is made
+    assert caught.value.run is made
     assert caught.value.__context__ is None
     assert (made.step, made.steps_left) == (1, 4)
     assert counts(budget) == {"reserve step": 6, "commit step": 1, "give_back step": 4}
-    prompt = short_of_steps(caught.value.training_run, awaited=awaited)
+    prompt = short_of_steps(caught.value.run, awaited=awaited)
     assert (made.step, made.steps_left) == (5, 0)
     assert counts(budget) == {"reserve step": 10, "commit step": 5, "give_back step": 4}
     assert verify_report(prompt).ok
@@ -245,7 +245,7 @@ def test_ctrl_c_keeps_the_charge_carries_the_run_and_shows_nothing(
         patch.setattr(owner, name, stop)
         with pytest.raises(KeyboardInterrupt) as caught:
             run(made, awaited=awaited)
-    assert caught.value.training_run is made
+    assert caught.value.run is made
     assert shows_private(caught.value) == []
     assert (made.step, made.steps_left) == (1, 2)
     short_of_steps(made, awaited=awaited)
@@ -293,7 +293,7 @@ def test_an_engine_that_gives_more_rows_than_units_is_stopped() -> None:
             super().gradients(parameters, groups, add=add)
             add(np.ones((1, self.width)))
 
-    with pytest.raises(TrainingInterruptedError, match="more rows than there are units"):
+    with pytest.raises(RunInterruptedError, match="more rows than there are units"):
         prepared(engine=Greedy()).run()
 
 
@@ -301,7 +301,7 @@ def test_losses_that_fail_stop_the_run_after_the_step_is_kept() -> None:
     engine, budget = LogisticEngine(), house()
     engine.at_losses = fails(None, RuntimeError("cuda"))  # type: ignore[arg-type]
     made = prepared(engine=engine, budget=budget, training=training(validation=PUBLIC))
-    with pytest.raises(TrainingInterruptedError, match="failed with RuntimeError"):
+    with pytest.raises(RunInterruptedError, match="failed with RuntimeError"):
         made.run()
     assert (made.step, made.steps_left) == (2, 2)
     assert counts(budget) == {"reserve step": 4, "commit step": 2, "give_back step": 2}
@@ -329,7 +329,7 @@ def test_a_share_that_no_longer_fits_is_refused_and_carries_the_run() -> None:
     ).run()
     with pytest.raises(PrivacyBudgetError) as caught:
         late.run()
-    assert caught.value.training_run is late
+    assert caught.value.run is late
     assert late.step == 0
 
 
@@ -524,7 +524,7 @@ def test_what_another_run_released_is_not_written_over(begun: str, awaited: bool
     kept, charged = path.read_text(), counts(budget)
     with pytest.raises(ConfigurationError, match="state that this run stored") as caught:
         run(late, awaited=awaited)
-    assert caught.value.training_run is late  # type: ignore[attr-defined]
+    assert caught.value.run is late  # type: ignore[attr-defined]
     assert (path.read_text(), counts(budget)) == (kept, charged)
     again = prepared(private, **options)
     run(again, awaited=awaited)
@@ -555,7 +555,7 @@ def test_a_full_disk_keeps_the_step_and_commits_it_when_there_is_room(
         patch.setattr(TrainingCheckpoint, "save", full)
         with pytest.raises(OSError, match="No space") as caught:
             run(made, awaited=awaited)
-        assert caught.value.training_run is made
+        assert caught.value.run is made
         assert CANARY not in repr(locals_of_ours(caught.value))
         assert (made.step, json.loads(path.read_text())["step"]) == (2, 1)
         assert counts(budget)["commit step"] == 1
@@ -593,7 +593,7 @@ def test_a_ledger_that_fails_at_commit_keeps_the_step_and_settles_later(monkeypa
         patch.setattr(Reservation, "commit", broken)
         with pytest.raises(LedgerError) as caught:
             made.run()
-    assert caught.value.training_run is made
+    assert caught.value.run is made
     assert CANARY not in repr(locals_of_ours(caught.value))
     assert (made.step, counts(budget)["commit step"]) == (1, 0)
     made.run()

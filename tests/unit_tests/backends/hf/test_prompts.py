@@ -32,7 +32,7 @@ from langchain_core.runnables import ConfigurableField
 from langchain_dpicl import Decoding, GenerationTask
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, SynthesisInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, RunInterruptedError
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
@@ -466,7 +466,7 @@ class Synthesizer:
     def run(self):
         self.runs.append("run")
         if len(self.runs) <= self.failures:
-            raise SynthesisInterruptedError("stopped half-way", synthesizer=self)
+            raise RunInterruptedError("stopped half-way", run=self)
         return RELEASED
 
     async def arun(self):
@@ -603,11 +603,11 @@ def test_bare_records_are_refused_without_being_shown(private, synthesizer):
 @pytest.mark.parametrize(("cls", "line"), CLASSES)
 async def test_an_interrupted_synthesis_resumes_from_its_synthesizer(cls, line, synthesizer):
     synthesizer.failures = 2
-    with pytest.raises(SynthesisInterruptedError) as caught:
+    with pytest.raises(RunInterruptedError) as caught:
         cls.from_private_examples(private_examples(), llm="llm", example_prompt=line, **TASK)
-    with pytest.raises(SynthesisInterruptedError):
-        await cls.afrom_run(caught.value.synthesizer, example_prompt=line, **TASK)
-    prompt = cls.from_run(caught.value.synthesizer, example_prompt=line, **TASK)
+    with pytest.raises(RunInterruptedError):
+        await cls.afrom_run(caught.value.run, example_prompt=line, **TASK)
+    prompt = cls.from_run(caught.value.run, example_prompt=line, **TASK)
     assert prompt == released_prompt(cls, line)
     assert len(synthesizer.built) == 1
 
@@ -726,9 +726,9 @@ def test_a_bad_template_leaves_the_budget_whole():
 @pytest.mark.parametrize(("cls", "line"), CLASSES)
 def test_a_model_failure_half_way_is_resumed_for_what_was_charged(cls, line):
     private, arguments = real_arguments(fail_public_call=4)
-    with pytest.raises(SynthesisInterruptedError) as caught:
+    with pytest.raises(RunInterruptedError) as caught:
         cls.from_private_examples(private, example_prompt=line, **TASK, **arguments)
     assert arguments["budget"].remaining_epsilon == pytest.approx(2.0, abs=1e-9)
-    prompt = cls.from_run(caught.value.synthesizer, example_prompt=line, **TASK)
+    prompt = cls.from_run(caught.value.run, example_prompt=line, **TASK)
     assert len(prompt.examples) == 2
     assert arguments["budget"].remaining_epsilon == pytest.approx(2.0, abs=1e-9)

@@ -19,10 +19,10 @@ from scipy.stats import norm
 from langchain_dpicl import FewShotTask, LabelledPool, Noise, PromptPATELabeler, Rows, verify_report
 from langchain_dpicl.exceptions import (
     ConfigurationError,
-    LabellingInterruptedError,
     LedgerError,
     ModelCallError,
     PrivacyBudgetExceededError,
+    RunInterruptedError,
 )
 from langchain_dpicl.options import ConfidentGNMax
 from langchain_dpicl.privacy import accounting
@@ -410,14 +410,14 @@ def test_an_outage_costs_nothing_and_run_goes_on_without_paying_twice(teachers: 
         return asyncio.run(made.arun()) if awaited else made.run()
 
     spy.at_public = fails(*[down()] * 5)
-    with pytest.raises(LabellingInterruptedError, match="0 of 3 inputs are done") as first:
+    with pytest.raises(RunInterruptedError, match="0 of 3 inputs are done") as first:
         run()
     assert counts(made._budget) == {}
     assert spy.private == []
-    assert first.value.labeler is made
+    assert first.value.run is made
     assert (first.value.__cause__, first.value.__context__) == (None, None)
     spy.at_public = fails(*[None, *[down()] * 5])  # type: ignore[list-item]
-    with pytest.raises(LabellingInterruptedError, match="1 of 3 inputs are done"):
+    with pytest.raises(RunInterruptedError, match="1 of 3 inputs are done"):
         run()
     paid = counts(made._budget)
     assert [e.status for e in made.pool.entries] == ["labelled", "waiting", "waiting"]
@@ -438,7 +438,7 @@ def test_an_outage_of_one_label_costs_nothing() -> None:
         spy.at_public = fails(*[down()] * 5)
         with pytest.raises(ModelCallError) as caught:
             label("what?")
-        assert caught.value.labeler is made  # type: ignore[attr-defined]
+        assert caught.value.run is made  # type: ignore[attr-defined]
     assert (counts(made._budget), spy.private) == ({}, [])
 
 
@@ -452,7 +452,7 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_the_ticket_burnt(teachers: str, me
     spy.at_private = fails(None, KeyboardInterrupt())  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt) as caught:
         asyncio.run(made.arun()) if awaited else made.run()
-    again: PromptPATELabeler = caught.value.labeler  # type: ignore[attr-defined]
+    again: PromptPATELabeler = caught.value.run  # type: ignore[attr-defined]
     assert again is made
     assert told(again.pool) == [("labelled", "card"), ("waiting", None), ("waiting", None)]
     assert again.queries_left == 2
@@ -633,7 +633,7 @@ def test_a_full_disk_loses_no_label(teachers: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(LabelledPool, "save", full)
     with pytest.raises(OSError, match="no space") as caught:
         made.run()
-    assert caught.value.labeler is made  # type: ignore[attr-defined]
+    assert caught.value.run is made  # type: ignore[attr-defined]
     assert told(made.pool) == [("labelled", "card"), ("labelled", "transfer")]
     assert len(LabelledPool.load(path).labelled) == 1
     assert told(made.run()) == [("labelled", "card"), ("labelled", "transfer")]

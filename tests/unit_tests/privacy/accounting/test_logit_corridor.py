@@ -21,7 +21,7 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetError,
     PrivateAccessError,
-    SynthesisInterruptedError,
+    RunInterruptedError,
 )
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin, temperature_of
 from langchain_dpicl.options import LogitNoise
@@ -218,12 +218,12 @@ def test_a_failed_row_counts_nothing() -> None:
 
 
 def test_an_engine_that_fails_in_public_stops_the_run_and_shows_no_prompt() -> None:
-    with pytest.raises(SynthesisInterruptedError) as caught:
+    with pytest.raises(RunInterruptedError) as caught:
         writing(llm=full_engine(public_fails_at=3)).run()
     shown = str(caught.value) + repr(caught.value.__cause__) + repr(caught.value.__context__)
     assert "RuntimeError" in str(caught.value)
     assert "declined" not in shown
-    released = caught.value.synthesizer.run()
+    released = caught.value.run.run()
     assert len(released.examples) == 2
 
 
@@ -433,7 +433,7 @@ def test_a_model_call_error_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModelCallError("down")
 
     monkeypatch.setattr(FullFake, "open_full", broken)
-    with pytest.raises((SynthesisInterruptedError, ModelCallError)):
+    with pytest.raises((RunInterruptedError, ModelCallError)):
         writing(llm=full_engine()).run()
 
 
