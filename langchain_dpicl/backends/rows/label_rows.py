@@ -143,8 +143,9 @@ class LabelRows:
     def request_public_texts(self, texts: Sequence[str], *, keep_errors: bool = False) -> Effect:
         """Returns the effect that computes a dict from each PUBLIC text to its uncalibrated `LabelScores`.
 
-        Texts go in batches, and a repeated one is scored once. One that failed in its batch is scored again alone, and
-        so is one whose answer names no label if the engine's batches do not distinguish that from a failure.
+        The first goes alone where the engine has public calls, which detects an outage at once, and the others go in
+        batches; a repeated one is scored once. One that failed in its batch is scored again alone, and so is one whose
+        answer names no label if the engine's batches do not distinguish that from a failure.
 
         Args:
           texts: complete prompts.
@@ -255,21 +256,22 @@ class _PublicTextsRequest:
         return await apublic_call(self._ascore)
 
     def _score(self) -> dict[str, LabelScores | ModelCallError]:
-        found: dict[str, LabelScores | ModelCallError] = {}
+        found = self._alone(self.texts[: self.scorer.has_public_calls])
         for texts in self._batches():
             read = self._read(texts, self.scorer.score(texts))
             found |= read | self._alone([text for text in texts if text not in read])
         return found
 
     async def _ascore(self) -> dict[str, LabelScores | ModelCallError]:
-        found: dict[str, LabelScores | ModelCallError] = {}
+        found = await self._aalone(self.texts[: self.scorer.has_public_calls])
         for texts in self._batches():
             read = self._read(texts, await self.scorer.ascore(texts))
             found |= read | await self._aalone([text for text in texts if text not in read])
         return found
 
     def _batches(self) -> list[tuple[str, ...]]:
-        return [self.texts[first : first + MOST_AT_ONCE] for first in range(0, len(self.texts), MOST_AT_ONCE)]
+        texts = self.texts[self.scorer.has_public_calls :]
+        return [texts[first : first + MOST_AT_ONCE] for first in range(0, len(texts), MOST_AT_ONCE)]
 
     def _read(self, texts: Sequence[str], scores: object) -> dict[str, LabelScores | ModelCallError]:
         rows = self.scorer.batch(scores, len(texts))
