@@ -28,7 +28,7 @@ from langchain_dpicl.results import VotingResult
 from langchain_dpicl.runs.query_runnable import QueryRunnable
 from langchain_dpicl.serving.classifier import CONTENT_FREE
 from langchain_dpicl.tasks.labels import distinct_texts, texts_of
-from langchain_dpicl.tasks.templates import FewShotTemplate, template_text
+from langchain_dpicl.tasks.templates import FewShotTemplate
 
 # A prompt of real records takes the way of public prompts: observers and caches of its model see it. So the records
 # have to be made up, or the auditor's own.
@@ -111,9 +111,9 @@ def few_shot_without_privacy(
     reader = _LabelReader(llm, labels, verbalizers, votes=votes, content_free=free, max_concurrency=max_concurrency)
     shown = {label: texts[0].strip() for label, texts in reader.texts.items()}
     wording = FewShotTemplate(
-        example_prompt=template_text("example_prompt", example_prompt),
-        suffix=template_text("suffix", suffix),
-        prefix=template_text("prefix", prefix),
+        example_prompt=example_prompt,
+        suffix=suffix,
+        prefix=prefix,
         separator=example_separator,
         fields=tuple(fields),
         shown={label_key: shown},

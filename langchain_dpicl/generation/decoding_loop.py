@@ -486,11 +486,11 @@ def generation_wording(
     text_key: str, label_key: str | None, fields: Sequence[str], instruction: str | None, generation_prompt: Any
 ) -> GenerationTemplate:
     """Returns the prompts of a generation, with defaults for instruction and template."""
-    template = getattr(generation_prompt, "template", generation_prompt)
+    usual = GenerationTemplate.default_template(text_key, label_key)
     of_label = "" if label_key is None else f" for the given {label_key}"
     return GenerationTemplate(
         instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
-        template=GenerationTemplate.default_template(text_key, label_key) if template is None else template,
+        template=usual if generation_prompt is None else generation_prompt,
         text_key=text_key,
         label_key=label_key,
         fields=tuple(fields),

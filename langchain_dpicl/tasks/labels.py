@@ -14,7 +14,7 @@ from langchain_dpicl.options.answers import LabelAnswers, Votes
 from langchain_dpicl.options.tasks import FewShotTask
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.tasks.templates import FewShotTemplate, Query, template_text
+from langchain_dpicl.tasks.templates import FewShotTemplate, Query
 
 
 def distinct_texts(name: str, values: Sequence[str], *, least: int, empty: bool = False) -> tuple[str, ...]:
@@ -115,9 +115,9 @@ def wording_of(
         example_prompt = f"{text_key}: {{{text_key}}}\n{label_key}: {{{label_key}}}"
     read = {label: words[0].strip() for label, words in (texts or {}).items()}
     return FewShotTemplate(
-        example_prompt=template_text("example_prompt", example_prompt),
-        suffix=template_text("suffix", f"{text_key}: {{input}}\n{label_key}:" if suffix is None else suffix),
-        prefix=template_text("prefix", task.prefix),
+        example_prompt=example_prompt,
+        suffix=f"{text_key}: {{input}}\n{label_key}:" if suffix is None else suffix,
+        prefix=task.prefix,
         separator=task.example_separator,
         fields=private.fields,
         shown={} if label_key is None else {label_key: read},
