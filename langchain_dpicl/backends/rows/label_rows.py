@@ -256,21 +256,25 @@ class _PublicTextsRequest:
         return await apublic_call(self._ascore)
 
     def _score(self) -> dict[str, LabelScores | ModelCallError]:
-        found = self._alone(self.texts[: self.scorer.has_public_calls])
+        found = self._alone(self.texts[: self._num_alone])
         for texts in self._batches():
             read = self._read(texts, self.scorer.score(texts))
             found |= read | self._alone([text for text in texts if text not in read])
         return found
 
     async def _ascore(self) -> dict[str, LabelScores | ModelCallError]:
-        found = await self._aalone(self.texts[: self.scorer.has_public_calls])
+        found = await self._aalone(self.texts[: self._num_alone])
         for texts in self._batches():
             read = self._read(texts, await self.scorer.ascore(texts))
             found |= read | await self._aalone([text for text in texts if text not in read])
         return found
 
+    @property
+    def _num_alone(self) -> int:
+        return int(self.scorer.has_public_calls or len(self.texts) == 1)
+
     def _batches(self) -> list[tuple[str, ...]]:
-        texts = self.texts[self.scorer.has_public_calls :]
+        texts = self.texts[self._num_alone :]
         return [texts[first : first + MOST_AT_ONCE] for first in range(0, len(texts), MOST_AT_ONCE)]
 
     def _read(self, texts: Sequence[str], scores: object) -> dict[str, LabelScores | ModelCallError]:
