@@ -13,6 +13,7 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 from tqdm.auto import tqdm
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.audit.membership_scores import LOW_RATE, Claim, Floats, RocBand, RocCurve, roc_band
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
@@ -111,9 +112,9 @@ def few_shot_without_privacy(
     reader = _LabelReader(llm, labels, verbalizers, votes=votes, content_free=free, max_concurrency=max_concurrency)
     shown = {label: texts[0].strip() for label, texts in reader.texts.items()}
     wording = FewShotTemplate(
-        example_prompt=example_prompt,
-        suffix=suffix,
-        prefix=prefix,
+        example_prompt=Template.of("example_prompt", example_prompt).text,
+        suffix=Template.of("suffix", suffix).text,
+        prefix=Template.of("prefix", prefix).text,
         separator=example_separator,
         fields=tuple(fields),
         shown={label_key: shown},

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Token
 from langchain_dpicl.backends.sync_async import EffectGenerator, TopTokenRequest
 from langchain_dpicl.exceptions import CapabilityError
@@ -490,7 +491,7 @@ def generation_wording(
     of_label = "" if label_key is None else f" for the given {label_key}"
     return GenerationTemplate(
         instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
-        template=usual if generation_prompt is None else generation_prompt,
+        template=usual if generation_prompt is None else Template.of("record_prompt", generation_prompt).text,
         text_key=text_key,
         label_key=label_key,
         fields=tuple(fields),

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.options.answers import LabelAnswers, Votes
@@ -113,11 +114,13 @@ def wording_of(
         raise fail("example_prompt, suffix", "both (the examples have no label field)", (example_prompt, suffix))
     if example_prompt is None:
         example_prompt = f"{text_key}: {{{text_key}}}\n{label_key}: {{{label_key}}}"
+    if suffix is None:
+        suffix = f"{text_key}: {{input}}\n{label_key}:"
     read = {label: words[0].strip() for label, words in (texts or {}).items()}
     return FewShotTemplate(
-        example_prompt=example_prompt,
-        suffix=f"{text_key}: {{input}}\n{label_key}:" if suffix is None else suffix,
-        prefix=task.prefix,
+        example_prompt=Template.of("example_prompt", example_prompt).text,
+        suffix=Template.of("suffix", suffix).text,
+        prefix=Template.of("prefix", task.prefix).text,
         separator=task.example_separator,
         fields=private.fields,
         shown={} if label_key is None else {label_key: read},

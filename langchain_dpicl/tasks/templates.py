@@ -24,8 +24,6 @@ _TEXTS = (str, BaseMessage, Document)
 class FewShotTemplate:
     r"""A few-shot prompt: prefix, one formatted example per record, suffix with the query.
 
-    Templates may be given as LangChain's `PromptTemplate`; their text is kept.
-
     Attributes:
       example_prompt: template of one record, for instance `"Ticket: {text}\nQueue: {queue}"`.
       suffix: template of the query, for instance `"Ticket: {input}\nQueue:"`; the model answers right after it.
@@ -53,9 +51,7 @@ class FewShotTemplate:
         if not isinstance(self.separator, str):
             raise fail("example_separator", "text", type(self.separator).__name__)
         for name in ("example_prompt", "prefix", "suffix"):
-            parsed = Template.of(name, getattr(self, name))
-            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", parsed)
-            object.__setattr__(self, name, parsed.text)
+            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", Template.of(name, getattr(self, name)))
         object.__setattr__(self, "_variables", tuple(dict.fromkeys((*self._prefix.names, *self._suffix.names))))
         used = self._example.names
         if not used or (unknown := sorted(set(used) - set(self.fields))):
@@ -181,7 +177,6 @@ class GenerationTemplate:
             raise fail("instruction", "text", type(self.instruction).__name__)
         parsed = Template.of("record_prompt", self.template)
         object.__setattr__(self, "_record", parsed)
-        object.__setattr__(self, "template", parsed.text)
         names = [name for _, name in parsed.pieces]
         if self.text_key not in names or names.index(self.text_key) != len(names) - 1:
             expected = f"a template with {{{self.text_key}}} once, at its very end (the model continues there)"
