@@ -389,7 +389,7 @@ class LabellingRun(Uncopyable):
         if not self._teachers.left:
             return False
         query = self.inputs.query_of(self._entries[place].fields)
-        yield self.rows.request_public(self.task.wording.renderer(self.task.queries(query))(()))
+        yield self.rows.request_public_rows([self.task.wording.renderer(self.task.queries(query))(())])
 
         def keep(released: Release) -> None:
             self._entries[place] = self._answered(self._entries[place], released)
