@@ -287,10 +287,10 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         for entry in self._journal.entries if self._journal is not None else ():
             self._restore(entry)
 
-    def _record(self, entry: Mapping[str, Any], ticket: Reservation, *, arrays: bytes | None = None) -> None:
-        """Writes a release into the journal; called before its ticket is committed.
+    def _record(self, entry: Mapping[str, Any], *tickets: Reservation, arrays: bytes | None = None) -> None:
+        """Writes a release into the journal; called before its tickets are committed.
 
-        If that fails, the next call of `run` or `stream` writes it and commits the ticket.
+        If that fails, the next call of `run` or `stream` writes it and commits the tickets.
         """
         if self._journal is None:
             return
@@ -298,7 +298,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             try:
                 self._journal.append(entry, arrays=arrays)
             except BaseException:
-                self._unstored.append(ticket)
+                self._unstored += tickets
                 raise
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -358,9 +358,11 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             self._check_done(failure)
             yield item
 
-    def _run_remotely(self, elsewhere: RemoteExecution, call: RunCall) -> Generator[Any]:
-        """Has workers make the items; stores every result before it raises for the missing ones."""
-        items = {self._job(item): item for item in self._open_items()}
+    def _run_remotely(
+        self, elsewhere: RemoteExecution, call: RunCall, wanted: Iterable[Any] | None = None
+    ) -> Generator[Any]:
+        """Has workers make the wanted or all open items; stores every result before it raises for the missing ones."""
+        items = {self._job(item): item for item in (self._open_items() if wanted is None else wanted)}
         faults: list[DPICLError] = []
         missing = 0
         with ExitStack() as stack, self._events(call.config) as events:
