@@ -271,13 +271,13 @@ class Optimizer:
         """
         count = 1 + self.num_moments
         if len(data) != 8 * count * width:
-            raise fail("checkpoint: arrays", f"{count} vectors of {width} float64 numbers", f"{len(data)} bytes")
+            raise fail("checkpoint: bytes of its arrays", f"{count} vectors of {width} float64 numbers", len(data))
         # Copied: `frombuffer` returns a read-only view of the file's bytes.
         weights, *moments = np.frombuffer(data, dtype="<f8").astype(np.float64).reshape(count, width)
         if not all(np.isfinite(values).all() for values in (weights, *moments)):
-            raise ConfigurationError("checkpoint: arrays: expected finite numbers.")
+            raise ConfigurationError("checkpoint: its arrays: expected finite numbers.")
         if (np.abs(weights) > LARGEST_WEIGHT).any() or (weights * WEIGHT_GRID % 1.0 != 0).any():
-            raise ConfigurationError("checkpoint: arrays: expected weights that are multiples of 2^-24, at most 2^20.")
+            raise ConfigurationError("checkpoint: its arrays: expected weights that are multiples of 2^-24, at most 2^20.")
         return OptimizerState(step, weights, tuple(moments))
 
     def rate(self, step: int) -> float:

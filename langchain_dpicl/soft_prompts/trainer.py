@@ -225,7 +225,8 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
         text = None if prompt is None else prompt.init_text
         shown = {"optimizer": rule.to_dict(), **named.to_dict(), **_describe(engine, text)}
         public = {**plan.to_dict(), "training": shown}
-        name = component or RunJournal.component_in(checkpoint) or spender.fresh_name("soft-prompt")
+        name = RunJournal.component_in(checkpoint) if component is None else component
+        name = spender.fresh_name("soft-prompt") if name is None else name
         journal = RunJournal.open(
             checkpoint, component=name, ledger_id=spender.ledger_id, dataset_id=private.dataset_id, plan=public
         )
@@ -318,7 +319,7 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
 
     def _open_items(self) -> Iterator[_Training]:
         while not self.is_finished:
-            if not self.steps_left:
+            if not self.steps_left and not self._training.busy:
                 raise RunInterruptedError(
                     "PromptDPSGD stopped: expected a ticket for each step of the plan, found none left. "
                     f"{self._so_far()} released and kept; the tickets of the others were lost to errors, to killed "

@@ -132,9 +132,9 @@ def test_what_is_read_goes_on_with_the_same_bits(rule: Optimizer) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "found 0 bytes"),
+        (b"", "found 0"),
         (b"\x80\x04K\x01.", "3 vectors of 5 float64"),
-        (np.zeros((2, 5)).tobytes(), "found 80 bytes"),
+        (np.zeros((2, 5)).tobytes(), "found 80"),
         (np.full((3, 5), np.nan).tobytes(), "finite"),
         (np.array([[0.0] * 5, [0.0] * 5, [np.inf] * 5]).tobytes(), "finite"),
         (np.full((3, 5), 0.5 / WEIGHT_GRID).tobytes(), "multiples of 2"),
@@ -142,5 +142,5 @@ def test_what_is_read_goes_on_with_the_same_bits(rule: Optimizer) -> None:
     ],
 )
 def test_bytes_that_are_no_state_are_refused(data: bytes, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^checkpoint: arrays: expected.*{said}"):
+    with pytest.raises(ConfigurationError, match=f"^checkpoint: .*arrays: expected.*{said}"):
         RULES[0].restored(1, data, width=5)
