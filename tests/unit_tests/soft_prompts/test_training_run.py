@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, verify_report
+from langchain_dpicl import Budget, PrivateExamples, PromptPATELabeler, SoftPrompt, verify_report
 from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -40,7 +40,8 @@ from tests.canary import OURS
 from tests.contracts.doubles import FixedDraws
 from tests.contracts.front_room import CANARY
 from tests.contracts.neighbours import Bar
-from tests.contracts.release_run import entries_in
+from tests.contracts.release_run import CANARY as RUN_CANARY
+from tests.contracts.release_run import Calls, JournalContract, entries_in
 from tests.gradient_doubles import PUBLIC, LogisticEngine, examples, prepared, short_of_steps, texts, training
 from tests.labelling_doubles import counts, fails, house, lines
 from tests.ledgers import free_price
@@ -826,3 +827,28 @@ def test_it_is_no_labeler() -> None:
     made = prepared()
     assert not isinstance(made, PromptPATELabeler)
     assert not {"teachers", "max_queries"} & set(made.plan.to_dict())
+
+
+class TestContract(JournalContract):
+    """Acts at the losses of public records, which follow a step that is kept: no ticket is lost."""
+
+    @pytest.fixture(autouse=True)
+    def _examples(self) -> None:
+        self._bound: dict[str, PrivateExamples] = {}  # a ledger knows a data set by its object
+
+    def build(self, budget: Budget, calls: Calls, *, component: str = "mine", checkpoint: Any = None) -> PromptDPSGD:
+        engine = LogisticEngine()
+        engine.losses = lambda *_: calls() or np.full(2, 0.5)  # type: ignore[func-returns-value,method-assign]
+        private = examples(texts(word=RUN_CANARY), dataset_id="letters")
+        return prepared(
+            self._bound.setdefault(budget.ledger_id, private),
+            engine=engine,
+            budget=budget,
+            component=component,
+            checkpoint=checkpoint,
+            training=training(validation=PUBLIC, validate_every=1),
+            block=None,
+        )
+
+    def parts(self, result: SoftPrompt) -> list[TrainingStep]:
+        return [TrainingStep(step, 4, 0.5) for step in range(1, result.report["step"] + 1)]
