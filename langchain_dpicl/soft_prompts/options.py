@@ -277,7 +277,9 @@ class Optimizer:
         if not all(np.isfinite(values).all() for values in (weights, *moments)):
             raise ConfigurationError("checkpoint: its arrays: expected finite numbers.")
         if (np.abs(weights) > LARGEST_WEIGHT).any() or (weights * WEIGHT_GRID % 1.0 != 0).any():
-            raise ConfigurationError("checkpoint: its arrays: expected weights that are multiples of 2^-24, at most 2^20.")
+            raise ConfigurationError(
+                "checkpoint: its arrays: expected weights that are multiples of 2^-24, at most 2^20."
+            )
         return OptimizerState(step, weights, tuple(moments))
 
     def rate(self, step: int) -> float:
