@@ -356,6 +356,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         elif not item.done:
             with carrying(run=self), self._events(None) as events, self._session(events):
                 run_sync(self._serialised(item, events, _caller()))
+                self._answer(item)  # refuses here, where events tell of it
         return self._answer(item)
 
     async def alabel(self, given: PublicInput) -> PoolEntry:
@@ -370,6 +371,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
                     ThreadedContext(self._session(events), is_slow=self._is_slow),
                 ):
                     await run_async(self._serialised(item, events, me), is_slow=self._is_slow)
+                    self._answer(item)
         return self._answer(item)
 
     # -- the hooks of `ReleaseRun` -----------------------------------------------------------------------------------

@@ -204,6 +204,6 @@ def test_a_file_that_fills_the_memory_as_it_is_parsed_is_refused(
         raise MemoryError
 
     monkeypatch.setattr(json, "loads", full)
-    for reader in ("demonstrations", "training checkpoint", "JSON of a command", "receipts"):
+    for reader in ("demonstrations", "journal", "JSON of a command", "receipts"):
         with pytest.raises(ConfigurationError):
             READERS[reader](path)

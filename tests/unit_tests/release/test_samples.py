@@ -41,7 +41,7 @@ def test_of_two_processes_that_go_on_from_a_private_call_one_releases(teachers: 
     except BaseException as error:
         if child[0]:
             raise
-        os.write(writable, f"{type(error).__name__}, {made._entries[0].status}".encode())
+        os.write(writable, f"{type(error).__name__}, {made._items[0].entry.status}".encode())
     finally:
         if child[0] == 0:
             os._exit(0)
@@ -49,7 +49,7 @@ def test_of_two_processes_that_go_on_from_a_private_call_one_releases(teachers: 
     with os.fdopen(readable, "rb") as pipe:
         assert pipe.read() == b"LedgerError, waiting"  # refused before the noise, not only at the commit
     os.waitpid(child[0], 0)
-    assert [entry.label for entry in made.pool.entries] == ["card"]
+    assert [entry.label for entry in made.result.entries] == ["card"]
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch, room: Any) -> None:
