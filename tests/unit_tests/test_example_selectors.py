@@ -689,12 +689,13 @@ def test_a_saved_selector_comes_back_as_it_was(tmp_path: Path) -> None:
     assert len(other.select_examples({"input": "card"})) == 2
 
 
-def test_a_checkpoint_of_a_run_that_stopped_is_a_selector_too(tmp_path: Path) -> None:
+def test_the_labels_of_a_run_that_stopped_are_a_selector_too(tmp_path: Path) -> None:
     path = tmp_path / "labels.json"
     spy = Spy()
     spy.at_public = fails(None, None, *[ModelCallError("down")] * 5)  # type: ignore[arg-type]
-    with pytest.raises(RunInterruptedError):
-        PromptPATEExampleSelector.from_run(labeler(llm=spy, public_inputs=INPUTS, checkpoint=path), student=STUDENT)
+    with pytest.raises(RunInterruptedError) as caught:
+        PromptPATEExampleSelector.from_run(labeler(llm=spy, public_inputs=INPUTS), student=STUDENT)
+    caught.value.run.result.save(path)
     made = PromptPATEExampleSelector.load(path)
     assert [example["queue"] for example in made.select_examples({})] == ["card", "transfer"]
     assert len(made.waiting) == 4
