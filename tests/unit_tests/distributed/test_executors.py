@@ -445,7 +445,7 @@ class TestATurn:
         return house.labeler(crew, ["one"], max_queries=2)
 
     def job(self, made: Any) -> Any:
-        return ("card", 0) if hasattr(made, "_job") else (("text", "one"),)
+        return (("text", "one"),) if isinstance(made, PromptPATELabeler) else ("card", 0)
 
 
 class TestWhatIsReleased:
