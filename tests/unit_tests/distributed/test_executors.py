@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl import Decoding, Rows
+from langchain_dpicl import Decoding, PromptPATELabeler, Rows
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.distributed.executor import MOST_DEATHS, JobResult, Worker, WorkerFactory, Workplace
