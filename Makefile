@@ -74,6 +74,7 @@ check-source: .venv-test/.ready
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
+	.venv-test/bin/basedpyright --pythonpath .venv-test/bin/python
 	.venv-test/bin/lint-imports
 	.venv-test/bin/python tests/check_secrets.py
 
@@ -88,6 +89,7 @@ lint: .venv-test/.ready
 	.venv-test/bin/ruff check --fix .
 	.venv-test/bin/ruff format .
 	.venv-test/bin/mypy
+	.venv-test/bin/basedpyright --pythonpath .venv-test/bin/python
 	.venv-test/bin/lint-imports
 
 house: .venv-test/.ready  ## lines, files, circles, core, import times, each beside its goal (or ARGS=--list, ARGS=--strict)

@@ -21,6 +21,7 @@ from bank_questions import LABELS, bank_questions
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import (
+    DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     EmbeddedLLM,
     GenerationTask,
@@ -69,7 +70,7 @@ def written(folder: Path, *, workers: int, address: str | None) -> DPFewShotProm
         "ray_workers:workplace", options={"folder": str(folder)}, num_workers=workers, address=address
     )
     with executor as crew:
-        prompt = DPFewShotPromptTemplate.from_private_examples(
+        run = DemonstrationSynthesizer.from_private_examples(
             records(),
             llm=make_model(),  # for planning and a public probe; the workers make their own
             budget=budget,
@@ -80,9 +81,12 @@ def written(folder: Path, *, workers: int, address: str | None) -> DPFewShotProm
             rows=Rows(units=40, redraw_every="run"),  # one sample, one ticket and one write per text
             instruction="Questions of bank customers.",
             task=GenerationTask(record_prompt="topic: {label}\nquestion: {text}"),
+            executor=crew,
+        )
+        prompt = DPFewShotPromptTemplate.from_run(
+            run,
             example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
             suffix="question: {input}\ntopic:",
-            executor=crew,
         )
     print(f"left in the ledger: epsilon {budget.remaining_epsilon:g}")
     budget.close()

@@ -350,7 +350,7 @@ class TopicGame(OnceGame):
     def release(self, made: DocumentSynthesizer) -> tuple[Mapping[str, int], int]:
         """Releases the histogram."""
         made.run(progress=False)
-        return made.counts, made._share.remaining(TOPIC_TEMPLATE)  # noqa: SLF001  to be audited
+        return made.counts, made.share.remaining(TOPIC_TEMPLATE)
 
     def outcome(self, counts: Mapping[str, int]) -> str:
         """Returns whether the counts of both its keywords speak for the target, and those of another against it."""
@@ -367,7 +367,7 @@ def document_games(*, adjacency: str) -> Iterator[TopicGame]:
         units=(f"{MINE} {OTHER}",),
         neighbour=(f"{_THIRD} {_FOURTH}",) if moved == 4 else (),
         runs=_DOCUMENTS_RUNS[adjacency],
-        options={"adjacency": adjacency, "noise": Noise(multiplier=NOISE)},
+        options={"adjacency": adjacency, "noise_multiplier": NOISE},
         law=laplace_law(moved),
     )
 

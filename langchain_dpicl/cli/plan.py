@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import Evolution, LabelAnswers, LogitNoise, Noise, Rows
-from langchain_dpicl.options.rows import NoiseName, noise_of
+from langchain_dpicl.options.rows import NoiseName, noise_of, noise_with
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
@@ -453,6 +453,7 @@ def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.retrieval.plan import plan_retrieval
 
     retrieval, guess = settings.get("retrieval"), settings.guess
+    noise_with(settings.get("noise"), "gaussian")  # refuses another
     if retrieval is None:
         raise fail("retrieval.participations", "a number", None, "Give --set retrieval.participations=N.")
     plan = plan_retrieval(
@@ -648,6 +649,7 @@ _QUARTERS = (1, 2, 4, 8, 16)
 
 def _training(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     size, training = sum(sizes.values()), settings.get("training")
+    noise_with(settings.get("noise"), "gaussian")  # refuses another
     if training is None:
         raise fail("training", "a table with expected_batch_size, and epochs or steps", None)
     batch = training.expected_batch_size
@@ -726,9 +728,16 @@ def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.evolution.plan import plan_evolution
 
     search = settings.get("evolution") or Evolution()
-    names = ("rounds", "num_candidates", "num_survivors", "num_variations", "neighbours")
-    given = {name: getattr(search, name) for name in names if getattr(search, name) is not None}
-    plan = plan_evolution(sizes, **_terms(settings), **settings.only("shots_per_label"), **given)
+    plan = plan_evolution(
+        sizes,
+        **_terms(settings),
+        **settings.only("shots_per_label"),
+        noise_multiplier=noise_with(settings.get("noise"), "gaussian").multiplier,
+        rounds=search.rounds,
+        num_candidates=search.num_candidates,
+        num_survivors=search.num_survivors,
+        num_variations=search.num_variations,
+    )
     return {
         "plan": plan.to_dict(),
         "cost": _cost_of(plan.cost(record_tokens=settings.cost.record_tokens), settings),

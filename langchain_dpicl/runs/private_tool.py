@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
 from langchain_core.runnables import RunnableConfig
@@ -19,9 +19,6 @@ from langchain_dpicl.budget.handler import may_wait
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.runs.answer_memo import TENANT, TENANT_CAP
-
-if TYPE_CHECKING:
-    from langchain_dpicl.runs.query_runnable import QueryRunnable
 
 CAPPED = (
     "Not answered: the private questions that may be asked here are used up. Questions that were asked before can be "
@@ -149,9 +146,7 @@ def thread_tenant(thread_id: object, *, tenant: str = "") -> str:
     return f"thread-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def budget_metadata(
-    component: QueryRunnable[Any], *, tenant: str | None = None, allowance: int | None = None
-) -> dict[str, Any]:
+def budget_metadata(component: Any, *, tenant: str | None = None, allowance: int | None = None) -> dict[str, Any]:
     """Returns what the budget of a component stands at, for `config["metadata"]`: flat, and public.
 
     Observers and tracers keep metadata with each run. It holds limits and counts of charged queries; no question, no

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from langchain_dpicl.exceptions import LedgerError, MemoError
 from langchain_dpicl.privacy._validate import fail
@@ -141,11 +142,23 @@ class ReleaseMemo(Protocol):
 
 
 class KeptMemo(ReleaseMemo):
-    """A memo in a file or database of our own, which bounds its answers and its turns."""
+    """A memo in a file or database of our own, which bounds its answers and its turns.
+
+    A subclass says where the rows are (`_row`, `_written`), and the commands as its database spells them; the values of
+    a command stand in the same order everywhere.
+    """
 
     durable = True
     _size: int
     _turn: float
+    _REMEMBER: ClassVar[str]
+    """Takes the key, the answer, its digest, and the answer that this one may replace."""
+    _DROP_OLDEST: ClassVar[str]
+    """Takes scope, tenant, and how many answers to keep."""
+    _LEAVE: ClassVar[str]
+    """Takes the key and the holder."""
+    _FORGET: ClassVar[tuple[str, str]]
+    """Drop the answers, and the turns, of a tenant."""
 
     @property
     def size(self) -> int:
@@ -156,6 +169,46 @@ class KeptMemo(ReleaseMemo):
     def turn_seconds(self) -> float:
         """How long a turn lasts that is not taken again."""
         return self._turn
+
+    def recall(self, key: MemoKey) -> str | None:
+        """Returns what was kept under this key, or None; see `ReleaseMemo`."""
+        with memo_faults():
+            row = self._row(key)
+        return None if row is None else check_stored_answer(key, *row, where=self.description)
+
+    def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
+        """Keeps an answer, durably, where none stands; see `ReleaseMemo`."""
+        kept = (*key, told, digest_of(key, told), instead_of)
+        self._written((self._REMEMBER, kept), (self._DROP_OLDEST, (key.scope, key.tenant, self._size)))
+
+    def leave(self, key: MemoKey, holder: str) -> None:
+        """Ends a turn; see `ReleaseMemo`."""
+        self._written((self._LEAVE, (*key, holder)))
+
+    def forget(self, tenant: str) -> int:
+        """Drops every answer of a tenant; what it asks again is charged again.
+
+        Components that are at work continue to return what they know; those that are built from now on do not. Agents'
+        tools ask under the name of a thread: that is `thread_tenant(thread_id, tenant=...)`, and is dropped by itself.
+
+        Args:
+          tenant: its name; "": no tenant.
+
+        Returns:
+          How many there were.
+
+        Raises:
+          MemoError: the memo cannot be reached or written.
+        """
+        return self._written(*((command, (tenant_of(tenant),)) for command in self._FORGET))[0]
+
+    @abstractmethod
+    def _row(self, key: MemoKey) -> tuple[object, object] | None:
+        """Returns the answer and its digest that stand under a key."""
+
+    @abstractmethod
+    def _written(self, *commands: tuple[str, Sequence[Any]]) -> list[int]:
+        """Runs commands in one transaction, durably; returns how many rows each wrote."""
 
 
 _WORDS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import psycopg
@@ -16,12 +17,9 @@ from langchain_dpicl.stores.memos import (
     TURN_SECONDS,
     KeptMemo,
     MemoKey,
-    check_stored_answer,
-    digest_of,
     memo_faults,
-    tenant_of,
 )
-from langchain_dpicl.stores.postgres_connection import PostgresConnection, Query, hide_password
+from langchain_dpicl.stores.postgres_connection import PostgresConnection, hide_password
 
 # Tables carry their version in their names: losing what older ones hold costs budget only.
 _NAMES = {"answers": "dpicl_memo_1", "turns": "dpicl_memo_turns_1"}
@@ -46,28 +44,17 @@ CREATE TABLE IF NOT EXISTS {turns} (
 """
 _IS_THERE = "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = ANY(%s)"
 _RECALL = "SELECT told, digest FROM {answers} WHERE scope = %s AND tenant = %s AND query = %s"
-_REMEMBER = """
-INSERT INTO {answers} AS kept (scope, tenant, query, told, digest) VALUES (%s, %s, %s, %s, %s)
-ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest WHERE kept.told = %s
-"""
-_DROP_OLDEST = """
-DELETE FROM {answers} WHERE scope = %s AND tenant = %s AND number <= (
-    SELECT number FROM {answers} WHERE scope = %s AND tenant = %s ORDER BY number DESC LIMIT 1 OFFSET %s)
-"""
 _CLAIM = """
 INSERT INTO {turns} AS held (scope, tenant, query, holder, until)
 VALUES (%s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))
 ON CONFLICT (scope, tenant, query) DO UPDATE SET holder = excluded.holder, until = excluded.until
 WHERE held.until <= clock_timestamp() OR held.holder = excluded.holder RETURNING holder
 """
-_LEAVE = "DELETE FROM {turns} WHERE scope = %s AND tenant = %s AND query = %s AND holder = %s"
 # Of holders that were killed; what somebody else is about to change is left to that one.
 _END_LATE_TURNS = """
 DELETE FROM {turns} WHERE ctid IN (
     SELECT ctid FROM {turns} WHERE until <= clock_timestamp() FOR UPDATE SKIP LOCKED)
 """
-_FORGET = "DELETE FROM {answers} WHERE tenant = %s"
-_FORGET_TURNS = "DELETE FROM {turns} WHERE tenant = %s"
 
 
 class PostgresMemo(Connected, KeptMemo):
@@ -99,6 +86,17 @@ class PostgresMemo(Connected, KeptMemo):
     """
 
     _pickle_error = MemoError
+    _REMEMBER = """
+INSERT INTO {answers} AS kept (scope, tenant, query, told, digest) VALUES (%s, %s, %s, %s, %s)
+ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest WHERE kept.told = %s
+"""
+    _DROP_OLDEST = """
+DELETE FROM {answers} AS old USING (
+    SELECT scope, tenant, number FROM {answers} WHERE scope = %s AND tenant = %s ORDER BY number DESC LIMIT 1 OFFSET %s
+) AS last WHERE old.scope = last.scope AND old.tenant = last.tenant AND old.number <= last.number
+"""
+    _LEAVE = "DELETE FROM {turns} WHERE scope = %s AND tenant = %s AND query = %s AND holder = %s"
+    _FORGET = ("DELETE FROM {answers} WHERE tenant = %s", "DELETE FROM {turns} WHERE tenant = %s")
 
     def __init__(
         self,
@@ -175,55 +173,23 @@ class PostgresMemo(Connected, KeptMemo):
         """Public words on where the memo lives; no user and no password."""
         return f"{self._link.place}, memo in schema {self._schema}"
 
-    def recall(self, key: MemoKey) -> str | None:
-        """Returns what was kept under this key, or None; see `ReleaseMemo`."""
-        with memo_faults(), self._link.turn() as turn:
-            (rows,) = turn.snapshot_query([(self._query(_RECALL), key)])
-        return check_stored_answer(key, *rows[0], where=self.description) if rows else None
-
-    def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
-        """Keeps an answer, durably, where none stands; see `ReleaseMemo`."""
-        whose = (key.scope, key.tenant)
-        self._written(
-            (self._query(_REMEMBER), (*key, told, digest_of(key, told), instead_of)),
-            (self._query(_DROP_OLDEST), (*whose, *whose, self._size)),
-        )
-
     def claim(self, key: MemoKey, holder: str) -> bool:
         """Takes the turn to answer, anew where it is the holder's, unless somebody else has it; see `ReleaseMemo`."""
-        return self._written((self._query(_CLAIM), (*key, holder, self._turn)))[0] == 1
-
-    def leave(self, key: MemoKey, holder: str) -> None:
-        """Ends a turn, and those that are over; see `ReleaseMemo`."""
-        self._written((self._query(_LEAVE), (*key, holder)), (self._query(_END_LATE_TURNS), ()))
-
-    def forget(self, tenant: str) -> int:
-        """Drops every answer of a tenant; what it asks again is charged again.
-
-        Components that are at work go on telling what they know; those that are built from now on do not. Agents'
-        tools ask under the name of a thread: that is `thread_tenant(thread_id, tenant=...)`, and is dropped by itself.
-
-        Args:
-          tenant: its name; "": of nobody in particular.
-
-        Returns:
-          How many there were.
-
-        Raises:
-          MemoError: the server cannot be reached or written.
-        """
-        whose = (tenant_of(tenant),)
-        return self._written((self._query(_FORGET), whose), (self._query(_FORGET_TURNS), whose))[0]
+        return self._written((_CLAIM, (*key, holder, self._turn)), (_END_LATE_TURNS, ()))[0] == 1
 
     def close(self) -> None:
         """Closes the connection; nothing can be asked afterwards."""
         self._link.close()
 
-    def _written(self, *commands: Query) -> list[int]:
-        """Runs commands in one transaction; returns how many rows each wrote."""
+    def _row(self, key: MemoKey) -> tuple[object, object] | None:
+        with self._link.turn() as turn:
+            (rows,) = turn.snapshot_query([(self._query(_RECALL), key)])
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def _written(self, *commands: tuple[str, Sequence[Any]]) -> list[int]:
         with memo_faults(), self._link.turn() as turn:
             turn.begin([])
-            return turn.commit(*commands)
+            return turn.commit(*((self._query(command), values) for command, values in commands))
 
     def _check_tables(self, connection: psycopg.Connection[Any], where: str) -> None:
         rows = connection.execute(_IS_THERE, [self._schema, list(_NAMES.values())]).fetchall()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from langchain_dpicl.privacy._validate import check_int, check_path, check_positive, check_real
 from langchain_dpicl.stores.memos import (
@@ -15,10 +14,7 @@ from langchain_dpicl.stores.memos import (
     TURN_SECONDS,
     KeptMemo,
     MemoKey,
-    check_stored_answer,
-    digest_of,
     memo_faults,
-    tenant_of,
 )
 from langchain_dpicl.stores.sqlite_per_call import FileKind, PerCallFile
 
@@ -55,14 +51,6 @@ _KIND = FileKind(
     repair="Restore a copy; or remove it for a new one, and queries asked before are charged again.",
 )
 _RECALL = "SELECT told, digest FROM answers WHERE scope = ? AND tenant = ? AND query = ?"
-_REMEMBER = (
-    "INSERT INTO answers (scope, tenant, query, told, digest) VALUES (?, ?, ?, ?, ?) "
-    "ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest WHERE told = ?"
-)
-_DROP_OLDEST = (
-    "DELETE FROM answers WHERE scope = ?1 AND tenant = ?2 AND number <= (SELECT number FROM answers "
-    "WHERE scope = ?1 AND tenant = ?2 ORDER BY number DESC LIMIT 1 OFFSET ?3)"
-)
 _LONGEST_TURN = 7 * 86400.0
 # A turn that seems to end long after any could was taken by a clock that went wrong.
 _END_LATE_TURNS = "DELETE FROM turns WHERE until <= ? OR until > ?"
@@ -70,9 +58,6 @@ _CLAIM = (
     "INSERT INTO turns (scope, tenant, query, holder, until) VALUES (?, ?, ?, ?, ?) "
     "ON CONFLICT (scope, tenant, query) DO UPDATE SET until = excluded.until WHERE holder = excluded.holder"
 )
-_LEAVE = "DELETE FROM turns WHERE scope = ? AND tenant = ? AND query = ? AND holder = ?"
-
-T = TypeVar("T")
 
 
 class SQLiteMemo(KeptMemo):
@@ -106,6 +91,17 @@ class SQLiteMemo(KeptMemo):
       (True, 'SQLite file memo.db')
     """
 
+    _REMEMBER = (
+        "INSERT INTO answers (scope, tenant, query, told, digest) VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT (scope, tenant, query) DO UPDATE SET told = excluded.told, digest = excluded.digest WHERE told = ?"
+    )
+    _DROP_OLDEST = (
+        "DELETE FROM answers WHERE scope = ?1 AND tenant = ?2 AND number <= (SELECT number FROM answers "
+        "WHERE scope = ?1 AND tenant = ?2 ORDER BY number DESC LIMIT 1 OFFSET ?3)"
+    )
+    _LEAVE = "DELETE FROM turns WHERE scope = ? AND tenant = ? AND query = ? AND holder = ?"
+    _FORGET = ("DELETE FROM answers WHERE tenant = ?", "DELETE FROM turns WHERE tenant = ?")
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -130,61 +126,19 @@ class SQLiteMemo(KeptMemo):
         """Public words on where the memo lives; no folder, which may name a person."""
         return f"SQLite file {self.path.name}"
 
-    def recall(self, key: MemoKey) -> str | None:
-        """Returns what was kept under this key, or None; see `ReleaseMemo`."""
-        with memo_faults():
-            row = self._file.read(lambda connection: connection.execute(_RECALL, key).fetchone())
-        return None if row is None else check_stored_answer(key, *row, where=str(self.path))
-
-    def remember(self, key: MemoKey, told: str, *, instead_of: str | None = None) -> None:
-        """Keeps an answer, durably, where none stands; see `ReleaseMemo`."""
-
-        def write(connection: sqlite3.Connection) -> None:
-            connection.execute(_REMEMBER, (*key, told, digest_of(key, told), instead_of))
-            connection.execute(_DROP_OLDEST, (key.scope, key.tenant, self._size))
-
-        self._written(write)
-
     def claim(self, key: MemoKey, holder: str) -> bool:
         """Takes the turn to answer, anew where it is the holder's, unless somebody else has it; see `ReleaseMemo`."""
+        now = time.time()
+        late = (_END_LATE_TURNS, (now, now + _LONGEST_TURN))
+        return self._written(late, (_CLAIM, (*key, holder, now + self._turn)))[1] == 1
 
-        def take(connection: sqlite3.Connection) -> bool:
-            now = time.time()
-            connection.execute(_END_LATE_TURNS, (now, now + _LONGEST_TURN))
-            return connection.execute(_CLAIM, (*key, holder, now + self._turn)).rowcount == 1
+    def _row(self, key: MemoKey) -> tuple[object, object] | None:
+        row = self._file.read(lambda connection: connection.execute(_RECALL, key).fetchone())
+        return None if row is None else (row[0], row[1])
 
-        return self._written(take)
-
-    def leave(self, key: MemoKey, holder: str) -> None:
-        """Ends a turn; see `ReleaseMemo`."""
-        self._written(lambda connection: connection.execute(_LEAVE, (*key, holder)))
-
-    def forget(self, tenant: str) -> int:
-        """Drops every answer of a tenant; what it asks again is charged again.
-
-        Components that are at work go on telling what they know; those that are built from now on do not. Agents'
-        tools ask under the name of a thread: that is `thread_tenant(thread_id, tenant=...)`, and is dropped by itself.
-
-        Args:
-          tenant: its name; "": of nobody in particular.
-
-        Returns:
-          How many there were.
-
-        Raises:
-          MemoError: the file cannot be written.
-        """
-        whose = (tenant_of(tenant),)
-
-        def drop(connection: sqlite3.Connection) -> int:
-            connection.execute("DELETE FROM turns WHERE tenant = ?", whose)
-            return int(connection.execute("DELETE FROM answers WHERE tenant = ?", whose).rowcount)
-
-        return self._written(drop)
-
-    def _written(self, action: Callable[[sqlite3.Connection], T]) -> T:
+    def _written(self, *commands: tuple[str, Sequence[Any]]) -> list[int]:
         with memo_faults():
-            return self._file.write(action)
+            return self._file.write(lambda one: [one.execute(command, values).rowcount for command, values in commands])
 
     def __repr__(self) -> str:
         return f"SQLiteMemo({str(self.path)!r})" if hasattr(self, "_file") else "SQLiteMemo(not made)"

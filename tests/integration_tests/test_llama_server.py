@@ -297,10 +297,8 @@ OPTIONS: dict[str, Any] = {
     "epsilon": 4.0,
     "instruction": "Questions of bank customers.",
     "shots_per_label": 2,
-    "rows": "slots",
-    "num_slots": 4,
-    "shots_per_slot": 2,
-    "public_top_k": 20,
+    "rows": Rows(slots=4, shots=2),
+    "decoding": Decoding(candidates=20),
     "max_tokens": 3,
 }
 
@@ -410,7 +408,10 @@ def test_a_dress_rehearsal_shows_that_the_longest_prompt_does_not_fit(server: Se
             "epsilon": 300.0,
         },
         {"noise": LogitNoise("recentered_clip", free_below=0.2, max_private_tokens=2)},
-        {"noise": LogitNoise("recentered_clip"), "rows": Rows(slots=3, shots=2, sampling="disjoint")},
+        {
+            "noise": LogitNoise("recentered_clip"),
+            "rows": Rows(slots=3, shots=2, sampling="disjoint", redraw_every="run"),
+        },
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -434,7 +435,7 @@ def test_logit_mechanisms_refuse_a_server_of_top_tokens(server: Server) -> None:
             PrivateExamples(QUESTIONS, public_size=20),
             llm=server.model("chat"),
             budget=budget,
-            noise=LogitNoise("recentered_clip"),
+            noise="recentered_clip",
             **OPTIONS,
         )
     assert budget.report().to_dict()["shares"] == []

@@ -212,7 +212,7 @@ class LangChainBackend:
     def _public_request(self, prompt: str, prefix: str, top_k: int) -> Request:
         if self._max_top_k is not None and top_k > self._max_top_k:
             raise CapabilityError(
-                f"expected top_k <= {self._max_top_k} (what {self.name} reports), found {top_k}; lower public_top_k"
+                f"expected top_k <= {self._max_top_k} (what {self.name} reports), found {top_k}; take fewer candidates"
             )
         return self._wire.request(OpaqueValue(prompt), prefix, explain="kind")
 

@@ -323,7 +323,7 @@ class TestPlanOfAnswersToQueries:
             ([*TWO, "--max-queries", "0"], "max_queries: expected an integer >= 1, found 0"),
             ([*TWO, "--set", "cost.calls_per_row=0"], "Prices.calls_per_row: expected a number greater than or equal"),
             ([*TWO, "--set", "rows.slots=0"], "Rows.slots: expected a number greater than or equal to 1, found 0"),
-            ([*TWO, "--max-tokens", "5"], "found 'max_tokens'. Did you mean 'max_queries'"),
+            ([*TWO, "--max-tokens", "5"], "found 'max_tokens'"),
             ([*TWO, "--set", "row.slots=1"], "found 'row'. Did you mean 'rows'"),
             ([*TWO, "--delta", "1e-3"], "delta: expected at most 1/(10 * public_size)"),
             ([*TWO, "--set", "answers.abstain_below=nan"], "LabelAnswers.abstain_below: expected"),

@@ -116,9 +116,7 @@ class TestARunWithWorkers:
 
 
 class TestItRefuses:
-    @pytest.mark.parametrize(
-        "option", [("--workers", "2"), ("--gpus-per-worker", "1"), ("--ledger", "ledger.db"), ("--component", "x")]
-    )
+    @pytest.mark.parametrize("option", [("--workers", "2"), ("--gpus-per-worker", "1")])
     def test_a_clusters_options_without_a_cluster(self, folder: Path, capsys: Any, option: tuple[str, str]) -> None:
         assert main(command(*option)) == 2
         assert f"{option[0]}: expected none without --ray" in capsys.readouterr().err
@@ -129,7 +127,7 @@ class TestItRefuses:
 
     def test_records_without_a_name_which_could_be_taken_for_others(self, folder: Path, capsys: Any) -> None:
         assert main(command("--ray", "--ledger", "ledger.db", unnamed=True)) == 2
-        assert "--dataset-id: expected a name of these records, or --component" in capsys.readouterr().err
+        assert "--component: expected a name, or data.dataset_id, with --ledger" in capsys.readouterr().err
 
     def test_no_workers(self, folder: Path, capsys: Any) -> None:
         assert main(command("--ray", "--workers", "0", "--ledger", "ledger.db")) == 2

@@ -21,6 +21,8 @@ ASKED = [
     "1e-6",
     "--set",
     "guess.labels=4",
+    "--set",
+    "retrieval.similarity_threshold=0.5",
 ]
 
 

@@ -96,11 +96,22 @@ def test_public_faults_raise(fault: dict[str, object]) -> None:
 # -- the command -------------------------------------------------------------------------------------------------
 
 ASKED = ["--public-size", "card=400", "--public-size", "transfer=800", "--epsilon", "1", "--delta", "1e-5"]
-EVOLVED = ["--mechanism", "private_evolution", "--rounds", "3"]
+
+
+def sets(*items: str) -> list[str]:
+    return [part for item in items for part in ("--set", item)]
+
+
+def evolved(*items: str) -> list[str]:
+    return ["plan", *ASKED, *sets("method=evolution", "evolution.rounds=3", *items)]
+
+
+def generated(*items: str) -> list[str]:
+    return ["generate", "FILE", "--out", "out.json", *ASKED, "--label-key", "queue", *sets(*items)]
 
 
 def test_the_command_prices_it_as_the_planner_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *EVOLVED, *ASKED, "--num-survivors", "5", "--price-out", "1000", "--json"]) == 0
+    assert main([*evolved("evolution.num_survivors=5", "cost.price_out=1000"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     plan = plan_evolution(
         {"card": 400, "transfer": 800}, epsilon=1.0, delta=1e-5, rounds=3, num_survivors=5, shots_per_label=4
@@ -109,37 +120,39 @@ def test_the_command_prices_it_as_the_planner_does(capsys: pytest.CaptureFixture
     assert found["cost"]["private_calls"] == 0
     assert found["cost"]["public_calls"] == plan.cost().public_calls
     assert found["cost"]["money"] > 0
-    assert main(["plan", *EVOLVED, *ASKED]) == 0
+    assert main([*evolved("noise.multiplier=20.0"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["noise_multiplier"] == 20.0
+    assert main(evolved()) == 0
     assert "no private call" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "typed",
+    ("typed", "said"),
     [
-        ["plan", *EVOLVED, *ASKED, "--num-slots", "40"],
-        ["plan", *EVOLVED, *ASKED, "--rounds", "0"],
-        ["plan", *ASKED, "--rounds", "3"],
-        ["plan", *EVOLVED, *ASKED, "--method", "voting", "--max-queries", "9"],
-        ["plan", *EVOLVED, *ASKED, "--num-variations", "0"],
-        ["generate", "FILE", "--out", "out.json", *EVOLVED, *ASKED, "--label-key", "queue", "--grammar-regex", "a"],
-        ["generate", "FILE", "--out", "out.json", *ASKED, "--label-key", "queue", "--hint", "Shout."],
-        [
-            "generate",
-            "FILE",
-            "--out",
-            "out.json",
-            *EVOLVED,
-            *ASKED,
-            "--label-key",
-            "queue",
-            "--embeddings",
-            "json:dumps",
-        ],
+        (evolved("rows.slots=40"), "found 'rows'"),
+        (evolved("evolution.rounds=0"), "Evolution.rounds: "),
+        (["plan", *ASKED, *sets("evolution.rounds=3")], "found 'evolution'"),
+        (evolved("method=voting", "max_queries=9"), "found 'evolution'"),
+        (evolved("evolution.num_variations=0"), "num_variations"),
+        (evolved("noise=gumbel"), "Noise.mechanism: "),
+        (generated("method=evolution", 'decoding.grammar.regex="a"'), "grammar"),
+        (generated('task.hints=["Shout."]'), "hints"),
+        (generated("method=evolution", "model.embeddings=json:dumps"), "embeddings"),
     ],
-    ids=["slots", "no rounds", "rounds alone", "voting", "no variations", "grammar", "hint alone", "no embeddings"],
+    ids=[
+        "slots",
+        "no rounds",
+        "rounds alone",
+        "voting",
+        "no variations",
+        "noise",
+        "grammar",
+        "hint alone",
+        "no embeddings",
+    ],
 )
 def test_options_that_change_nothing_are_refused(
-    typed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    typed: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     records = tmp_path / "records.jsonl"
@@ -149,14 +162,21 @@ def test_options_that_change_nothing_are_refused(
     shown = capsys.readouterr()
     assert "zx-canary" not in shown.out + shown.err
     assert shown.err.startswith("dpicl: ")
+    assert said in shown.err
 
 
 def test_the_command_evolves_with_the_offline_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records, out = tmp_path / "records.jsonl", tmp_path / "out.json"
     records.write_text('{"text": "my card was declined"}\n' * 60)
     typed = ["generate", str(records), "--out", str(out), "--public-size", "60", "--epsilon", "4", "--delta", "1e-4"]
-    more = ["--mechanism", "private_evolution", "--rounds", "1", "--num-survivors", "3", "--shots-per-label", "2"]
-    assert main([*typed, *more, "--max-tokens", "8", "--instruction", "Questions of bank customers."]) == 0
+    search = [
+        "method=evolution",
+        "evolution.rounds=1",
+        "evolution.num_survivors=3",
+        "shots_per_label=2",
+        "max_tokens=8",
+    ]
+    assert main([*typed, *sets(*search, "instruction=Questions of bank customers.")]) == 0
     released = ReleasedDemonstrations.load(out)
     assert len(released.examples) == 2
     assert released.epsilon <= 4.0

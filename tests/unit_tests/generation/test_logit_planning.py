@@ -344,7 +344,7 @@ class TestGenerateOnTheCommandLine:
 
     def run(self, records: Path, *more: str) -> int:
         terms = ["--out", str(records.with_name("out.json")), "--public-size", "300", "--epsilon", "3"]
-        terms += ["--delta", "1e-6", "--quiet", *sets("max_tokens=3", "rows.units=8")]
+        terms += ["--delta", "1e-6", "--quiet", *sets("max_tokens=3", "rows.slots=8")]
         return main(["generate", str(records), *terms, "--model", "tests.engines:ENGINE", *more])
 
     def test_a_logit_mechanism_runs_and_is_in_the_report(self, records: Path) -> None:

@@ -52,7 +52,7 @@ def test_escaped_braces_in_the_template_are_braces() -> None:
     ],
 )
 def test_templates_that_cannot_be_continued_are_refused(template: str) -> None:
-    with pytest.raises(ConfigurationError, match="generation_prompt"):
+    with pytest.raises(ConfigurationError, match="record_prompt"):
         wording(template)
 
 

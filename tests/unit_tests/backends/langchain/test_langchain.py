@@ -565,12 +565,14 @@ class TestAsBackend:
         with pytest.raises(CapabilityError, match="without logprobs"):
             as_backend(FakeListChatModel(responses=["a"]))
 
-    @pytest.mark.parametrize(
-        "what", [None, "gpt", RunnableLambda(str), ScriptedChat(answer=ANSWERS) | RunnableLambda(str)]
-    )
+    @pytest.mark.parametrize("what", [None, RunnableLambda(str), ScriptedChat(answer=ANSWERS) | RunnableLambda(str)])
     def test_refuses_anything_else_with_advice(self, what: Any) -> None:
         with pytest.raises(CapabilityError, match="pass the model itself"):
             as_backend(what)
+
+    def test_refuses_a_name_without_a_provider(self) -> None:
+        with pytest.raises(ConfigurationError, match=r'"provider:model", found \'gpt\''):
+            as_backend("gpt")
 
     def test_refuses_models_that_cannot_be_silenced(self) -> None:
         class Wrapper(ScriptedChat):
