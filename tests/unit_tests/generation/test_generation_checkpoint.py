@@ -25,7 +25,7 @@ from tests.crews import House
 from tests.faults.children import Child
 from tests.unit_tests.generation.test_synthesis import LABELS, RECORDS, engine, private_examples, synthesizer
 
-pytestmark = pytest.mark.usefixtures("remembered_prices")
+pytestmark = pytest.mark.usefixtures("free_prices")
 
 TOKENS = 4
 """Words of each of the four texts: no text ends before its cap."""
