@@ -133,9 +133,7 @@ def test_a_path_that_no_file_can_have_is_refused_as_ours(wrong: str, tmp_path: P
         read_plain(tmp_path / wrong, 10)
     assert isinstance(caught.value, ConfigurationError)
     if "\0" in wrong:
-        for made in (
-            RunJournal.component_in,
-        ):
+        for made in (RunJournal.component_in,):
             with pytest.raises(ConfigurationError, match="checkpoint: expected a file in a folder"):
                 made(tmp_path / wrong)
 
@@ -194,7 +192,7 @@ def test_a_file_that_fills_the_memory_as_it_is_parsed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    path.write_text("{}")
+    path.write_text("{}\n")
 
     def full(*_: Any, **__: Any) -> None:
         raise MemoryError
