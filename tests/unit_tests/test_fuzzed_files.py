@@ -232,11 +232,12 @@ def trained(folder: Path) -> dict[str, Target]:
 
 
 def gone_on_with(folder: Path) -> dict[str, Target]:
-    """The releases in the checkpoints of an evolution, of demonstrations and of documents, with digests that fit."""
+    """The releases in the checkpoints of four runs, with digests that fit."""
     notes = PrivateExamples([f"card {number}" for number in range(400)], public_size=400, dataset_id="gone on with")
     given: dict[str, Any] = {"budget": house(), "noise": Noise(multiplier=2.0), "decoding": Decoding(candidates="all")}
     given |= {"llm": FakeBackend(lambda prompt, prefix: dict.fromkeys(WORDS, 0.5), vocabulary=WORDS), "max_tokens": 2}
     topics = {"topics": Topics(("card", "cash"), 1), "documents_per_topic": 1, "epsilon": 90.0}
+    taught, ledger = labelling_doubles.examples(), labelling_doubles.house()
     evolved, budget = PrivateExamples(evolution_doubles.RECORDS, public_size=20), evolution_doubles.budget_of()
     makers: dict[str, Callable[[Path], Any]] = {
         "evolution": lambda path: evolution_doubles.evolution(
@@ -247,6 +248,9 @@ def gone_on_with(folder: Path) -> dict[str, Target]:
         ),
         "documents": lambda path: DocumentSynthesizer.from_private_examples(
             notes, checkpoint=path, component="documents", **topics, **given
+        ),
+        "labels": lambda path: labelling_doubles.labeler(
+            taught, budget=ledger, checkpoint=path, component="labels", noise=labelling_doubles.GAUSSIAN
         ),
     }
     return {f"checkpoint of {name}": _checkpoint(folder / name, make) for name, make in makers.items()}
