@@ -24,6 +24,7 @@ from _voting_task import load
 from langchain_dpicl import EmbeddedLLM
 from langchain_dpicl.audit.membership import NOTICE, MembershipResult, Nonmembers, Target, membership_attack
 from langchain_dpicl.audit.membership_scores import Claim
+from langchain_dpicl.cli.config import Model
 from langchain_dpicl.cli.inputs import load_model
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -213,7 +214,7 @@ def measured(asked: argparse.Namespace) -> int:
     """Attacks every data set; returns the exit code."""
     started = time.perf_counter()
     # As a LangChain model, for answers that are text.
-    llm = EmbeddedLLM() if asked.model == "embedded" else load_model(asked)
+    llm = EmbeddedLLM() if asked.model == "embedded" else load_model(Model(name=asked.model))
     asked.out.mkdir(parents=True, exist_ok=True)
     print(NOTICE)
     numbers: dict[str, Any] = {"notice": NOTICE, "private": False}

@@ -25,6 +25,7 @@ from _pate_task import Setting, setting
 from tqdm import tqdm
 
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.cli.config import Model
 from langchain_dpicl.cli.inputs import load_model
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.pate.plan import compare_teachers
@@ -192,7 +193,7 @@ def stem_of(path: Path) -> str:
 def model_of(asked: argparse.Namespace) -> Any:
     """Returns the engine: the embedded model, one by name, or one behind an OpenAI-compatible address."""
     if asked.model_url is None:
-        return as_choice_backend(load_model(asked))
+        return as_choice_backend(load_model(Model(name=asked.model)))
     from langchain_openai import ChatOpenAI, OpenAI
 
     key = os.environ.get("OPENAI_API_KEY", "none")

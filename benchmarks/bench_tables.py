@@ -26,6 +26,7 @@ from _tables_room import Engines, Room
 from _tables_soft import SoftModels, found_base
 
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.cli.config import Model
 from langchain_dpicl.cli.inputs import load_model
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
@@ -230,7 +231,7 @@ def tables(asked: argparse.Namespace) -> int:
     if not tasks:
         raise SystemExit("expected a data set of one of the methods, found none: see --methods and --data")
     if not asked.show:
-        engines = Engines(as_choice_backend(load_model(asked)), is_embedded=asked.model == EMBEDDED)
+        engines = Engines(as_choice_backend(load_model(Model(name=asked.model))), is_embedded=asked.model == EMBEDDED)
         run = Run(store, {one.name: one for one in grid.methods}, files, engines)
         try:
             ending = run.go(tasks, minutes=asked.minutes)

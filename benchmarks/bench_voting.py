@@ -24,6 +24,7 @@ from _voting_task import PAPER, Task, load
 from tqdm import tqdm
 
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.cli.config import Model
 from langchain_dpicl.cli.inputs import load_model
 
 PARTS = ("accuracy", "queries", "rates", "speed")
@@ -216,7 +217,7 @@ def rate_rows(size: int, queries: int) -> list[tuple[str, Method, int]]:
 def accuracy_tables(bench: Bench) -> dict[str, dict[str, Measured]]:
     """Prints the tables of every data set; the ablations of the last one alone unless `--full`."""
     asked = bench.arguments
-    engine = as_choice_backend(load_model(asked))
+    engine = as_choice_backend(load_model(Model(name=asked.model)))
     paper: dict[str, dict[str, Measured]] = {}
     for place, path in enumerate(asked.data):
         voters = bench.voters(path, engine)
