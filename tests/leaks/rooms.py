@@ -144,7 +144,7 @@ def synthesizer(scene: Scene) -> Runnable[Any, Any]:
     def made() -> DemonstrationSynthesizer:
         budget = PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-4)
         found = DemonstrationSynthesizer.from_private_examples(_kept(scene), llm=backend, budget=budget, **OPTIONS)
-        scene.objects += [found, budget, budget.report(), found.released(), backend]
+        scene.objects += [found, budget, budget.report(), found.result, backend]
         return found
 
     def write(inputs: Iterator[Any]) -> Iterator[Any]:
@@ -374,7 +374,7 @@ def synthesizer_with_workers(scene: Scene) -> Runnable[Any, Any]:
             found = DemonstrationSynthesizer.from_private_examples(
                 private, llm=backend, budget=budget, executor=crew, **OPTIONS
             )
-            scene.objects += [found, _PLACES[folder], crew, found._elsewhere, budget, found.released()]
+            scene.objects += [found, _PLACES[folder], crew, found._elsewhere, budget, found.result]
             try:
                 yield found
             finally:
@@ -449,7 +449,7 @@ def documents(scene: Scene) -> Runnable[Any, Any]:
         return found
 
     def told(found: DocumentSynthesizer) -> str:
-        released = found.released()
+        released = found.result
         scene.objects += [released, released.documents, released.as_retriever(), found.topics, found.counts]
         return released.to_json()
 
