@@ -203,7 +203,7 @@ class Systems:
                 **self._spending,
                 task=FewShotTask(self.task.wording.example_prompt, self.task.wording.suffix),
                 public_inputs=self.public_inputs,
-                rows=Rows(slots=self.rows, shots=min(4, self.records // self.rows), fill=1.0),
+                rows=self._rows,
                 answers=LabelAnswers(abstain_below="never"),
                 student=Student(num_candidates=5),
             )
