@@ -97,7 +97,7 @@ class TestARunWithWorkers:
         def lost(number: int, job: Any) -> bool:
             if number == 1:
                 work = crews[-1]._hands[0].handle._works
-                next(iter(work.values())).share.reserve("text: 3 tokens on one sample", label=job[0]).burn()
+                next(iter(work.values())).blocks.share.reserve("text: 3 tokens on one sample", label=job[0]).burn()
             return False
 
         import langchain_dpicl.distributed.ray as room
