@@ -157,11 +157,6 @@ class Systems:
         """Rows that see several records each: one alone would only say its label again."""
         return Rows(slots=self.rows, shots=min(4, self.records // self.rows), fill=1.0)
 
-    @property
-    def _slots(self) -> dict[str, Any]:
-        """Rows that see several records each: one alone would only say its label again."""
-        return {"num_slots": self.rows, "shots_per_slot": min(4, self.records // self.rows), "overfill": 1.0}
-
     def voting(self, *, with_scores: bool) -> Target:
         """Returns the voter, which answers with labels, or with noisy votes."""
 
@@ -208,7 +203,7 @@ class Systems:
                 **self._spending,
                 task=FewShotTask(self.task.wording.example_prompt, self.task.wording.suffix),
                 public_inputs=self.public_inputs,
-                rows=Rows(slots=self.rows, shots=min(4, self.records // self.rows), fill=1.0),
+                rows=self._rows,
                 answers=LabelAnswers(abstain_below="never"),
                 student=Student(num_candidates=5),
             )

@@ -237,7 +237,7 @@ async def openai_voting(target: Target) -> dict[str, Any]:
         ),
         answers=LabelAnswers(calibrate=False, scores=True),
         max_queries=4,
-    )
+    ).with_receipts()
     answers = [voter.invoke(QUESTIONS[0]), await voter.ainvoke(QUESTIONS[1]), voter.invoke(QUESTIONS[0])]
     votes = np.array([[round(score) for score in answer.scores.values()] for answer in answers])
     return {"answers": answers, "votes": votes, "rows": [votes.sum(axis=1, keepdims=True) == len(records)]}

@@ -271,8 +271,11 @@ class Held:
     """A voter whose answers wait until they are let go."""
 
     def __init__(self, voter: Any) -> None:
-        self.voter, self.share = voter, voter.share
+        self.voter, self.share = voter.with_receipts(), voter.share
         self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def with_receipts(self) -> Held:
+        return self
 
     async def ainvoke(self, *given: Any) -> Any:
         self.asked.set()

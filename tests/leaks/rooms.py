@@ -119,20 +119,17 @@ def few_shot_prompt(scene: Scene) -> Runnable[Any, Any]:
     example = PromptTemplate.from_template("{text} -> {topic}")
 
     def options() -> dict[str, Any]:
-        budget = PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-4)
-        return {"llm": backend, "budget": budget, "example_prompt": example, "suffix": "{input} ->", **OPTIONS}
+        return {"llm": backend, "example_prompt": example, "suffix": "{input} ->", **OPTIONS, **_paid(scene, 8.0)}
 
-    def shown(prompt: DPFewShotPromptTemplate, given: dict[str, Any]) -> str:
-        scene.objects += [prompt, prompt.partial(input="x"), given["budget"], given["budget"].report(), backend]
+    def shown(prompt: DPFewShotPromptTemplate) -> str:
+        scene.objects += [prompt, prompt.partial(input="x"), backend]
         return prompt.format(input="x") + json.dumps(prompt.privacy_report)
 
     def make(_: Any) -> str:
-        given = options()
-        return shown(DPFewShotPromptTemplate.from_private_examples(_kept(scene), **given), given)
+        return shown(DPFewShotPromptTemplate.from_private_examples(_kept(scene), **options()))
 
     async def amake(_: Any) -> str:
-        given = options()
-        return shown(await DPFewShotPromptTemplate.afrom_private_examples(_kept(scene), **given), given)
+        return shown(await DPFewShotPromptTemplate.afrom_private_examples(_kept(scene), **options()))
 
     return RunnableLambda(make, amake)
 
@@ -142,9 +139,9 @@ def synthesizer(scene: Scene) -> Runnable[Any, Any]:
     backend = engine(scene, "completion")
 
     def made() -> DemonstrationSynthesizer:
-        budget = PrivacyBudgetCallbackHandler(epsilon=8.0, delta=1e-4)
-        found = DemonstrationSynthesizer.from_private_examples(_kept(scene), llm=backend, budget=budget, **OPTIONS)
-        scene.objects += [found, budget, budget.report(), found.result, backend]
+        given = OPTIONS | _paid(scene, 8.0)
+        found = DemonstrationSynthesizer.from_private_examples(_kept(scene), llm=backend, **given)
+        scene.objects += [found, found.result, backend]
         return found
 
     def write(inputs: Iterator[Any]) -> Iterator[Any]:
@@ -321,7 +318,7 @@ def labels(scene: Scene) -> Runnable[Any, Any]:
 
     def told(labeler: PromptPATELabeler, selector: PromptPATEExampleSelector, folder: Path, text: str) -> str:
         selector.save(folder / "pool.json")
-        scene.objects += [getattr(labeler._teachers, "_sample", None), selector.pool, *selector.pool.entries]
+        scene.objects += [getattr(labeler._teachers, "_opened", None), selector.pool, *selector.pool.entries]
         return text + json.dumps(selector.privacy_report)
 
     def label(_: Any) -> str:
@@ -432,7 +429,6 @@ def documents(scene: Scene) -> Runnable[Any, Any]:
     backend = engine(scene, "completion")
 
     def made() -> DocumentSynthesizer:
-        budget = PrivacyBudgetCallbackHandler(epsilon=80.0, delta=1e-4)
         private = PrivateExamples(RECORDS, public_size=12, unit_key="user")
         found = DocumentSynthesizer.from_private_examples(
             private,
@@ -440,12 +436,12 @@ def documents(scene: Scene) -> Runnable[Any, Any]:
             topics=Topics(("boat", "card"), 1, min_units=2),
             documents_per_topic=1,
             max_tokens=2,
-            budget=budget,
             epsilon=60.0,
             rows=Rows(units=12),
             decoding=Decoding(candidates=3),
+            **_paid(scene, 80.0),
         )
-        scene.objects += [found, found._writer, found._private, private, budget, backend]
+        scene.objects += [found, found._writer, found._private, private, backend]
         return found
 
     def told(found: DocumentSynthesizer) -> str:
@@ -477,14 +473,13 @@ def discovery(scene: Scene) -> Runnable[Any, Any]:
     backend = engine(scene, "chat")
     records = [*RECORDS, {"text": "my", "topic": RECORD, "user": "alone"}]
 
-    def counting(config: RunnableConfig) -> tuple[PrivateExamples, dict[str, Any]]:
+    def counting() -> tuple[PrivateExamples, dict[str, Any]]:
         private = PrivateExamples(records, fields=("topic",), public_size=12, unit_key="user")
-        paid = {"budget": PrivacyBudgetCallbackHandler(epsilon=80.0, delta=1e-4)}
-        scene.objects += [private, paid["budget"]]
-        return private, paid if scene.given_config is None else {**paid, "config": config}
+        scene.objects.append(private)
+        return private, _paid(scene, 80.0)
 
     def voter(found: ReleasedCounts, split: PrivateExamples, given: dict[str, Any]) -> Runnable[Any, Any]:
-        scene.objects += [found, split, given["budget"].report()]
+        scene.objects += [found, split]
         return DPVotingRunnable.from_private_examples(split, llm=backend, **VOTED, **given).with_receipts()
 
     def told(counts: ReleasedCounts, answer: Any) -> str:
@@ -492,30 +487,28 @@ def discovery(scene: Scene) -> Runnable[Any, Any]:
         return str(answer) + counts.to_json()
 
     def count(_: Any, config: RunnableConfig) -> str:
-        private, given = counting(config)
-        finder = ValueDiscovery.from_private_examples(
-            private, field="topic", epsilon=20.0, budget=given["budget"], noise=Noise(delta=1e-5)
-        )
+        private, given = counting()
+        noise = Noise(delta=1e-5)
+        finder = ValueDiscovery.from_private_examples(private, field="topic", epsilon=20.0, noise=noise, **given)
         scene.objects.append(finder)
-        split = finder.run(config=given.get("config")).redeclare(private, public_size={"card": 2})
-        counter = UnitCounter.from_private_examples(
-            split, epsilon=10.0, budget=given["budget"], noise=Noise(delta=1e-5)
-        )
+        found = finder.run(config=scene.given_config)
+        split = found.redeclare(private, public_size={"card": 2})
+        counter = UnitCounter.from_private_examples(split, epsilon=10.0, noise=noise, **given)
         scene.objects.append(counter)
-        return told(counter.run(), voter(finder.run(), split, given).invoke("one ?", config))
+        counts = counter.run(config=scene.given_config)
+        return told(counts, voter(found, split, given).invoke("one ?", config))
 
     async def acount(_: Any, config: RunnableConfig) -> str:
-        private, given = counting(config)
-        finder = await ValueDiscovery.afrom_private_examples(
-            private, field="topic", epsilon=20.0, budget=given["budget"], noise=Noise(delta=1e-5)
-        )
+        private, given = counting()
+        noise = Noise(delta=1e-5)
+        finder = await ValueDiscovery.afrom_private_examples(private, field="topic", epsilon=20.0, noise=noise, **given)
         scene.objects.append(finder)
-        split = (await finder.arun(config=given.get("config"))).redeclare(private, public_size={"card": 2})
-        counter = await UnitCounter.afrom_private_examples(
-            split, epsilon=10.0, budget=given["budget"], noise=Noise(delta=1e-5)
-        )
+        found = await finder.arun(config=scene.given_config)
+        split = found.redeclare(private, public_size={"card": 2})
+        counter = await UnitCounter.afrom_private_examples(split, epsilon=10.0, noise=noise, **given)
         scene.objects.append(counter)
-        return told(await counter.arun(), await voter(await finder.arun(), split, given).ainvoke("one ?", config))
+        counts = await counter.arun(config=scene.given_config)
+        return told(counts, await voter(found, split, given).ainvoke("one ?", config))
 
     return RunnableLambda(count, acount)
 
@@ -600,10 +593,12 @@ def _answering(scene: Scene, component: Runnable[Any, Any]) -> Runnable[Any, Any
     return component | RunnableLambda(keep)
 
 
-def _paid(scene: Scene) -> dict[str, Any]:
-    budget = PrivacyBudgetCallbackHandler(epsilon=40.0, delta=1e-4)
+def _paid(scene: Scene, epsilon: float = 40.0) -> dict[str, Any]:
+    """A budget of its own, where a channel has a config for the component in that config."""
+    budget = PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=1e-4)
     scene.objects.append(budget)
-    return {"budget": budget}
+    config = scene.given_config
+    return {"budget": budget if config is None else {**config, "callbacks": [*config["callbacks"], budget]}}
 
 
 def _few(scene: Scene) -> PrivateExamples:
