@@ -100,7 +100,7 @@ def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPV
         budget=_budget(adjacency),
         epsilon=_EPSILON / 2,
         task=FewShotTask(MARK + "{text}", "{input}", labels=arguments.pop("labels")),
-        answers=LabelAnswers(votes=votes, calibrate=False, **answers),
+        answers=LabelAnswers(calibrate=False, **answers),
         serving=Serving(memo_size=arguments.pop("memo_size")),
         **rows_and_noise(arguments),
         **arguments,
