@@ -112,8 +112,8 @@ class TestEvolution(JournalContract):
     ) -> PrivateEvolution:
         return PrivateEvolution.from_private_examples(
             notes_on(budget.ledger_id),
-            llm=ActingMuse(act=calls),
-            embeddings=Topical(),
+            llm=ActingMuse(act=calls, says=("a card", "a transfer", "a film", "the rain")),
+            embeddings=Topical(("card", "transfer")),  # the two that all votes are for survive every round
             budget=budget,
             epsilon=200.0,
             component=component,
