@@ -79,7 +79,7 @@ def private_run(model: EmbeddedLLM, epsilon: float, *, shots: int, show: bool) -
     for example in synthesizer.stream():
         if show:
             print(f"   [{example['label']}] {example['text']}", flush=True)
-    return synthesizer.released(), str(budget.report())
+    return synthesizer.result, str(budget.report())
 
 
 def accuracies(

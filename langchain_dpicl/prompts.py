@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, Rows
     from langchain_dpicl.options.tasks import Decoding, GenerationTask
     from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-    from langchain_dpicl.runs.generation_run import GenerationRun
+    from langchain_dpicl.runs.release_run import ReleaseRun
 
 
 TEMPLATE_CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
@@ -305,7 +305,7 @@ class ReleasedPrompt(HidesInput):
     @classmethod
     def from_run(
         cls,
-        run: GenerationRun[Any],
+        run: ReleaseRun[Any, ReleasedDemonstrations],
         *,
         example_prompt: TemplateLike,
         suffix: str | None = None,
@@ -332,7 +332,7 @@ class ReleasedPrompt(HidesInput):
     @classmethod
     async def afrom_run(
         cls,
-        run: GenerationRun[Any],
+        run: ReleaseRun[Any, ReleasedDemonstrations],
         *,
         example_prompt: TemplateLike,
         suffix: str | None = None,
@@ -370,9 +370,10 @@ class ReleasedPrompt(HidesInput):
         cls, run: object, example_prompt: TemplateLike, prefix: str, suffix: str | None, fields: TemplateFields
     ) -> Self:
         """Returns the template without demonstrations; checks it and the run before that releases more."""
-        from langchain_dpicl.runs.generation_run import GenerationRun
+        from langchain_dpicl.evolution.evolution import PrivateEvolution
+        from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 
-        if not isinstance(run, GenerationRun):
+        if not isinstance(run, DemonstrationSynthesizer | PrivateEvolution):
             raise fail("run", "a DemonstrationSynthesizer or PrivateEvolution", type(run).__name__)
         return cls._without_examples(example_prompt, prefix, suffix, fields)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from langchain_dpicl.privacy.accounting.events import PureEvent, canonical_json
 from langchain_dpicl.privacy.ledger.tickets import ShareTerms, Ticket
 from langchain_dpicl.reports.claims import CONTENT_DIGEST, release_claims, with_content_digest
 from langchain_dpicl.reports.report import VerifiedReport
+from langchain_dpicl.runs.journal import _digest
 
 
 def with_digest(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,6 +43,15 @@ def resealed(text: str | bytes, **changes: Any) -> str:
     """The text of such a file after some changes; ... takes a key away."""
     state = {key: value for key, value in {**json.loads(text), **changes}.items() if value is not ...}
     return json.dumps(sealed(state))
+
+
+def rechained(journal: bytes, entries: Sequence[Any]) -> bytes:
+    """A run's journal with these releases instead of its own, as somebody writes it who knows how."""
+    head, digest, lines = json.loads(journal.splitlines()[0])["entry"], "", []
+    for entry in (head, *entries):
+        digest = _digest(digest, entry)
+        lines.append(json.dumps({"entry": entry, "digest": digest}).encode() + b"\n")
+    return b"".join(lines)
 
 
 def paid(epsilon: float = 1.5) -> dict[str, Any]:

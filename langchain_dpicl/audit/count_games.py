@@ -350,7 +350,7 @@ class TopicGame(OnceGame):
     def release(self, made: DocumentSynthesizer) -> tuple[Mapping[str, int], int]:
         """Releases the histogram."""
         made.run(progress=False)
-        return made.counts, made._share.remaining(TOPIC_TEMPLATE)  # noqa: SLF001  to be audited
+        return made.counts, made.share.remaining(TOPIC_TEMPLATE)
 
     def outcome(self, counts: Mapping[str, int]) -> str:
         """Returns whether the counts of both its keywords speak for the target, and those of another against it."""

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 
 from langchain_dpicl.distributed.executor import START_SECONDS, Executor, Job, JobResult, Worker, WorkerFactory
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import LocalExecutor
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 
 WORKPLACE = "DPICL_WORKPLACE"
@@ -241,21 +242,21 @@ class RayExecutor(Executor):
         return f"RayExecutor({self._setup.name!r}, num_workers={self.num_workers})"
 
 
-def as_executor(executor: Any) -> Executor | None:
+def as_executor(executor: Any) -> Executor | LocalExecutor | None:
     """Returns an executor as it is, the one of the environment for "ray", and None for None.
 
     Args:
-      executor: a `RayExecutor`, "ray", or None: in this process.
+      executor: a `RayExecutor`, "ray", a `LocalExecutor` or None; the last two mean this process.
 
     Raises:
       ConfigurationError: it is something else, or Ray is not installed.
     """
-    if executor is None or isinstance(executor, Executor):
+    if executor is None or isinstance(executor, Executor | LocalExecutor):
         return executor
     if executor == "ray":
         return RayExecutor.from_environment()
     shown = executor if isinstance(executor, str) else type(executor).__name__
-    raise fail("executor", "'ray', a RayExecutor, or None", shown)
+    raise fail("executor", "'ray', a RayExecutor, a LocalExecutor or None", shown)
 
 
 def _plain(options: Any) -> dict[str, Any]:
@@ -317,6 +318,6 @@ def _check_closed(ray: Any) -> None:
         )
 
 
-ExecutorLike = Executor | Literal["ray"] | None
+ExecutorLike = Executor | LocalExecutor | Literal["ray"] | None
 
 __all__ = ["ExecutorLike", "RayExecutor", "as_executor"]

@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 from langchain_core.documents import Document
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
-from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
-from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.discovery import public_vocabulary
 from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
-from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, make_script
-from langchain_dpicl.generation.plan import GenerationPlan, deal_name, template_name
-from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.generation.synthesizer import DraftRun
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
 from langchain_dpicl.options import Rows, Topics
 from langchain_dpicl.options.base import LLM, Where, option_of
 from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.count_histograms import Count
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, TopicExamples, places, split_by_topics
-from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.release.count_release import release_counts
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
-from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText, release_id, text_of
-from langchain_dpicl.released.files import CheckpointFile, FileForm
+from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText, release_id
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.streamed_run import StreamedRun, carrying, report_of
-
-SYNTHESIZER = "DocumentSynthesizer"
+from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import RunCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,130 +57,19 @@ class TopicDecodingSpec(DecodingSpec):
         return {str(self.wording.label_key): self.topics[str(draft.label)], **draft.values}
 
 
-class TopicWriter(DemonstrationSynthesizer):
-    """Generates the texts of topics. Made by `DocumentSynthesizer`."""
+@dataclass(slots=True)
+class _Histogram:
+    """The first item of a run: the released counts of keywords, the topics chosen from them, and the ticket."""
 
-    _noun = "synthesizer"
-
-    def __init__(
-        self,
-        private: TopicExamples,
-        script: TopicDecodingSpec,
-        *,
-        budget: Budget,
-        share: Share,
-        plan: GenerationPlan,
-        keep: Callable[[], None],
-    ) -> None:
-        super().__init__(private, script, budget=budget, share=share, plan=plan)
-        self._topics = script.topics
-        self._keep = keep
-
-    def take(self, topics: Mapping[str, str], texts: Sequence[SyntheticText] | None = None) -> None:
-        """Sets the topics by place, and restores earlier texts if given; places without a topic are dropped.
-
-        Texts that the ledger has no tickets for are dropped: they were lost with a killed process.
-        """
-        self._topics.update(topics)
-        # A checkpoint names topics, not places: the plan's places have no names of their own.
-        place_of = {topic: place for place, topic in topics.items()}
-        written = {(place_of.get(text.topic), text.number): text.text for text in texts or ()}
-        items = [draft for draft in self._items if draft.label in topics]
-        if not set(written) <= {(draft.label, draft.number) for draft in items}:
-            raise fail("checkpoint", "at most the planned documents of its topics", len(texts or ()))
-        for draft in items:
-            if (text := written.get((draft.label, draft.number))) is not None:
-                draft.values[self._script.wording.text_key], draft.done = text, True
-        if texts is not None:
-            remaining = {place: self._left(place) for place in topics}
-            items = [draft for draft in items if draft.done or self._takes(remaining, draft)]
-        # In place, because the base holds the same list.
-        self._items[:] = items
-
-    @staticmethod
-    def _takes(remaining: dict[str, int], draft: PartialText) -> bool:
-        place = str(draft.label)
-        remaining[place] -= 1
-        return remaining[place] >= 0
-
-    def _left(self, place: str) -> int:
-        """Returns how many whole texts the remaining tickets of a place pay for."""
-        plan, share = self.plan, self._share
-        if plan.design.sampling == "disjoint":
-            deals = share.remaining(deal_name(plan.shots_per_label), label=place)
-            return plan.shots_per_label if deals else 0
-        branch = dict(plan.branches)[place]
-        return min(
-            share.remaining(template_name(segment.name, length), label=place) // count
-            for segment in plan.segments
-            for length, count in branch.blocks(segment.max_tokens)
-        )
-
-    @property
-    def texts(self) -> list[SyntheticText]:
-        """The texts so far, topic by topic."""
-        done = [draft for draft in self._items if draft.done]
-        done.sort(key=lambda draft: list(self._topics).index(str(draft.label)))
-        return [self._text(draft) for draft in done]
-
-    @staticmethod
-    def text_of(made: Mapping[str, str]) -> SyntheticText:
-        """Returns the text that `stream` or `astream` yielded."""
-        return SyntheticText(made["text"], made["topic"], int(made["number"]))
-
-    def _examples(self, draft: PartialText) -> list[dict[str, str]]:
-        text = self._text(draft)
-        return [{"text": text.text, "topic": text.topic, "number": str(text.number)}]
-
-    def _text(self, draft: PartialText) -> SyntheticText:
-        written = draft.values[self._script.wording.text_key]
-        return SyntheticText(written, self._topics[str(draft.label)], draft.number)
-
-    def _make(self, draft: PartialText, bar: Any, events: RunEvents) -> EffectGenerator[None]:
-        yield from super()._make(draft, bar, events)
-        self._keep()
-
-    def _events(self) -> RunEvents:
-        return RunEvents(SYNTHESIZER, budget=self._budget, share=self._share)
-
-    def _so_far(self) -> str:
-        return f"{len(self.texts)} of {len(self._items)} documents are"
-
-
-class DocumentsCheckpoint(CheckpointFile):
-    """A file that stores the topics before their ticket is committed, and every finished document.
-
-    Its content is untrusted: topics and texts are bounded by the run's terms, and the ledger knows which topics were
-    released (`TopicExamples.name_topics`) and how many texts remain.
-    """
-
-    _FORM = FileForm(
-        "a checkpoint of synthetic documents",
-        "langchain-dpicl/synthetic-documents-checkpoint",
-        1,
-        frozenset({"terms", "topics", "documents"}),
-    )
-
-    def read(self) -> tuple[tuple[tuple[str, int], ...], tuple[SyntheticText, ...]] | None:
-        """Returns topics with their noisy counts, and documents; None: there is no file yet."""
-        if (state := self._state()) is None:
-            return None
-        topics, texts = state["topics"], state["documents"]
-        # The file is untrusted: every value is checked before it is used.
-        is_form = isinstance(topics, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in topics)
-        if not is_form or not isinstance(texts, list):
-            raise ConfigurationError("checkpoint: expected lists of topics and documents, found something else.")
-        counts = tuple((str(topic), check_int("topics", count, low=-(2**53))) for topic, count in topics)
-        return counts, tuple(map(text_of, texts))
-
-    def save(self, topics: Sequence[tuple[str, int]], texts: Sequence[SyntheticText]) -> None:
-        """Writes the topics and documents so far."""
-        pairs = [list(pair) for pair in topics]
-        self._write(topics=pairs, documents=[dataclasses.asdict(text) for text in texts])
+    counts: dict[str, int] = field(default_factory=dict)
+    topics: tuple[Count, ...] | None = None
+    ticket: Reservation | None = None
+    done: bool = False
+    busy: bool = False
 
 
 @tells_how_to_build()
-class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments]):
+class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
     """Turns private documents into synthetic ones by topic, once; searching them afterwards is free.
 
     Every unit votes for a few keywords of a public vocabulary. The keywords with the largest noisy counts become
@@ -205,7 +87,7 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
     Example:
       >>> from langchain_dpicl import Budget, EmbeddedLLM, PrivateExamples
       >>> from langchain_dpicl.options import Topics
-      >>> notes = ["my card was declined"] * 400 + ["the transfer is late"] * 400
+      >>> notes = ["a card was declined"] * 400 + ["the transfer is late"] * 400
       >>> synthesizer = DocumentSynthesizer.from_private_examples(
       ...     PrivateExamples(notes, public_size=1_000),
       ...     llm=EmbeddedLLM(),
@@ -221,37 +103,27 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
       >>> retriever = documents.as_retriever(search_kwargs={"k": 1})
     """
 
+    _item_name = "document"
+    _private: TopicExamples
+    _script: TopicDecodingSpec
+    plan: DocumentsPlan
+
     def __init__(
         self,
         private: TopicExamples,
         script: TopicDecodingSpec,
         *,
         plan: DocumentsPlan,
-        budget: Budget,
-        share: Share,
         public: Mapping[str, Any],
-        checkpoint: DocumentsCheckpoint | None = None,
+        **run: Any,
     ) -> None:
-        self.plan = plan
-        self._private = private
-        self._budget = budget
-        self._share = share
         self._public = dict(public)
-        self._checkpoint = checkpoint
-        self._lock = threading.Lock()
-        self._topics: tuple[Count, ...] | None = None
-        self._chosen: tuple[Count, ...] | None = None
-        self._uncommitted: Reservation | None = None
-        self._counts: dict[str, int] = {}
-        self._writer = TopicWriter(
-            private, script, budget=budget, share=share, plan=plan.generation, keep=self._keep_texts
-        )
-        stored = None if checkpoint is None else checkpoint.read()
-        if stored is not None:
-            self._name(self._checked(stored[0]), stored[1])
+        self._histogram = _Histogram()
+        super().__init__(private, script, plan=plan, generation=plan.generation, first=[self._histogram], **run)
+        self._resume()
 
     @classmethod
-    @door(SYNTHESIZER)
+    @door("DocumentSynthesizer")
     def from_private_examples(
         cls,
         private: PrivateExamples,
@@ -290,8 +162,8 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
             "gumbel". Its delta is the share's.
           decoding: a `Decoding`: candidates, stops, sampling, grammar.
           component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
-          checkpoint: file that stores the topics before their ticket is committed, and every finished text. If it
-            exists, the run continues from it, also in another process, with the same durable ledger.
+          checkpoint: file that stores the topics, and the tokens of every block, before their tickets are committed. If
+            it exists, the run continues from it, also in another process, with the same durable ledger.
 
         Raises:
           ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
@@ -306,7 +178,8 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
         found = topics if isinstance(topics, Topics) else Topics(cast("tuple[str, ...] | None", topics))
         mechanism = noise_of(noise, Noise, LogitNoise)
         shape, writing = option_of("rows", rows, Rows), option_of("decoding", decoding, Decoding)
-        name = spender.fresh_name("documents") if component is None else component
+        named = component if component is not None else RunJournal.component_in(checkpoint)
+        name = spender.fresh_name("documents") if named is None else named
         total = private.public_size_of(None)
         size = max(1, total // found.num_topics) if found.topic_size is None else found.topic_size
         # Declared with places before any topic is known, so that one share covers both steps.
@@ -349,134 +222,105 @@ class DocumentSynthesizer(Uncopyable, StreamedRun[Document, SyntheticDocuments])
         script = TopicDecodingSpec.of(dataclasses.replace(made, margin=public_margin(plan.generation.release)))
         shown = plan.to_dict()
         public = {**shown, "generation": {**shown["generation"], **script.to_dict()}}
-        terms = {"ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "component": name, "public": public}
-        store = None if checkpoint is None else DocumentsCheckpoint(checkpoint, terms)
+        terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "plan": public}
+        journal = RunJournal.open(checkpoint, **terms)
         share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, engines=[script])
-        return cls(by_topic, script, plan=plan, budget=spender, share=share, public=public, checkpoint=store)
+        return cls(by_topic, script, plan=plan, public=public, share=share, budget=spender, journal=journal)
 
     afrom_private_examples = awaitable(from_private_examples)
 
     @property
     def topics(self) -> tuple[Count, ...]:
         """The released topics with their noisy counts, the largest first; empty before the histogram is released."""
-        return tuple(sorted(self._topics or (), key=lambda pair: (-pair[1], pair[0])))
+        topics = self._histogram.topics if self._histogram.done else None
+        return tuple(sorted(topics or (), key=lambda pair: (-pair[1], pair[0])))
 
     @property
     def counts(self) -> dict[str, int]:
         """The noisy count of every keyword of the vocabulary, as this process released it (public)."""
-        return dict(self._counts)
+        return dict(self._histogram.counts)
 
-    @property
-    def finished(self) -> bool:
-        """Whether all documents are released."""
-        return self._topics is not None and self._writer.finished
+    # -- inside ------------------------------------------------------------------------------------------------------
 
-    def stream(self, *, progress: bool | None = None) -> Iterator[Document]:
-        """Yields each document as soon as it is released.
+    def _make(self, item: Any, call: RunCall) -> EffectGenerator[None]:
+        if isinstance(item, PartialText):
+            yield from super()._make(item, call)
+        else:
+            yield Blocking(lambda: self._find(item, call.events))
 
-        Args:
-          progress: True shows a bar, False hides it, None shows it on a terminal only.
+    def _find(self, item: _Histogram, events: RunEvents) -> None:
+        """Releases the histogram, once, and sets the topics."""
+        if item.topics is None:  # otherwise an earlier call released it and could not store or split
+            item.ticket = self.share.reserve(TOPIC_TEMPLATE)
+            events.tickets += 1
+            counts = release_counts(self._private, item.ticket, plan=self.plan.topics)
+            item.counts, item.topics = dict(counts), choose_topics(counts, self.plan)
+            self._record({"topics": item.topics}, item.ticket)
+        if item.ticket is not None and item.ticket.uncommitted:
+            item.ticket.commit()
+        self._name(item.topics)
 
-        Raises:
-          RunInterruptedError: the public model call failed; released values are kept, and another `run` or
-            `stream` continues with the unburnt tickets. Other errors and Ctrl-C carry `run` as well.
-          ModelCallError: the histogram could not be computed; its ticket stays burnt.
-          PrivacyBudgetError: the tickets could not be reserved.
-        """
-        with carrying(run=self):
-            with self._events() as events:
-                self._find(events)
-            for made in self._writer.stream(progress=progress):
-                yield self._document(self._writer.text_of(made))
+    def _give_back(self, item: Any, events: RunEvents) -> None:
+        if isinstance(item, PartialText):
+            super()._give_back(item, events)
+        elif item.ticket is not None:
+            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
 
-    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[Document]:
-        """Async version of `stream`."""
-        with carrying(run=self):
-            async with self._events() as events:
-                await run_in_thread(lambda: self._find(events))
-            async for made in self._writer.astream(progress=progress):
-                yield self._document(self._writer.text_of(made))
+    def _restore(self, entry: Mapping[str, Any]) -> None:
+        if self._histogram.done:
+            super()._restore(entry)
+        else:
+            self._name(self._checked(entry.get("topics")))
 
-    def released(self) -> SyntheticDocuments:
-        """Returns everything released so far with its privacy report."""
-        report = report_of(self._budget, self._share, self.plan)
-        return SyntheticDocuments(self._texts(), self.topics, report, self._public)
+    def _checked(self, found: Any) -> tuple[Count, ...]:
+        """Returns topics from a checkpoint; refuses those that the paid histogram cannot have released."""
+        known, least = frozenset(self.plan.topics.rule.declared or ()), self.plan.least_units
+        pairs = found if isinstance(found, list) and len(found) <= self.plan.num_topics else [None]
+        topics = tuple((pair[0], pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) == 2)
+        are_known = all(isinstance(topic, str) and topic in known for topic, _ in topics)
+        if (
+            len(topics) < len(pairs)
+            or not are_known
+            or not all(type(count) is int and count >= least for _, count in topics)
+        ):
+            raise fail("checkpoint", f"topics of the vocabulary, of {least} units or more", "others")
+        # An unused histogram ticket proves that these topics were not released on this ledger.
+        if self.share.remaining(TOPIC_TEMPLATE):
+            raise fail("checkpoint", "topics of a histogram that was released", "a ledger on which none was")
+        return topics
 
-    _whole = released
-
-    def _find(self, events: RunEvents) -> None:
-        """Releases the histogram and sets the topics, once; concurrent callers wait."""
-        with self._lock:
-            if self._topics is not None:
-                return
-            # Released but not stored by an earlier attempt: only the commit is missing.
-            if self._chosen is None:
-                self._release_histogram(events)
-            self._commit_histogram()
-            self._name(self._chosen or (), None)
-
-    def _release_histogram(self, events: RunEvents) -> None:
-        ticket = self._share.reserve(TOPIC_TEMPLATE)
-        events.tickets += 1
-        try:
-            counts = release_counts(self._private, ticket, plan=self.plan.topics)
-            self._counts, self._chosen = dict(counts), choose_topics(counts, self.plan)
-            self._uncommitted = ticket
-        finally:
-            events.tickets -= ticket.give_back()  # unburnt tickets only
-
-    def _commit_histogram(self) -> None:
-        """Commits the ticket once the topics are in the checkpoint; after a failed write, the next run tries again."""
-        if self._uncommitted is None:
-            return
-        if self._checkpoint is not None:
-            self._checkpoint.save(self._chosen or (), ())
-        self._uncommitted.commit()
-        self._uncommitted = None
-
-    def _name(self, topics: tuple[Count, ...], texts: Sequence[SyntheticText] | None) -> None:
-        """Splits the units by topics, permanently on this ledger, and passes the topics to the writer."""
-        if len(topics) > self.plan.num_topics:
-            raise fail("checkpoint", f"at most {self.plan.num_topics} topics", len(topics))
+    def _name(self, topics: tuple[Count, ...]) -> None:
+        """Splits the units by topics, permanently on this ledger, and adds the texts of these topics."""
         if topics:
             named = self._private.name_topics(topic for topic, _ in topics)
             self._budget.bind(named)
         by_place = dict(zip(places(self.plan.num_topics), (topic for topic, _ in topics), strict=False))
-        self._writer.take(by_place, texts)
-        self._topics = topics
+        self._script.topics.update(by_place)
+        self._begin(by_place)
+        self._histogram.topics, self._histogram.done = topics, True
 
-    def _checked(self, topics: tuple[Count, ...]) -> tuple[Count, ...]:
-        """Refuses topics from a checkpoint that the paid histogram cannot have released."""
-        known, least = frozenset(self.plan.topics.rule.declared or ()), self.plan.least_units
-        if not all(topic in known and count >= least for topic, count in topics):
-            raise fail("checkpoint", f"topics of the vocabulary, of {least} units or more", "others")
-        # An unused histogram ticket proves that these topics were not released on this ledger.
-        if self._share.remaining(TOPIC_TEMPLATE):
-            raise fail("checkpoint", "topics of a histogram that was released", "a ledger on which none was")
-        return topics
+    def _examples(self, item: Any) -> list[Document]:
+        is_text = isinstance(item, PartialText) and self._is_written(item)
+        return [self._text(item).document(release_id(self._names(), self.topics))] if is_text else []
 
-    def _keep_texts(self) -> None:
-        if self._checkpoint is not None:
-            self._checkpoint.save(self._topics or (), self._texts())
+    def _value(self) -> SyntheticDocuments:
+        order = list(self._script.topics)
+        written = sorted(self._written(), key=lambda draft: order.index(str(draft.label)))
+        return SyntheticDocuments(tuple(map(self._text, written)), self.topics, self.report, self._public)
 
-    def _texts(self) -> tuple[SyntheticText, ...]:
-        return tuple(self._writer.texts)
-
-    def _document(self, text: SyntheticText) -> Document:
-        return text.document(release_id(self._names(), self.topics))
+    def _text(self, draft: PartialText) -> SyntheticText:
+        topic = self._script.topics[str(draft.label)]
+        return SyntheticText(draft.values[self._script.wording.text_key], topic, draft.number)
 
     def _names(self) -> dict[str, str]:
         return {
-            "component": self._share.component,
+            "component": self.component,
             "dataset_id": self.plan.partition,
             "ledger_id": self._budget.ledger_id,
         }
 
-    def _events(self) -> RunEvents:
-        return RunEvents(SYNTHESIZER, budget=self._budget, share=self._share)
-
     def __repr__(self) -> str:
-        return f"DocumentSynthesizer(component={self._share.component!r}, topics={self.plan.num_topics})"
+        return f"DocumentSynthesizer(component={self.component!r}, topics={self.plan.num_topics})"
 
 
 def choose_topics(counts: Iterable[Count], plan: DocumentsPlan) -> tuple[Count, ...]:

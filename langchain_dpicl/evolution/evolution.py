@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import numpy as np
+from langchain_core.runnables import RunnableConfig
 from numpy.typing import NDArray
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl.backends.resolve import as_embeddings, as_model
 from langchain_dpicl.backends.rows.neighbour_rows import Candidates, NearestRows, Texts
 from langchain_dpicl.backends.sync_async import EffectGenerator
-from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.distributed.ray import ExecutorLike
@@ -24,21 +24,21 @@ from langchain_dpicl.evolution.writing import EvolutionTemplate, EvolutionWriter
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.free_form.answers import PublicModel
 from langchain_dpicl.generation.decoding_loop import DEFAULT_STOP
-from langchain_dpicl.options import Decoding, Evolution, GenerationTask, Noise
+from langchain_dpicl.options import Decoding, Evolution, GenerationTask, LocalExecutor, Noise
 from langchain_dpicl.options.base import LLM, EmbeddingsLike, Where, option_of, refuse_unused
 from langchain_dpicl.options.rows import noise_with
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.sample import Record
-from langchain_dpicl.released.files import CheckpointFile, FileForm
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.generation_run import GenerationRun
-from langchain_dpicl.runs.streamed_run import new_bar, tick
+from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,89 +130,11 @@ class Population:
         self.texts = ()
 
 
-_KEYS = frozenset({"label", "survivors", "votes", "history"})
-
-
-class EvolutionCheckpoint(CheckpointFile):
-    """A file that stores every released histogram before its ticket is committed, so that another process can continue.
-
-    Its content is untrusted: texts and numbers are bounded by the run's terms, survivors must be in the last
-    histogram, and the ledger decides how many rounds remain.
-    """
-
-    _FORM = FileForm(
-        "a checkpoint of private evolution",
-        "langchain-dpicl/private-evolution",
-        1,
-        frozenset({"terms", "populations"}),
-    )
-
-    def restore(self, populations: Sequence[Population], share: Share) -> None:
-        """Restores the populations from the file, if it exists.
-
-        Rounds that the ledger has no tickets for are not repeated: they were lost with a killed process.
-        """
-        if (state := self._state()) is None:
-            return
-        stored = state["populations"]
-        if not isinstance(stored, list) or [_label_of(one) for one in stored] != [each.label for each in populations]:
-            raise ConfigurationError("checkpoint: expected one population for each label, found something else.")
-        shown = self._terms["public"]
-        for population, one in zip(populations, stored, strict=True):
-            _fill(population, one, survivors=shown["num_survivors"], candidates=shown["candidates"])
-            remaining = share.remaining(ROUND_TEMPLATE, label=population.label)
-            # The ledger may have charged more rounds than the file holds; the smaller number is safe.
-            population.owed = min(population.owed - population.rounds, remaining)
-            population.done = not population.owed and population.rounds > 0
-
-    def save(self, populations: Sequence[Population]) -> None:
-        """Writes the state of all populations."""
-        self._write(
-            populations=[
-                {"label": one.label, "survivors": list(one.survivors), "votes": list(one.votes), "history": one.history}
-                for one in populations
-            ]
-        )
-
-
-def _label_of(one: Any) -> Any:
-    return (
-        one.get("label") if isinstance(one, Mapping) and set(one) == _KEYS else _KEYS
-    )  # a set is unequal to every label
-
-
-def _fill(population: Population, one: Mapping[str, Any], *, survivors: int, candidates: int) -> None:
-    """Restores one population, after checking that a run of these terms can have this state."""
-    survived, votes, history = one["survivors"], one["votes"], one["history"]
-    rounds = [_round(each) for each in history] if isinstance(history, list) else None
-    if rounds is None or None in rounds or len(rounds) > population.owed:
-        raise ConfigurationError("checkpoint: expected texts with finite votes, round by round, found something else.")
-    released = [each for each in rounds if each is not None]
-    if any(len(each) > candidates for each in released):
-        raise ConfigurationError(f"checkpoint: expected at most {candidates} candidates in a round, found more.")
-    last = released[-1] if released else {}
-    of_last = isinstance(survived, list) and all(isinstance(text, str) and text in last for text in survived)
-    if (
-        not of_last
-        or len(set(survived)) != len(survived)
-        or bool(survived) != bool(released)
-        or len(survived) > survivors
-    ):
-        msg = f"checkpoint: expected at most {survivors} survivors of its last round, found something else."
-        raise ConfigurationError(msg)
-    expected = tuple(last[text] for text in survived)
-    if not isinstance(votes, list) or [_number(vote) for vote in votes] != list(expected):
-        raise ConfigurationError("checkpoint: expected the votes of its survivors, found something else.")
-    population.survivors, population.votes, population.history = tuple(survived), expected, released
-
-
-def _round(each: Any) -> dict[str, float] | None:
-    """Returns the finite votes by candidate; None for anything else."""
-    if not isinstance(each, Mapping):
-        return None
-    votes = {text: _number(vote) for text, vote in each.items() if isinstance(text, str)}
-    finite = {text: vote for text, vote in votes.items() if vote is not None}
-    return finite if 0 < len(finite) == len(each) else None
+def _round(each: Any) -> dict[str, float]:
+    """Returns the finite votes by candidate; empty for anything else."""
+    votes = each if isinstance(each, Mapping) else {}
+    finite = {text: vote for text, vote in votes.items() if _number(vote) is not None}
+    return {text: float(vote) for text, vote in finite.items()} if len(finite) == len(votes) else {}
 
 
 def _number(value: Any) -> float | None:
@@ -227,7 +149,7 @@ def _number(value: Any) -> float | None:
 
 
 @tells_how_to_build()
-class PrivateEvolution(GenerationRun[Population]):
+class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
     """Evolves differentially private demonstrations without showing any private text to the model that writes them.
 
     The model writes candidates from a public instruction. Every private unit votes, on this machine, for the candidates
@@ -261,7 +183,8 @@ class PrivateEvolution(GenerationRun[Population]):
       ({'text': 'a card payment was declined'},)
     """
 
-    _noun = "evolution"
+    _unit = "round"
+    _title = "private evolution"
     plan: EvolutionPlan
 
     def __init__(
@@ -270,21 +193,22 @@ class PrivateEvolution(GenerationRun[Population]):
         writer: EvolutionWriter,
         nearest: NearestRows,
         *,
-        budget: Budget,
-        share: Share,
         plan: EvolutionPlan,
         survival: SurvivalRule,
-        checkpoint: EvolutionCheckpoint | None = None,
+        **run: Any,
     ) -> None:
         populations = [Population(label, owed=plan.rounds) for label in plan.labels]
-        super().__init__(private, populations, budget=budget, share=share)
+        super().__init__(private, populations, plan=plan, **run)
         self._writer = writer
         self._nearest = nearest
-        self.plan = plan
         self.survival = survival
-        self._checkpoint = checkpoint
-        if checkpoint is not None:
-            checkpoint.restore(self._items, share)
+        self._resume()
+        if self._journal is not None:
+            for population in populations:
+                # The ledger may have charged more rounds than the file holds; the smaller number is safe.
+                remaining = self.share.remaining(ROUND_TEMPLATE, label=population.label)
+                population.owed = min(population.owed, remaining)
+                population.done = not population.owed and population.rounds > 0
 
     @classmethod
     @door("PrivateEvolution")
@@ -328,7 +252,7 @@ class PrivateEvolution(GenerationRun[Population]):
           checkpoint: file that stores every released histogram before its ticket is committed. If it exists, the run
             continues from it, also in another process, with the same durable ledger.
           executor: a `RayExecutor`, or "ray": workers write the candidates, which is public work. Votes, noise and
-            ledger stay in this process. None: this process writes the candidates.
+            ledger stay in this process. None or a `LocalExecutor`: this process writes the candidates.
 
         Raises:
           ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
@@ -373,14 +297,15 @@ class PrivateEvolution(GenerationRun[Population]):
         )
         nearest = NearestRows(as_embeddings(embeddings), neighbours=search.neighbours)
         public = {**plan.to_dict(), **_report_fields(wording, nearest, survival, model)}
-        name = component if component is not None else spender.fresh_name("evolution")
-        terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "component": name, "public": public}
-        store = None if checkpoint is None else EvolutionCheckpoint(checkpoint, terms)
+        found = component if component is not None else RunJournal.component_in(checkpoint)
+        name = spender.fresh_name("evolution") if found is None else found
+        terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "plan": public}
+        journal = RunJournal.open(checkpoint, **terms)
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[nearest])
-        handles: dict[str, Any] = {"budget": spender, "share": share, "plan": plan}
-        config = budget if isinstance(budget, Mapping) else None
-        writer = EvolutionWriter(model, wording, given, config)
-        return cls(private, writer, nearest, survival=survival, checkpoint=store, **handles)
+        writer = EvolutionWriter(model, wording, given, budget if isinstance(budget, Mapping) else None)
+        handles: dict[str, Any] = {"budget": spender, "share": share, "journal": journal}
+        handles["executor"] = executor if isinstance(executor, LocalExecutor) else None
+        return cls(private, writer, nearest, plan=plan, survival=survival, **handles)
 
     afrom_private_examples = awaitable(from_private_examples)
 
@@ -401,70 +326,88 @@ class PrivateEvolution(GenerationRun[Population]):
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _events(self) -> RunEvents:
-        return RunEvents(type(self).__name__, budget=self._budget, share=self._share, config=self._writer.config)
+    def _events(self, config: RunnableConfig | None) -> RunEvents:
+        return super()._events(config or self._writer.config)
 
-    def _give_back(self, population: Population, events: RunEvents) -> None:
-        if population.reservation is not None and population.reservation.unburnt:
-            back = population.reservation.give_back()
-            population.owed += back
+    def _give_back(self, item: Population, events: RunEvents) -> None:
+        if item.reservation is not None and item.reservation.unburnt:
+            back = item.reservation.give_back()
+            item.owed += back
             events.tickets -= back
-        population.reservation = None
+        item.reservation = None
 
-    def _make(self, population: Population, bar: Any, events: RunEvents) -> EffectGenerator[None]:
+    def _make(self, item: Population, call: RunCall) -> EffectGenerator[None]:
         """Runs the remaining rounds of one label (an effect generator)."""
-        while population.left:
-            yield from self._prepare(population)
+        while item.left:
+            yield from self._prepare(item, call.config)
             # Candidates are written and embedded before the ticket is reserved: a public failure costs nothing.
-            candidates = yield self._nearest.request_public(population.texts)
-            self._reserve(population, events)
-            yield from self._vote(population, candidates)
-            tick(bar)
+            candidates = yield self._nearest.request_public(item.texts)
+            self._reserve(item, call.events)
+            yield from self._vote(item, candidates)
+            call.tick()
         # Every ticket burnt without a release: there is nothing to return.
-        if not population.rounds:
+        if not item.rounds:
             raise ModelCallError("every round of a label failed after its ticket burnt; declare another component")
-        population.done = True
+        item.done = True
         # The private vectors of a label are not needed for the next one.
         self._nearest.forget()
 
-    def _prepare(self, population: Population) -> EffectGenerator[None]:
+    def _prepare(self, population: Population, config: RunnableConfig | None) -> EffectGenerator[None]:
         """Generates the candidates of the next round; survivors of the last round are among them."""
         if population.texts:
             return
         if population.survivors:
-            texts = yield from self._writer.vary(population.label, population.survivors, self.plan.num_variations)
+            count = self.plan.num_variations
+            texts = yield from self._writer.vary(population.label, population.survivors, count, config)
         else:
             # A vote among fewer than two candidates would release nothing useful.
             least = max(2, self.plan.shots_per_label)
-            texts = yield from self._writer.first(population.label, self.plan.num_candidates, least=least)
+            texts = yield from self._writer.first(population.label, self.plan.num_candidates, config, least=least)
         population.texts = texts[: self.plan.width]
 
     def _reserve(self, population: Population, events: RunEvents) -> None:
-        """Reserves the label's remaining rounds; with a checkpoint one at a time, to bound the loss of a kill."""
+        """Reserves the label's remaining rounds; with a journal one at a time, to bound the loss of a kill."""
         if population.reservation is None or not population.reservation.unburnt:
-            count = population.owed if self._checkpoint is None else 1
-            population.reservation = self._share.reserve(ROUND_TEMPLATE, label=population.label, count=count)
+            count = population.owed if self._journal is None else 1
+            population.reservation = self.share.reserve(ROUND_TEMPLATE, label=population.label, count=count)
             events.tickets += count
             population.owed -= count
 
     def _vote(self, population: Population, candidates: Candidates) -> EffectGenerator[None]:
         """Releases one noisy histogram and stores the survivors before the ticket is committed (a generator)."""
-        if population.reservation is None:
+        ticket = population.reservation
+        if ticket is None:
             raise fail("ticket", "a reservation", None)
         yield from release_once(
             self._private,
-            population.reservation,
+            ticket,
             plan=self.plan.release,
             rows=lambda units: self._nearest.ask(units, candidates),
             render=_UnitTexts(self._private.text_key),
             width=len(candidates),
-            keep=lambda released: self._keep(population, released),
+            keep=lambda released: self._keep(population, released, ticket),
         )
 
-    def _keep(self, population: Population, released: Release) -> None:
+    def _keep(self, population: Population, released: Release, ticket: Reservation) -> None:
         population.take(released, self.survival)
-        if self._checkpoint is not None:
-            self._checkpoint.save(self._items)
+        self._record(
+            {"label": population.label, "survivors": population.survivors, "votes": population.history[-1]}, ticket
+        )
+
+    def _restore(self, entry: Mapping[str, Any]) -> None:
+        """Restores one round, after checking that a run of this plan can have it."""
+        population = next((item for item in self._items if item.label == entry.get("label")), None)
+        votes = _round(entry.get("votes"))
+        survivors: Any = entry.get("survivors")
+        if population is None or not population.owed or not 0 < len(votes) <= self.plan.width:
+            advice = "Take another file."
+            raise fail("checkpoint", "rounds of this run, with finite votes for its candidates", "others", advice)
+        of_round = isinstance(survivors, list) and all(isinstance(text, str) and text in votes for text in survivors)
+        if not of_round or not 0 < len(set(survivors)) == len(survivors) <= self.survival.count:
+            raise fail("checkpoint", f"at most {self.survival.count} survivors of their round", "others")
+        population.survivors, population.votes = tuple(survivors), tuple(votes[text] for text in survivors)
+        population.history.append(votes)
+        population.owed -= 1
 
     def _rest(self) -> None:
         self._writer.model.rest()
@@ -473,21 +416,19 @@ class PrivateEvolution(GenerationRun[Population]):
         rounds = sum(population.rounds for population in self._items)
         return f"{rounds} of {self.plan.rounds * len(self.plan.labels)} rounds are"
 
-    def _examples(self, population: Population) -> list[dict[str, str]]:
-        best = population.survivors[: self.plan.shots_per_label]
-        return [self._writer.wording.example(population.label, text) for text in best]
+    def _steps_left(self) -> int:
+        return sum(item.left for item in self._open_items())
 
-    def _plan_for_report(self) -> dict[str, Any]:
-        return {
-            **self.plan.to_dict(),
-            **_report_fields(self._writer.wording, self._nearest, self.survival, self._writer.model),
-        }
+    def _examples(self, item: Population) -> list[dict[str, str]]:
+        best = item.survivors[: self.plan.shots_per_label]
+        return [self._writer.wording.example(item.label, text) for text in best]
 
-    def _bar(self, progress: bool | None) -> Any:
-        return new_bar(sum(item.left for item in self._open_items()), "round", "private evolution", progress=progress)
+    def _value(self) -> ReleasedDemonstrations:
+        added = _report_fields(self._writer.wording, self._nearest, self.survival, self._writer.model)
+        return ReleasedDemonstrations(tuple(self.demonstrations), self.report, {**self.plan.to_dict(), **added})
 
     def __repr__(self) -> str:
-        return f"PrivateEvolution(component={self._share.component!r}, plan={self.plan!r})"
+        return f"PrivateEvolution(component={self.share.component!r}, plan={self.plan!r})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class EvolutionTemplate:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EvolutionWriter:
-    """Calls the model with the run's config; all prompts are public.
+    """Calls the model with the config of a call, or else of the run; all prompts are public.
 
     Attributes:
       model: writes the texts; it sees public prompts only.
@@ -133,24 +133,29 @@ class EvolutionWriter:
     given: Mapping[str | None, tuple[str, ...]] = field(default_factory=dict)
     config: RunnableConfig | None = None
 
-    def first(self, label: str | None, count: int, *, least: int) -> EffectGenerator[tuple[str, ...]]:
-        """Returns distinct first candidates (an effect generator)."""
+    def first(
+        self, label: str | None, count: int, config: RunnableConfig | None, *, least: int
+    ) -> EffectGenerator[tuple[str, ...]]:
+        """Returns distinct first candidates (an effect generator); `config` is the caller's."""
         texts = self.given.get(label)
         if texts is None:
-            texts = yield self.model.request_each(self.wording.first_prompts(label, count), self._config())
+            texts = yield self.model.request_each(self.wording.first_prompts(label, count), self._config(config))
         if len(texts) < least:
             raise fail("candidates", f"at least {least} distinct public texts", len(texts), _TOO_FEW)
         return texts
 
-    def vary(self, label: str | None, texts: Sequence[str], count: int) -> EffectGenerator[tuple[str, ...]]:
+    def vary(
+        self, label: str | None, texts: Sequence[str], count: int, config: RunnableConfig | None
+    ) -> EffectGenerator[tuple[str, ...]]:
         """Returns the survivors and then their variations, without duplicates (an effect generator)."""
         if not count:
             return tuple(texts)
-        variations = yield self.model.request_each(self.wording.variation_prompts(label, texts, count), self._config())
+        prompts = self.wording.variation_prompts(label, texts, count)
+        variations = yield self.model.request_each(prompts, self._config(config))
         return distinct_texts([*texts, *variations])
 
-    def _config(self) -> RunnableConfig:
-        return merge_configs(self.config or {}, {"tags": [NO_STREAM]})
+    def _config(self, given: RunnableConfig | None) -> RunnableConfig:
+        return merge_configs(given or self.config or {}, {"tags": [NO_STREAM]})
 
 
 def first_candidates(
@@ -269,6 +274,6 @@ class WorkerModel(PublicModel):
 def writing_model(llm: Any, executor: Any, *, max_tokens: int, stop: Sequence[str]) -> PublicModel:
     """Returns the model that writes public texts: on workers, if there is an executor."""
     workers = as_executor(executor)
-    if workers is None:
+    if not isinstance(workers, Executor):
         return PublicModel(llm, max_tokens=max_tokens, stop=stop)
     return WorkerModel(llm, workers, max_tokens=max_tokens, stop=stop, is_ours=executor == "ray")

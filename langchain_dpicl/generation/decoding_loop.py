@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -108,7 +109,10 @@ class BlockTickets:
 
 @dataclass(slots=True)
 class PartialText:
-    """A partial demonstration, the `number`-th of its label; holds released and public values only."""
+    """A partial demonstration, the `number`-th of its label; holds released and public values only.
+
+    `spent` counts its tickets by segment and block length, where they are reserved one by one.
+    """
 
     label: str | None
     number: int = 0
@@ -116,6 +120,7 @@ class PartialText:
     tokens: list[Token] = field(default_factory=list)
     segment: int = 0
     tickets: dict[int, list[BlockTickets]] = field(default_factory=dict)
+    spent: Counter[tuple[int, int]] = field(default_factory=Counter)
     done: bool = False
     busy: bool = False
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from functools import partial
+from typing import Any, Self, TypeAlias, TypeVar
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._opaque import Opaque
@@ -28,7 +28,7 @@ from langchain_dpicl.distributed.executor import (
     check_reached,
 )
 from langchain_dpicl.distributed.ray import ExecutorLike, as_executor
-from langchain_dpicl.exceptions import MemoError, PrivacyBudgetError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import ConfigurationError, MemoError, PrivacyBudgetError, PrivacyBudgetExceededError
 from langchain_dpicl.generation.decoding_loop import (
     BlockTickets,
     DecodingSpec,
@@ -40,23 +40,27 @@ from langchain_dpicl.generation.decoding_loop import (
 from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.plan import GenerationPlan, deal_name, plan_generation, template_name
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
-from langchain_dpicl.options.base import LLM, option_of
+from langchain_dpicl.options import LocalExecutor
+from langchain_dpicl.options.base import LLM, Where, option_of
 from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, Rows, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.curator import open_block
 from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.token_block import ReleaseBlock
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.generation_run import GenerationRun
-from langchain_dpicl.runs.streamed_run import new_bar, tick
+from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 DraftJob: TypeAlias = tuple[str | None, int]
 """Label and number of a demonstration."""
 
@@ -128,17 +132,72 @@ class GenerationJob:
         )
         where = f"{self.ledger_id}/{self.component}"
         scope = scope_of({"work": "demonstration", "component": where, "dataset_id": private.dataset_id, **public})
-        return _DemonstrationWriter(private, share, script, self.plan, memo, scope)
+        return _DemonstrationWriter(_Blocks(private, share, script, self.plan), memo, scope)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Blocks:
+    """Opens the blocks of drafts, each for one ticket."""
+
+    private: PrivateExamples
+    share: Share
+    script: DecodingSpec
+    plan: GenerationPlan
+
+    def allot(self, draft: PartialText) -> bool:
+        """Sets how many tickets each segment may still use; False: a segment that has not begun has none."""
+        blocks = dict(self.plan.branches)[draft.label].blocks
+        draft.tickets = {}
+        for number, segment in enumerate(self.script.segments):
+            tickets = []
+            for length, count in blocks(segment.max_tokens):
+                remaining = self.share.remaining(template_name(segment.name, length), label=draft.label)
+                tickets.append(BlockTickets(length, max(0, min(count - draft.spent[number, length], remaining))))
+            draft.tickets[number] = tickets
+            begun = number < draft.segment or (number == draft.segment and bool(draft.tokens))
+            if not begun and not any(one.owed > 0 for one in tickets):
+                return False
+        return True
+
+    @contextmanager
+    def reserve_one(
+        self, draft: PartialText, length: int, name: str, known: dict[str, str], *, paid: Any
+    ) -> Iterator[tuple[ReleaseBlock, Reservation]]:
+        """Reserves one ticket for one block, so that a killed process loses at most one; `paid.tickets` counts it."""
+        template = template_name(self.script.segments[draft.segment].name, length)
+        ticket = self.share.reserve(template, label=draft.label)
+        paid.tickets += 1
+        try:
+            with self.open(draft, length, ticket, name, known) as block:
+                draft.spent[draft.segment, length] += 1
+                yield block, ticket
+        finally:
+            paid.tickets -= ticket.give_back()
+
+    def open(
+        self, draft: PartialText, length: int, ticket: Reservation | None, name: str, known: dict[str, str]
+    ) -> AbstractContextManager[ReleaseBlock]:
+        """Opens a block for a reserved ticket."""
+        if ticket is None:
+            raise fail("ticket", "a reservation", ticket)
+        branch = dict(self.plan.branches)[draft.label]
+        return open_block(self.private, ticket, plan=branch, length=length, **self.shown(draft, name, known))
+
+    def shown(self, draft: PartialText, name: str, known: dict[str, str]) -> dict[str, Any]:
+        """Returns what a block is asked, and how its indices are chosen; public."""
+        return {
+            "backend": self.script.backend,
+            "render": self.script.wording.renderer(name, known),
+            "choose": self.script.decoder.choose,
+            "prefix": tuple(draft.tokens),
+        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _DemonstrationWriter:
     """Generates one demonstration at a time, and stores every released token before its ticket is committed."""
 
-    private: PrivateExamples
-    share: Share
-    script: DecodingSpec
-    plan: GenerationPlan
+    blocks: _Blocks
     memo: ReleaseMemo
     scope: str
 
@@ -156,23 +215,23 @@ class _DemonstrationWriter:
                 # Read again under the lease: another worker may have finished meanwhile.
                 stored.read()
                 if not stored.draft.done and not self._written(stored):
-                    return JobResult("lost", tickets=stored.charged)
+                    return JobResult("lost", tickets=stored.tickets)
             except TurnLostError:
-                return turn.busy(tickets=stored.charged)
+                return turn.busy(tickets=stored.tickets)
             except Exception as error:  # noqa: BLE001  reported by kind, with its cost
-                return JobResult.of_fault(error, tickets=stored.charged)
+                return JobResult.of_fault(error, tickets=stored.tickets)
             finally:
                 turn.leave()
-        return JobResult("done", stored.draft.values, tickets=stored.charged)
+        return JobResult("done", stored.draft.values, tickets=stored.tickets)
 
     def _written(self, stored: _StoredDraft) -> bool:
         """Completes the draft; False: no tickets remain for the missing tokens."""
         seen: list[int] = []
         while not stored.draft.done:
-            if not self._has_tickets(stored):
+            if not self.blocks.allot(stored.draft):
                 return False
             try:
-                run_sync(write_draft(self.script, stored.draft, self._opener(stored), lambda: None))
+                run_sync(write_draft(self.blocks.script, stored.draft, self._opener(stored), lambda: None))
             except PrivacyBudgetExceededError:
                 owed = [block.owed for one in stored.draft.tickets.values() for block in one]
                 if owed == seen:
@@ -188,48 +247,14 @@ class _DemonstrationWriter:
         return True
 
     def _opener(self, stored: _StoredDraft) -> Opener:
-        return lambda draft, length, ticket, name, known: self._open(stored, length, name, known)  # noqa: ARG005  its own
-
-    def _has_tickets(self, stored: _StoredDraft) -> bool:
-        """Sets how many tickets each segment may still use; False: a segment that has not begun has none."""
-        draft = stored.draft
-        blocks = dict(self.plan.branches)[draft.label].blocks
-        draft.tickets = {}
-        for number, segment in enumerate(self.script.segments):
-            tickets = []
-            for length, count in blocks(segment.max_tokens):
-                remaining = self.share.remaining(template_name(segment.name, length), label=draft.label)
-                tickets.append(BlockTickets(length, max(0, min(count - stored.spent[number, length], remaining))))
-            draft.tickets[number] = tickets
-            begun = number < draft.segment or (number == draft.segment and bool(draft.tokens))
-            if not begun and not any(one.owed > 0 for one in tickets):
-                return False
-        return True
-
-    @contextmanager
-    def _open(self, stored: _StoredDraft, length: int, name: str, known: dict[str, str]) -> Iterator[ReleaseBlock]:
-        """Reserves one ticket for one block, so that a killed worker loses at most one; stores the released tokens."""
-        draft = stored.draft
-        template = template_name(self.script.segments[draft.segment].name, length)
-        stored.turn.check(stored.stored_text)
-        ticket = self.share.reserve(template, label=draft.label)
-        stored.charged += 1
-        try:
-            with open_block(
-                self.private,
-                ticket,
-                plan=dict(self.plan.branches)[draft.label],
-                length=length,
-                backend=self.script.backend,
-                render=self.script.wording.renderer(name, known),
-                choose=self.script.decoder.choose,
-                prefix=tuple(draft.tokens),
-            ) as block:
-                stored.spent[draft.segment, length] += 1
+        @contextmanager
+        def opener(draft: PartialText, length: int, _: object, name: str, known: dict[str, str]) -> Iterator[Any]:
+            stored.turn.check(stored.stored_text)
+            with self.blocks.reserve_one(draft, length, name, known, paid=stored) as (block, _):
                 yield block
                 stored.write()  # before the commit
-        finally:
-            stored.charged -= ticket.give_back()
+
+        return opener
 
 
 @dataclass(slots=True, repr=False)
@@ -240,8 +265,7 @@ class _StoredDraft:
     memo: ReleaseMemo
     key: MemoKey
     turn: JobLease
-    spent: Counter[tuple[int, int]] = dataclasses.field(default_factory=Counter)
-    charged: int = 0
+    tickets: int = 0
     stored_text: str | None = None
 
     def read(self) -> None:
@@ -253,20 +277,11 @@ class _StoredDraft:
         draft = self.draft
         draft.values, draft.segment, draft.done = dict(state["values"]), state["segment"], state["done"]
         draft.tokens = [_token_in(one) for one in state["tokens"]]
-        self.spent = Counter({(segment, length): count for segment, length, count in state["spent"]})
+        draft.spent = _spent_in(state["spent"])
 
     def write(self) -> None:
         """Stores the draft; raises TurnLostError if another worker changed it."""
-        draft = self.draft
-        text = json.dumps(
-            {
-                "values": draft.values,
-                "segment": draft.segment,
-                "tokens": [_token_out(token) for token in draft.tokens],
-                "spent": [[segment, length, count] for (segment, length), count in self.spent.items()],
-                "done": draft.done,
-            }
-        )
+        text = json.dumps(_state_of(self.draft))
         if text == self.stored_text:
             return
         self.memo.remember(self.key, text, instead_of=self.stored_text)
@@ -292,8 +307,28 @@ def _token_out(token: Token) -> Any:
 
 
 def _token_in(pair: Any) -> Token:
+    """Returns the token that `_token_out` wrote; raises ValueError or TypeError for anything else."""
     kind, value = pair
-    return bytes.fromhex(value) if kind == "bytes" else value
+    token: Token = bytes.fromhex(value) if kind == "bytes" else value
+    if _token_out(token) != [kind, value]:
+        raise ValueError(kind)
+    return token
+
+
+def _state_of(draft: PartialText) -> dict[str, Any]:
+    """Returns what was released of a draft as JSON values."""
+    return {
+        "values": dict(draft.values),
+        "segment": draft.segment,
+        "tokens": [_token_out(token) for token in draft.tokens],
+        "spent": [[segment, length, count] for (segment, length), count in draft.spent.items()],
+        "done": draft.done,
+    }
+
+
+def _spent_in(triples: Any) -> Counter[tuple[int, int]]:
+    """Returns the spent tickets by segment and length."""
+    return Counter({(segment, length): check_int("spent", count, low=1) for segment, length, count in triples})
 
 
 class DisjointBatches(Opaque):
@@ -321,6 +356,12 @@ class DisjointBatches(Opaque):
         self._reserved[label] = self._share.reserve(deal_name(self._plan.shots_per_label), label=label, count=1)
         return 1
 
+    def is_gone(self, label: str | None) -> bool:
+        """Whether a label's one ticket was taken by a process that ended, and the deal with it."""
+        return label not in self._reserved and not self._share.remaining(
+            deal_name(self._plan.shots_per_label), label=label
+        )
+
     def left(self, label: str | None, number: int, segment: int) -> int:
         """Returns how many releases of one field of a demonstration are still paid for; public.
 
@@ -333,7 +374,7 @@ class DisjointBatches(Opaque):
         reservation = self._reserved.get(label)
         return cap if reservation is None or reservation.unburnt else 0
 
-    @contextlib.contextmanager
+    @contextmanager
     def open(self, label: str | None, number: int, segment: int, **options: Any) -> Iterator[ReleaseBlock]:
         """Opens a block for what is left of one field of a label's demonstration; see `DealtSample.batch`."""
         if label not in self._reserved:
@@ -359,8 +400,175 @@ class DisjointBatches(Opaque):
             self._reserved[label].commit()
 
 
+class DraftRun(ReleaseRun[Item, Result]):
+    """A run that writes texts token by token; a subclass says how they are shown.
+
+    With a journal, tickets are reserved block by block, and a text whose tickets were lost with a killed process is
+    left out.
+    """
+
+    _unit = "token"
+    _title = "private generation"
+
+    def __init__(
+        self,
+        private: PrivateExamples,
+        script: DecodingSpec,
+        *,
+        generation: GenerationPlan,
+        share: Share,
+        first: Iterable[Any] = (),
+        **run: Any,
+    ) -> None:
+        super().__init__(private, first, share=share, **run)
+        self._script = script
+        self._blocks = _Blocks(private, share, script, generation)
+        self._deals = DisjointBatches(private, share, generation) if generation.design.sampling == "disjoint" else None
+        self._drafts: dict[tuple[str | None, int], PartialText] = {}
+        self._kept: dict[tuple[str | None, int], dict[str, Any]] = {}
+
+    def _begin(self, labels: Container[str | None]) -> None:
+        """Adds the planned texts of these labels to the items."""
+        plan = self._blocks.plan
+        drafts = [
+            PartialText(label, number)
+            for number in range(plan.shots_per_label)
+            for label, _ in plan.branches
+            if label in labels
+        ]
+        self._drafts = {(draft.label, draft.number): draft for draft in drafts}
+        self._items[:] = [item for item in self._items if not isinstance(item, PartialText)] + drafts
+
+    def _written(self) -> list[PartialText]:
+        """Returns the complete texts; not those whose tickets were lost."""
+        return [draft for draft in self._drafts.values() if self._is_written(draft)]
+
+    def _is_written(self, draft: PartialText) -> bool:
+        return draft.done and self._script.wording.text_key in draft.values
+
+    def _make(self, item: Any, call: RunCall) -> EffectGenerator[None]:
+        opener = self._reserve(item, call.events)
+        if opener is None:
+            item.done = True
+        else:
+            try:
+                yield from write_draft(self._script, item, opener, call.tick)
+            except BaseException:
+                with suppress(OSError, ConfigurationError):  # raise the first error; the journal keeps the line
+                    self._keep(item)
+                raise
+        self._keep(item)
+        if self._deals is not None and all(one.done for one in self._drafts.values() if one.label == item.label):
+            # The partition of a label is secret and no longer needed.
+            self._deals.finish(item.label)
+
+    def _reserve(self, draft: PartialText, events: RunEvents) -> Opener | None:
+        """Reserves what a text still needs, and returns what opens its blocks.
+
+        With a journal one block is reserved at a time; None: the tickets were lost with a killed process.
+        """
+        blocks, deals = self._blocks, self._deals
+        if self._journal is not None and deals is None:
+            return partial(self._open_one, events) if blocks.allot(draft) else None
+        if self._journal is not None and deals is not None and deals.is_gone(draft.label):
+            return None
+        if not draft.tickets:
+            branch = dict(blocks.plan.branches)[draft.label]
+            draft.tickets = {
+                number: [BlockTickets(length, count) for length, count in branch.blocks(segment.max_tokens)]
+                for number, segment in enumerate(self._script.segments)
+            }
+        if deals is not None:
+            events.tickets += deals.reserve(draft.label)
+            for number, tickets in draft.tickets.items():
+                # One ticket pays for all demonstrations of a label; `owed` only says whether blocks remain.
+                tickets[0].owed = int(deals.left(draft.label, draft.number, number) > 0)
+            return lambda draft, _length, _ticket, name, known: deals.open(
+                draft.label, draft.number, draft.segment, **blocks.shown(draft, name, known)
+            )
+        for number, tickets in draft.tickets.items():
+            for block in tickets:
+                if block.owed and block.reservation is None:
+                    template = template_name(self._script.segments[number].name, block.length)
+                    block.reservation = self.share.reserve(template, label=draft.label, count=block.owed)
+                    events.tickets += block.owed
+                    block.owed = 0
+        return blocks.open
+
+    @contextmanager
+    def _open_one(
+        self, events: RunEvents, draft: PartialText, length: int, _: object, name: str, known: dict[str, str]
+    ) -> Iterator[ReleaseBlock]:
+        with self._blocks.reserve_one(draft, length, name, known, paid=events) as (block, ticket):
+            yield block
+            self._keep(draft, ticket)
+
+    def _keep(self, draft: PartialText, *tickets: Reservation) -> None:
+        """Writes into the journal what was released of a text since its last line."""
+        key, state = (draft.label, draft.number), _state_of(draft)
+        before = self._kept.get(key)
+        if self._journal is None or state == before:
+            return
+        self._kept[key] = state
+        at = len(before["tokens"]) if before is not None and before["segment"] == state["segment"] else 0
+        line = {"label": draft.label, "number": draft.number, **state, "tokens": state["tokens"][at:], "at": at}
+        self._record(line, *tickets)
+
+    def _restore(self, entry: Mapping[str, Any]) -> None:
+        is_known = False
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            draft = self._drafts[entry["label"], entry["number"]]
+            self._fill(draft, entry)
+            self._kept[draft.label, draft.number] = _state_of(draft)
+            is_known = True
+        if not is_known:
+            raise ConfigurationError("checkpoint: expected texts of this run, found something else. Take another file.")
+
+    def _fill(self, draft: PartialText, entry: Mapping[str, Any]) -> None:
+        """Restores one text, after checking that a run of this plan can have this state."""
+        wording = self._script.wording
+        segment = check_int("segment", entry["segment"], low=draft.segment, high=len(self._script.segments))
+        tokens = draft.tokens if segment == draft.segment else []
+        at = check_int("at", entry["at"], low=0, high=len(tokens))
+        values = {name: value for name, value in entry["values"].items() if isinstance(value, str)}
+        is_whole = segment < len(self._script.segments) or wording.text_key in values
+        if len(values) < len(entry["values"]) or not values.keys() <= wording.generated_fields or not is_whole:
+            raise ValueError(segment)
+        draft.tokens = tokens[:at] + [_token_in(one) for one in entry["tokens"]]
+        draft.values, draft.segment, draft.spent = values, segment, _spent_in(entry["spent"])
+        draft.done = entry["done"] is True
+
+    def _give_back(self, item: Any, events: RunEvents) -> None:
+        for block in (block for tickets in item.tickets.values() for block in tickets):
+            if block.reservation is not None and block.reservation.refundable and block.reservation.unburnt:
+                back = block.reservation.give_back()
+                # An unfinished draft reserves the returned tickets again in its next run; a finished one needs none.
+                block.owed, block.reservation = (0 if item.done else back), None
+                events.tickets -= back
+
+    @property
+    def _tokens_per_draft(self) -> int:
+        return sum(segment.max_tokens for segment in self._script.segments)
+
+    @property
+    def _num_texts(self) -> int:
+        """Planned texts; of the released topics, once they are."""
+        plan = self._blocks.plan
+        return len(self._drafts) or plan.shots_per_label * len(plan.branches)
+
+    def _steps_left(self) -> int:
+        return self._tokens_per_draft * (self._num_texts - sum(draft.done for draft in self._drafts.values()))
+
+    def _so_far(self) -> str:
+        return f"{len(self._written())} of {self._num_texts} {self._item_name}s are"
+
+    def _show(self, bar: Any) -> None:
+        with suppress(OSError, ValueError):
+            bar.set_postfix_str(f"{len(self._written())}/{self._num_texts} {self._item_name}s")
+
+
 @tells_how_to_build()
-class DemonstrationSynthesizer(GenerationRun[PartialText]):
+class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations]):
     """Generates differentially private demonstrations once; they can be used without limit.
 
     Formal guarantees:
@@ -372,24 +580,15 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
     LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `budget.events`.
     """
 
-    _noun = "synthesizer"
+    _item_name = "demonstration"
     plan: GenerationPlan
 
     def __init__(
-        self,
-        private: PrivateExamples,
-        script: DecodingSpec,
-        *,
-        budget: Budget,
-        share: Share,
-        plan: GenerationPlan,
-        elsewhere: RemoteExecution | None = None,
+        self, private: PrivateExamples, script: DecodingSpec, *, plan: GenerationPlan, share: Share, **run: Any
     ) -> None:
-        drafts = [PartialText(label, number) for number in range(plan.shots_per_label) for label, _ in plan.branches]
-        super().__init__(private, drafts, budget=budget, share=share, elsewhere=elsewhere)
-        self._script = script
-        self.plan = plan
-        self._deals = DisjointBatches(private, share, plan) if plan.design.sampling == "disjoint" else None
+        super().__init__(private, script, plan=plan, generation=plan, share=share, **run)
+        self._begin([label for label, _ in plan.branches])
+        self._resume()
 
     @classmethod
     @door("DemonstrationSynthesizer")
@@ -408,6 +607,7 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
         noise: Noise | LogitNoise | NoiseName | LogitNoiseName | None = None,
         decoding: Decoding | None = None,
         component: str | None = None,
+        checkpoint: Where | None = None,
         executor: ExecutorLike = None,
     ) -> Self:
         """Plans the noise, declares the share and returns a synthesizer; nothing is spent yet.
@@ -426,9 +626,11 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
           noise: a `Noise` on next-token probabilities, a `LogitNoise`, or the name of a mechanism; None: "gumbel".
           decoding: a `Decoding`: candidates, stops, sampling, grammar.
           component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
+          checkpoint: file that stores the tokens of every block before its ticket is committed. If it exists, the run
+            continues from it, also in another process, with the same durable ledger; a kill costs one block at most.
           executor: a `RayExecutor`, or "ray": workers generate the demonstrations, each with its own records, model
-            and ledger connection; demonstrations that they released under this `component` are reused. None: this
-            process.
+            and ledger connection; demonstrations that they released under this `component` are reused. None or a
+            `LocalExecutor`: this process.
 
         Raises:
           ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
@@ -461,136 +663,53 @@ class DemonstrationSynthesizer(GenerationRun[PartialText]):
         )
         # The margin follows from the calibrated clip, which is known only now.
         script = dataclasses.replace(script, margin=public_margin(plan.release))
-        name = component if component is not None else spender.fresh_name("few-shot")
+        public = {**plan.to_dict(), **script.to_dict()}
+        found = component if component is not None else RunJournal.component_in(checkpoint)
+        name = spender.fresh_name("few-shot") if found is None else found
+        terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "plan": public}
+        journal = RunJournal.open(checkpoint, **terms)
         # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.
         elsewhere = _elsewhere(executor, spender, script, plan, component=name, epsilon=epsilon)
-        share = declare_share(
-            private,
-            spender,
-            plan,
-            component=name,
-            epsilon=epsilon,
-            public={**plan.to_dict(), **script.to_dict()},
-            engines=[script],
-        )
-        return cls(private, script, budget=spender, share=share, plan=plan, elsewhere=elsewhere)
+        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[script])
+        return cls(private, script, plan=plan, share=share, budget=spender, journal=journal, executor=elsewhere)
 
     afrom_private_examples = awaitable(from_private_examples)
 
     @property
     def demonstrations(self) -> list[dict[str, str]]:
         """The demonstrations released so far (public)."""
-        return [self._example(draft) for draft in self._items if draft.done]
+        return [self._example(draft) for draft in self._written()]
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _give_back(self, draft: PartialText, events: RunEvents) -> None:
-        for block in (block for tickets in draft.tickets.values() for block in tickets):
-            if block.reservation is not None and block.reservation.refundable and block.reservation.unburnt:
-                back = block.reservation.give_back()
-                # An unfinished draft reserves the returned tickets again in its next run; a finished one needs none.
-                block.owed, block.reservation = (0 if draft.done else back), None
-                events.tickets -= back
+    def _job(self, item: PartialText) -> DraftJob:
+        return item.label, item.number
 
-    def _make(self, draft: PartialText, bar: Any, events: RunEvents) -> EffectGenerator[None]:
-        self._reserve(draft, events)
-        yield from write_draft(self._script, draft, self._open, lambda: tick(bar))
-        if self._deals is not None and all(other.done for other in self._items if other.label == draft.label):
-            # The partition of a label is secret and no longer needed.
-            self._deals.finish(draft.label)
-
-    def _job(self, draft: PartialText) -> DraftJob:
-        return draft.label, draft.number
-
-    def _take(self, draft: PartialText, values: dict[str, str], bar: Any) -> None:
-        draft.values, draft.done = dict(values), True
+    def _take(self, item: PartialText, result: dict[str, str], call: RunCall) -> None:
+        item.values, item.segment, item.tokens, item.done = dict(result), len(self._script.segments), [], True
+        self._keep(item)
         for _ in range(self._tokens_per_draft):
-            tick(bar)
+            call.tick()
 
-    def _reserve(self, draft: PartialText, events: RunEvents) -> None:
-        """Reserves every ticket that one demonstration still needs, before its first private call."""
-        plan = dict(self.plan.branches)[draft.label]
-        segments = self._script.segments
-        if not draft.tickets:
-            draft.tickets = {
-                number: [BlockTickets(length, count) for length, count in plan.blocks(segment.max_tokens)]
-                for number, segment in enumerate(segments)
-            }
-        if self._deals is not None:
-            events.tickets += self._deals.reserve(draft.label)
-            for number, tickets in draft.tickets.items():
-                # One ticket pays for all demonstrations of a label; `owed` only says whether blocks remain.
-                tickets[0].owed = int(self._deals.left(draft.label, draft.number, number) > 0)
-            return
-        for number, tickets in draft.tickets.items():
-            for block in tickets:
-                if block.owed and block.reservation is None:
-                    template = template_name(segments[number].name, block.length)
-                    block.reservation = self._share.reserve(template, label=draft.label, count=block.owed)
-                    events.tickets += block.owed
-                    block.owed = 0
-
-    def _open(
-        self, draft: PartialText, length: int, ticket: Reservation | None, name: str, known: dict[str, str]
-    ) -> AbstractContextManager[ReleaseBlock]:
-        if self._deals is not None:
-            return self._deals.open(
-                draft.label,
-                draft.number,
-                draft.segment,
-                backend=self._script.backend,
-                render=self._script.wording.renderer(name, known),
-                choose=self._script.decoder.choose,
-                prefix=tuple(draft.tokens),
-            )
-        if ticket is None:
-            raise fail("ticket", "a reservation", ticket)
-        return open_block(
-            self._private,
-            ticket,
-            plan=dict(self.plan.branches)[draft.label],
-            length=length,
-            backend=self._script.backend,
-            render=self._script.wording.renderer(name, known),
-            choose=self._script.decoder.choose,
-            prefix=tuple(draft.tokens),
-        )
-
-    def _so_far(self) -> str:
-        return f"{len(self.demonstrations)} of {len(self._items)} demonstrations are"
-
-    def _examples(self, draft: PartialText) -> list[dict[str, str]]:
-        return [self._example(draft)]
+    def _examples(self, item: PartialText) -> list[dict[str, str]]:
+        return [self._example(item)] if self._is_written(item) else []
 
     def _example(self, draft: PartialText) -> dict[str, str]:
         known = self._script.known(draft)
         return {name: known[name] for name in sorted(self._script.wording.generated_fields)}
 
-    def _plan_for_report(self) -> dict[str, Any]:
-        return {**self.plan.to_dict(), **self._script.to_dict()}
-
-    @property
-    def _tokens_per_draft(self) -> int:
-        return sum(segment.max_tokens for segment in self._script.segments)
-
-    def _bar(self, progress: bool | None) -> Any:
-        return new_bar(self._tokens_per_draft * len(self._items), "token", "private generation", progress=progress)
-
-    def _show(self, bar: Any) -> None:
-        with suppress(OSError, ValueError):
-            bar.set_postfix_str(f"{len(self.demonstrations)}/{len(self._items)} demonstrations")
-
-    def __repr__(self) -> str:
-        return f"DemonstrationSynthesizer(component={self._share.component!r}, plan={self.plan!r})"
+    def _value(self) -> ReleasedDemonstrations:
+        shown = {**self.plan.to_dict(), **self._script.to_dict()}
+        return ReleasedDemonstrations(tuple(self.demonstrations), self.report, shown)
 
 
 def _elsewhere(
     executor: ExecutorLike, budget: Budget, script: DecodingSpec, plan: GenerationPlan, **paid: Any
-) -> RemoteExecution | None:
-    """Returns the remote execution, or None without an executor."""
+) -> RemoteExecution | LocalExecutor | None:
+    """Returns the remote execution, a local executor as it is, or None."""
     workers = as_executor(executor)
-    if workers is None:
-        return None
+    if workers is None or isinstance(workers, LocalExecutor):
+        return workers
     check_reached(budget, is_one_host=workers.is_one_host)
     work = GenerationJob.of(script, plan, ledger_id=budget.ledger_id, **paid)
     return RemoteExecution(workers, work, is_ours=executor == "ray")

@@ -8,9 +8,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, read_plain
+from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.reports.claims import (
     CONTENT_DIGEST,
@@ -85,30 +85,6 @@ class FileForm:
     def load(self, path: str | os.PathLike[str], *, most: int = MAX_TEXT) -> dict[str, Any]:
         """Reads a file of at most `most` bytes; see `read`."""
         return self.read(text_in(path, most))
-
-
-class CheckpointFile:
-    """A file with the public state of one run, which only a run with the same public terms can continue."""
-
-    _FORM: ClassVar[FileForm]
-
-    def __init__(self, path: Any, terms: Mapping[str, Any]) -> None:
-        self._path = check_target("checkpoint", path)
-        self._terms = plain_json("terms", terms)
-
-    def _state(self) -> dict[str, Any] | None:
-        """Returns the state in the file; None: there is no file yet. Refuses the file of a run with other terms."""
-        if not self._path.exists():
-            return None
-        state = self._FORM.load(self._path)
-        if state["terms"] != self._terms:
-            advice = "Continue with the same ledger, data set, component and options; or take another file."
-            raise ConfigurationError(f"checkpoint: expected one of this run, found another run's. {advice}")
-        return state
-
-    def _write(self, **state: Any) -> None:
-        """Writes the file atomically: a reader sees the old state or the whole new one."""
-        write_whole(self._path, self._FORM.text({"terms": self._terms, **state}))
 
 
 def write_whole(path: str | os.PathLike[str], text: str, most: int = MAX_TEXT) -> None:

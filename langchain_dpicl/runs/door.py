@@ -89,11 +89,14 @@ def _fault_in(takes: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) ->
 
 
 def _place_of(name: str, takes: inspect.Signature) -> str:
-    """Returns where an option stands that is no parameter, or the closest parameter."""
+    """Returns the parameter that is meant, or the option value whose field is meant."""
+    places = {parameter: repr(parameter) for parameter in takes.parameters}
     for parameter in takes.parameters.values():
         words = re.findall(r"\w+", str(parameter.annotation))
-        for option in OPTIONS:
-            if option.__name__ in words and name in inspect.signature(option).parameters:
-                return f"Give {parameter.name}={option.__name__}({name}=...)."
-    near = difflib.get_close_matches(name, list(takes.parameters), 1)
-    return f"Did you mean {near[0]!r}?" if near else ""
+        for option in (one for one in OPTIONS if one.__name__ in words):
+            for field in inspect.signature(option).parameters:
+                places.setdefault(field, f"{parameter.name}={option.__name__}({field}=...)")
+    if name in places:
+        return f"Give {places[name]}."
+    near = difflib.get_close_matches(name, places, 1)
+    return f"Did you mean {places[near[0]]}?" if near else ""

@@ -153,11 +153,11 @@ def _read(path: Path) -> tuple[list[tuple[dict[str, Any], str]], int, bytes]:
     lines: list[tuple[dict[str, Any], str]] = []
     digest = ""
     for number, raw in enumerate(whole.split(b"\n") if whole else (), start=1):
-        line = parse_json(f"checkpoint, line {number}", raw.decode("ascii", "replace"))
+        what = f"checkpoint, line {number}"
+        line = parse_json(what, raw.decode("ascii", "replace"))
         entry = line.get("entry") if isinstance(line, dict) else None
-        digest = _digest(digest, entry) if isinstance(entry, dict) else ""
+        digest = _digest(digest, plain_json(what, entry)) if isinstance(entry, dict) else ""
         if not isinstance(line, dict) or not isinstance(entry, dict) or line.get("digest") != digest:
-            what = f"checkpoint, line {number}"
             raise ConfigurationError(
                 f"{what}: expected what a run wrote there, found other content. Take another file."
             )

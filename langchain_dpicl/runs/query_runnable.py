@@ -44,8 +44,8 @@ from langchain_dpicl.results import Receipt, Source
 from langchain_dpicl.runs.answer_memo import SPECS, Tenant, TenantRegistry, open_memo
 from langchain_dpicl.runs.private_tool import RESERVED, PrivateTool
 from langchain_dpicl.runs.query_plan import QUERY_TEMPLATE
+from langchain_dpicl.runs.release_run import new_bar, report_of, tick
 from langchain_dpicl.runs.retry_wrappers import ReraisesOwnErrors
-from langchain_dpicl.runs.streamed_run import new_bar, report_of, tick
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.templates import Query
 

@@ -287,10 +287,10 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         for entry in self._journal.entries if self._journal is not None else ():
             self._restore(entry)
 
-    def _record(self, entry: Mapping[str, Any], ticket: Reservation, *, arrays: bytes | None = None) -> None:
-        """Writes a release into the journal; called before its ticket is committed.
+    def _record(self, entry: Mapping[str, Any], *tickets: Reservation, arrays: bytes | None = None) -> None:
+        """Writes a release into the journal; called before its tickets are committed.
 
-        If that fails, the next call of `run` or `stream` writes it and commits the ticket.
+        If that fails, the next call of `run` or `stream` writes it and commits the tickets.
         """
         if self._journal is None:
             return
@@ -298,7 +298,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             try:
                 self._journal.append(entry, arrays=arrays)
             except BaseException:
-                self._unstored.append(ticket)
+                self._unstored += tickets
                 raise
 
     # -- inside ------------------------------------------------------------------------------------------------------

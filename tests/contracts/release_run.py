@@ -60,6 +60,11 @@ def started(made: ReleaseRun[Any, Any], *, awaited: bool, **options: Any) -> Any
     return asyncio.run(made.arun(progress=False, **options)) if awaited else made.run(progress=False, **options)
 
 
+def entries_in(path: Path) -> list[dict[str, Any]]:
+    """Returns the releases in a journal."""
+    return [json.loads(line)["entry"] for line in path.read_bytes().splitlines()[1:]]
+
+
 class ReleaseRunContract:
     """The suite."""
 

@@ -149,7 +149,7 @@ def test_workers_release_by_the_law_of_one_process_at_the_same_price(cluster: Cl
     """False alarm below 1e-6: 64 texts of workers; `make audit` takes more."""
     given: dict[str, Any] = {"shots_per_label": 32, "epsilon": 150.0, **NOISE}
     there = cluster.synthesizer("there", **given).run(progress=False)
-    assert there.epsilon == cluster.synthesizer("here", executor=None, **given).released().epsilon
+    assert there.epsilon == cluster.synthesizer("here", executor=None, **given).result.epsilon
     assert Counter(one["queue"] for one in there.examples) == {"card": 32, "cash": 32}
     assert cluster.lines(RESERVE, "there") == cluster.lines(COMMIT, "there") == 64
     assert has_the_law(there.examples)

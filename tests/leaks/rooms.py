@@ -141,7 +141,7 @@ def synthesizer(scene: Scene) -> Runnable[Any, Any]:
     def made() -> DemonstrationSynthesizer:
         given = OPTIONS | _paid(scene, 8.0)
         found = DemonstrationSynthesizer.from_private_examples(_kept(scene), llm=backend, **given)
-        scene.objects += [found, found.released(), backend]
+        scene.objects += [found, found.result, backend]
         return found
 
     def write(inputs: Iterator[Any]) -> Iterator[Any]:
@@ -371,7 +371,7 @@ def synthesizer_with_workers(scene: Scene) -> Runnable[Any, Any]:
             found = DemonstrationSynthesizer.from_private_examples(
                 private, llm=backend, budget=budget, executor=crew, **OPTIONS
             )
-            scene.objects += [found, _PLACES[folder], crew, found._elsewhere, budget, found.released()]
+            scene.objects += [found, _PLACES[folder], crew, found._elsewhere, budget, found.result]
             try:
                 yield found
             finally:
@@ -445,7 +445,7 @@ def documents(scene: Scene) -> Runnable[Any, Any]:
         return found
 
     def told(found: DocumentSynthesizer) -> str:
-        released = found.released()
+        released = found.result
         scene.objects += [released, released.documents, released.as_retriever(), found.topics, found.counts]
         return released.to_json()
 

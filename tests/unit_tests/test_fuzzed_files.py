@@ -36,8 +36,6 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.cli.inputs import read_json
-from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
-from langchain_dpicl.evolution.evolution import EvolutionCheckpoint, Population
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.options import Topics
 from langchain_dpicl.privacy import accounting
@@ -45,14 +43,16 @@ from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released import files as _released_files
+from langchain_dpicl.released.files import parse_json, plain_json
 from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, read_export, read_receipts
 from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import MemoKey
 from tests import evolution_doubles, gradient_doubles, labelling_doubles
+from tests.contracts.release_run import entries_in
 from tests.ledgers import free_price
-from tests.sealed_files import sealed
+from tests.sealed_files import rechained, sealed
 
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
@@ -225,27 +225,38 @@ def trained(folder: Path) -> dict[str, Target]:
 
 
 def gone_on_with(folder: Path) -> dict[str, Target]:
-    """The checkpoints of an evolution and of documents."""
-    path, budget = folder / "evolution", evolution_doubles.budget_of()
-    private = PrivateExamples(evolution_doubles.RECORDS, public_size=len(evolution_doubles.RECORDS))
-    made = evolution_doubles.evolution(private=private, budget=budget, checkpoint=path, component="e")
-    made.run(progress=False)
-    share, terms = made._share, json.loads(path.read_text())["terms"]
-
-    def evolved(place: Path) -> Any:
-        populations = [Population(one.label, 2) for one in made._items]
-        EvolutionCheckpoint(place / "file", terms).restore(populations, share)
-        return [(one.survivors, one.votes, one.history) for one in populations]
-
-    documents = DocumentsCheckpoint(folder / "documents", {"component": "d"})
-    documents.save([("card", 12)], [])
-    written = (folder / "documents").read_bytes()
-    return {
-        "evolution checkpoint": Target({"file": path.read_bytes()}, evolved),
-        "documents checkpoint": Target(
-            {"file": written}, lambda place: DocumentsCheckpoint(place / "file", {"component": "d"}).read()
+    """The releases in the checkpoints of an evolution, of demonstrations and of documents, with digests that fit."""
+    notes = PrivateExamples([f"card {number}" for number in range(400)], public_size=400, dataset_id="gone on with")
+    given: dict[str, Any] = {"budget": house(), "noise": Noise(multiplier=2.0), "decoding": Decoding(candidates="all")}
+    given |= {"llm": FakeBackend(lambda prompt, prefix: dict.fromkeys(WORDS, 0.5), vocabulary=WORDS), "max_tokens": 2}
+    topics = {"topics": Topics(("card", "cash"), 1), "documents_per_topic": 1, "epsilon": 90.0}
+    evolved, budget = PrivateExamples(evolution_doubles.RECORDS, public_size=20), evolution_doubles.budget_of()
+    makers: dict[str, Callable[[Path], Any]] = {
+        "evolution": lambda path: evolution_doubles.evolution(
+            private=evolved, budget=budget, checkpoint=path, component="evolution"
+        ),
+        "demonstrations": lambda path: DemonstrationSynthesizer.from_private_examples(
+            notes, checkpoint=path, component="demonstrations", epsilon=4.0, **given
+        ),
+        "documents": lambda path: DocumentSynthesizer.from_private_examples(
+            notes, checkpoint=path, component="documents", **topics, **given
         ),
     }
+    return {f"checkpoint of {name}": _checkpoint(folder / name, make) for name, make in makers.items()}
+
+
+def _checkpoint(path: Path, make: Callable[[Path], Any]) -> Target:
+    make(path).run(progress=False)
+    journal = path.read_bytes()
+
+    def restored(place: Path) -> Any:
+        entries = parse_json("entries", (place / "file").read_bytes().decode("ascii", "replace"))
+        if not isinstance(entries, list):
+            raise ConfigurationError("no list")
+        (place / "journal").write_bytes(rechained(journal, plain_json("entries", {"": entries})[""]))
+        return make(place / "journal").result.to_json()
+
+    return Target({"file": json.dumps(entries_in(path)).encode()}, restored, is_bound=False)
 
 
 def reported(folder: Path) -> dict[str, Target]:

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_dpicl.cli.synthesize import _public_lines
 
 from langchain_dpicl import LabelledPool, ReleasedCounts, ReleasedDemonstrations, SoftPrompt, SyntheticDocuments
 from langchain_dpicl import _plain_files as plain_files
 from langchain_dpicl._plain_files import check_target, read_plain
 from langchain_dpicl.cli.inputs import read_json
-from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
-from langchain_dpicl.evolution.evolution import EvolutionCheckpoint
+from langchain_dpicl.cli.runs import _public_lines
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.released.files import write_whole
 from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
 from langchain_dpicl.reports.ledger_audit import read_export, read_receipts
+from langchain_dpicl.runs.journal import RunJournal
 from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint, check_checkpoint_path
 from langchain_dpicl.soft_prompts.engines import _architectures
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
@@ -137,8 +136,7 @@ def test_a_path_that_no_file_can_have_is_refused_as_ours(wrong: str, tmp_path: P
     if "\0" in wrong:
         for made in (
             check_checkpoint_path,
-            lambda path: DocumentsCheckpoint(path, {}),
-            lambda path: EvolutionCheckpoint(path, {}),
+            RunJournal.component_in,
         ):
             with pytest.raises(ConfigurationError, match="checkpoint: expected a file in a folder"):
                 made(tmp_path / wrong)

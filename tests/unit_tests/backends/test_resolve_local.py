@@ -317,7 +317,7 @@ class TestMixedEngines:
         assert len(released) == 2
         left = spender.remaining_epsilon
         stopped.run(progress=False)
-        assert stopped.finished
+        assert stopped.is_finished
         assert spender.remaining_epsilon == left
 
     def test_an_interrupted_run_is_not_taken_up_by_another_engine(self, monkeypatch):

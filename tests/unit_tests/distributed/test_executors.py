@@ -94,7 +94,7 @@ class TestDemonstrations:
         made = house.synthesizer(house.crew())
         seen = list(made.stream(progress=False))
         assert sorted(map(str, seen)) == sorted(map(str, made.demonstrations))
-        assert made.finished
+        assert made.is_finished
 
     async def test_can_be_awaited(self, house: House) -> None:
         made = house.synthesizer(house.crew())
@@ -108,7 +108,7 @@ class TestDemonstrations:
         await anext(stream)
         await stream.aclose()
         await asyncio.to_thread(made.run, progress=False)
-        assert made.finished
+        assert made.is_finished
         assert len(crew.jobs) == len(set(crew.jobs)) == 6
         assert house.budget().dangling() == ()
 
@@ -135,13 +135,17 @@ class TestAnExecutorUsedAgain:
         later = house.synthesizer(crew, epsilon=2.0)
         assert later.run(progress=False).epsilon == 2.0
         first, second = crew._hands[0].handle._works.values()
-        assert self.noise(later) == second.plan.release.mechanism != first.plan.release.mechanism
+        assert self.noise(later) == second.blocks.plan.release.mechanism != first.blocks.plan.release.mechanism
 
     def test_takes_the_instruction_of_the_report(self, house: House) -> None:
         crew = house.crew(num_workers=1)
         self.begun(house.synthesizer(crew, instruction="One."), crew)
         told = house.synthesizer(crew, instruction="Two.").run(progress=False).plan["instruction"]
-        assert told == [one.script.wording.instruction for one in crew._hands[0].handle._works.values()][-1] == "Two."
+        assert (
+            told
+            == [one.blocks.script.wording.instruction for one in crew._hands[0].handle._works.values()][-1]
+            == "Two."
+        )
 
     def test_takes_the_wording_of_labels(self, house: House) -> None:
         crew = house.crew(num_workers=1)
@@ -179,7 +183,7 @@ class TestAWorkerThatDies:
         crew = house.crew(dies=lambda number, job: number == 2)
         made = house.synthesizer(crew)
         made.run(progress=False)
-        assert made.finished
+        assert made.is_finished
         assert crew.hired == 3
         assert Counter(crew.jobs).most_common(1)[0][1] == 2
         assert crew.jobs[-1] == crew.jobs[1]  # behind all others
@@ -189,7 +193,7 @@ class TestAWorkerThatDies:
         crew = house.crew(dies=lambda number, job: "after" if number in {1, 4} else False)
         made = house.synthesizer(crew, rows=Rows(units=4, redraw_every=3))
         made.run(progress=False)
-        assert made.finished
+        assert made.is_finished
         assert lines(house, RESERVE) == lines(house, COMMIT) == 6
 
     def test_at_one_job_again_and_again_stops_the_run_and_keeps_what_came(self, house: House) -> None:
@@ -225,7 +229,7 @@ class TestAWorkerThatDies:
         made = house.synthesizer(crew)
         with patch("langchain_dpicl.distributed.executor.time", clock), patch.object(crew, "_ready", slow):
             made.run(progress=False)
-        assert made.finished
+        assert made.is_finished
         assert crew.hired == 2
 
     def test_late_in_a_run_whose_replacement_never_begins_stops_it_after_the_time_to_start(self, house: House) -> None:
@@ -295,7 +299,7 @@ class TestAWorkerThatDies:
         crew._begin = often
         made = house.synthesizer(crew)
         made.run(progress=False)
-        assert made.finished
+        assert made.is_finished
         assert len(begun) > 2 * MOST_DEATHS
 
     def test_that_never_comes_stops_the_run_in_the_end(self, house: House) -> None:
@@ -311,7 +315,7 @@ class TestABurntTicket:
         # Somebody else burns one ticket of the share and is gone, as a worker that is killed within a block.
         made = house.synthesizer(house.crew(), rows=Rows(units=4, redraw_every=3))
         template = made.plan.tickets()[0].template
-        made._share.reserve(template, label="card").burn()
+        made.share.reserve(template, label="card").burn()
         with pytest.raises(PrivacyBudgetExceededError, match="requested 1 more, remaining 0") as refusal:
             made.run(progress=False)
         assert refusal.value.run is made
@@ -324,14 +328,14 @@ class TestABurntTicket:
 
     def test_of_several_jobs_are_told_together(self, house: House) -> None:
         made = house.synthesizer(house.crew(), rows=Rows(units=4, redraw_every=3))
-        made._share.reserve(made.plan.tickets()[0].template, label="card", count=3).burn(3)
+        made.share.reserve(made.plan.tickets()[0].template, label="card", count=3).burn(3)
         with pytest.raises(PrivacyBudgetExceededError, match="requested 3 more, remaining 0"):
             made.run(progress=False)
         assert Counter(one["queue"] for one in made.demonstrations) == {"cash": 3}
 
     def test_of_a_text_with_one_ticket_a_token_costs_one_token(self, house: House) -> None:
         made = house.synthesizer(house.crew(), rows=Rows(units=4, redraw_every=1))
-        made._share.reserve(made.plan.tickets()[0].template, label="card").burn()
+        made.share.reserve(made.plan.tickets()[0].template, label="card").burn()
         assert len(made.run(progress=False).examples) == 6
         assert sum(one.count for one in house.budget().dangling()) == 1
 

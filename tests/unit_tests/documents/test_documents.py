@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import multiprocessing
 import os
 import pickle
@@ -33,7 +32,6 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.discovery import public_vocabulary
 from langchain_dpicl.documents import synthesizer as documents
-from langchain_dpicl.documents.synthesizer import DocumentsCheckpoint
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     ModelCallError,
@@ -51,10 +49,12 @@ from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.released.documents import SyntheticText, release_id
+from langchain_dpicl.runs.journal import RunJournal
 from langchain_dpicl.stores import SQLiteStore
 from langchain_dpicl.tasks.templates import GenerationTemplate
 from tests.canary import locals_in
-from tests.sealed_files import resealed
+from tests.contracts.release_run import entries_in
+from tests.sealed_files import rechained
 
 pytestmark = pytest.mark.traced
 
@@ -107,7 +107,7 @@ class TestWhatIsReleased:
         assert all(text.text for text in found.texts)
         assert CANARY not in found.to_json()
         assert set(made.counts) == set(VOCABULARY)
-        assert made.finished
+        assert made.is_finished
 
     def test_a_second_run_is_free_and_the_same(self) -> None:
         budget = house()
@@ -135,15 +135,15 @@ class TestWhatIsReleased:
                 between.append(None)
                 between[0] = next(other)
 
-        monkeypatch.setattr(type(made._writer), "_show", show)
+        monkeypatch.setattr(type(made), "_show", show)
         found = [*made.stream(progress=False), *between, *other]
-        assert sorted(str(each.id) for each in found) == sorted(str(each.id) for each in made.released().documents)
+        assert sorted(str(each.id) for each in found) == sorted(str(each.id) for each in made.result.documents)
 
     def test_streams_and_awaits(self) -> None:
         made = maker()
         streamed = list(made.stream(progress=False))
         assert sorted(each.metadata["topic"] for each in streamed) == ["card", "card", "transfer", "transfer"]
-        assert {each.id for each in streamed} == {each.id for each in made.released().documents}
+        assert {each.id for each in streamed} == {each.id for each in made.result.documents}
 
         async def awaited() -> tuple[SyntheticDocuments, list[Document]]:
             other = await DocumentSynthesizer.afrom_private_examples(
@@ -229,7 +229,7 @@ class TestWhatIsPaid:
             made = maker(budget, notes, llm=llm, topics=TOPICS.replace(noise="discrete_laplace"), component="store")
             made.run(progress=False)
             shares = [{**share, "sealed_at": ""} for share in budget.report().to_dict()["shares"]]
-            left = [made._share.remaining(each.template, label=each.label) for each in made.plan.tickets()]
+            left = [made.share.remaining(each.template, label=each.label) for each in made.plan.tickets()]
             walked.append((llm.calls["public"], made.topics[1:], shares, left))
         assert all(each == walked[0] for each in walked)
 
@@ -284,7 +284,7 @@ class TestWhatIsPaid:
             made.run(progress=False)
         assert CANARY not in str(caught.value)
         assert caught.value.run is made  # type: ignore[attr-defined]
-        assert made._share.remaining(TOPIC_TEMPLATE) == 0
+        assert made.share.remaining(TOPIC_TEMPLATE) == 0
         assert made.topics == ()
 
     def test_a_stop_before_the_histogram_gives_its_ticket_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,10 +295,10 @@ class TestWhatIsPaid:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr("langchain_dpicl.documents.synthesizer.release_counts", stop)
             made.run(progress=False)
-        assert made._share.remaining(TOPIC_TEMPLATE) == 1
+        assert made.share.remaining(TOPIC_TEMPLATE) == 1
         assert made.run(progress=False).topics
-        assert made._share.remaining(TOPIC_TEMPLATE) == 0
-        assert made._share.committed(TOPIC_TEMPLATE) == 1
+        assert made.share.remaining(TOPIC_TEMPLATE) == 0
+        assert made.share.committed(TOPIC_TEMPLATE) == 1
 
     def test_a_split_that_fails_is_tried_again_for_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = maker()
@@ -356,7 +356,7 @@ class TestAStop:
         held = locals_in(caught.value)
         assert not any(text in held for text in (CANARY, "my card was", "array("))
         monkeypatch.undo()
-        if made.topics or made._chosen:
+        if made._histogram.topics:
             assert caught.value.run.run(progress=False).topics  # type: ignore[attr-defined]
 
     def test_a_loader_that_fails_is_in_no_frame_of_ours_and_one_that_does_not_is_read(self) -> None:
@@ -393,9 +393,9 @@ class TestWhatIsKept:
         with pytest.raises(RunInterruptedError, match="documents are released") as caught:
             made.run(progress=False)
         assert caught.value.run is made
-        assert len(made.released().texts) >= 1
-        assert verify_report(made.released()).ok
-        assert not made.finished
+        assert len(made.result.texts) >= 1
+        assert verify_report(made.result).ok
+        assert not made.is_finished
         assert len(caught.value.run.run(progress=False)) == 4
 
         async def stopped() -> SyntheticDocuments:
@@ -439,7 +439,7 @@ class TestWhatIsKept:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(Reservation, "commit", stop)
             made.run(progress=False)
-        assert made._share.remaining(TOPIC_TEMPLATE) == made._share.committed(TOPIC_TEMPLATE) == 0
+        assert made.share.remaining(TOPIC_TEMPLATE) == made.share.committed(TOPIC_TEMPLATE) == 0
         budget.close()
         ledger._IDENTITIES.clear()
         other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
@@ -450,7 +450,7 @@ class TestWhatIsKept:
         ("owner", "name", "is_kept"),
         [
             (documents, "choose_topics", False),
-            (DocumentsCheckpoint, "save", True),
+            (RunJournal, "append", True),
             (Reservation, "commit", True),
             (TopicExamples, "name_topics", True),
         ],
@@ -471,7 +471,7 @@ class TestWhatIsKept:
         child.start()
         child.join(60)
         assert child.exitcode == 9
-        assert kept.exists() == is_kept
+        assert len(entries_in(kept)) == is_kept
         other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
         if not is_kept:
             with pytest.raises(PrivacyBudgetExceededError):
@@ -485,12 +485,13 @@ class TestWhatIsKept:
     def test_a_file_that_cannot_be_written_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made = maker(checkpoint=tmp_path / "kept.json")
         with monkeypatch.context() as patch, pytest.raises(OSError, match="full") as caught:
-            patch.setattr("langchain_dpicl.released.files.write_whole", full)
+            made._journal.flush()  # type: ignore[union-attr]
+            patch.setattr(os, "fsync", full)
             made.run(progress=False)
         assert caught.value.run is made  # type: ignore[attr-defined]
-        assert made._share.committed(TOPIC_TEMPLATE) == 0
+        assert made.share.committed(TOPIC_TEMPLATE) == 0
         assert len(made.run(progress=False)) == 4
-        assert made._share.committed(TOPIC_TEMPLATE) == 1
+        assert made.share.committed(TOPIC_TEMPLATE) == 1
 
     def test_a_deal_that_is_gone_leaves_out_the_texts_it_was_for(self, tmp_path: Path) -> None:
         path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
@@ -505,38 +506,34 @@ class TestWhatIsKept:
     def test_a_checkpoint_of_another_ledger_is_refused(self, tmp_path: Path) -> None:
         kept = tmp_path / "kept.json"
         maker(checkpoint=kept, component="store").run(progress=False)
-        with pytest.raises(ConfigurationError, match="of this run"):
+        with pytest.raises(ConfigurationError, match="one of this run"):
             maker(checkpoint=kept, component="store")
 
     def test_a_file_of_topics_that_nobody_released_is_refused(self, tmp_path: Path) -> None:
         """A file can be wrong: it names no topic before the histogram, nor one that this cannot have released."""
         kept, budget, private = tmp_path / "kept.json", house(), PrivateExamples(NOTES, public_size=600)
         made = maker(budget, private, checkpoint=kept, component="store")
-        assert made._checkpoint is not None
-        made._checkpoint.save((("card", 300),), ())
+        made._journal.append({"topics": [["card", 300]]})  # type: ignore[union-attr]
         with pytest.raises(ConfigurationError, match="a ledger on which none was"):
             maker(budget, private, checkpoint=kept, component="store")
         kept.unlink()
-        made.run(progress=False)
-        budget, private = house(), PrivateExamples(NOTES, public_size=600)
+        maker(budget, private, checkpoint=kept, component="store").run(progress=False)
         for topic, count in (("canary", 300), ("card", 99)):
-            other = maker(budget, private, component="store", checkpoint=tmp_path / f"{topic}.json")
-            assert other._checkpoint is not None
-            other._checkpoint.save(((topic, count),), ())
+            kept.write_bytes(rechained(kept.read_bytes(), [{"topics": [[topic, count]]}]))
             with pytest.raises(ConfigurationError, match="topics of the vocabulary, of 100 units or more"):
-                maker(budget, private, component="store", checkpoint=tmp_path / f"{topic}.json")
+                maker(budget, private, component="store", checkpoint=kept)
 
     def test_texts_whose_tickets_are_gone_are_left_out(self, tmp_path: Path) -> None:
         path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
         budget = house(store=SQLiteStore.new(path))
         made = maker(budget, checkpoint=kept, component="store")
         next(made.stream(progress=False))
-        made._share.reserve("text: 1 token on one sample", label="topic 2", count=4)  # a process that was killed
+        made.share.reserve("text: 1 token on one sample", label="topic 2", count=4)  # a process that was killed
         budget.close()
         ledger._IDENTITIES.clear()
         other = maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
         places = [(text.topic, text.number) for text in other.run(progress=False).texts]
-        assert places == [("transfer", 0), ("transfer", 1)]
+        assert places == [("transfer", 0), ("transfer", 1), ("card", 0)]  # the last one is two tokens long
 
     def test_a_checkpoint_with_other_topics_is_refused_by_the_ledger(self, tmp_path: Path) -> None:
         path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
@@ -544,30 +541,40 @@ class TestWhatIsKept:
         maker(budget, checkpoint=kept, component="store").run(progress=False)
         budget.close()
         ledger._IDENTITIES.clear()
-        state = json.loads(kept.read_text())
-        state["topics"], state["documents"] = [["boat", 199]], []
-        kept.write_text(resealed(json.dumps(state)))
+        kept.write_bytes(rechained(kept.read_bytes(), [{"topics": [["boat", 199]]}]))
         with pytest.raises(PrivacyBudgetMismatchError, match="topics named"):
             maker(Budget.open(SQLiteStore(path)), checkpoint=kept, component="store")
 
     @pytest.mark.parametrize(
-        "changed",
+        ("place", "changed"),
         [
-            {"topics": [["card", 300], ["film", 300], ["boat", 300], ["transfer", 300]]},
-            {"topics": [["card"]]},
-            {"topics": [["card", "many"]]},
-            {"documents": [{"text": "x", "topic": "film", "number": 0}]},
-            {"documents": [{"text": "x", "topic": "card", "number": 9}]},
-            {"documents": [{"text": "x"}]},
-            {"documents": 7},
-            {"terms": {}},
+            (0, {"topics": [["card", 300], ["film", 300], ["boat", 300], ["transfer", 300]]}),
+            (0, {"topics": [["card"]]}),
+            (0, {"topics": [["card", "many"]]}),
+            (0, {"topics": 7}),
+            (1, {"label": "topic 3"}),
+            (1, {"label": []}),
+            (1, {"number": 9}),
+            (1, {"values": {"text": 3}}),
+            (1, {"values": {"more": "x"}}),
+            (1, {"values": 7}),
+            (1, {"segment": 2}),
+            (1, {"segment": 1, "values": {}}),
+            (1, {"at": 1}),
+            (1, {"tokens": [["bytes", "card"]]}),
+            (1, {"tokens": [["text", 3]]}),
+            (1, {"spent": [[0, 1]]}),
+            (1, {"spent": [[0, 1, -1]]}),
+            (1, {"done": ...}),
         ],
     )
-    def test_a_checkpoint_of_another_run_or_form_is_refused(self, tmp_path: Path, changed: dict[str, Any]) -> None:
-        kept = tmp_path / "kept.json"
+    def test_a_checkpoint_of_another_form_is_refused(self, tmp_path: Path, place: int, changed: dict[str, Any]) -> None:
+        kept = tmp_path / "kept.jsonl"
         budget, private = house(), PrivateExamples(NOTES, public_size=600)
         maker(budget, private, checkpoint=kept, component="store").run(progress=False)
-        kept.write_text(resealed(kept.read_text(), **changed))
+        entries = entries_in(kept)
+        entries[place] = {key: value for key, value in {**entries[place], **changed}.items() if value is not ...}
+        kept.write_bytes(rechained(kept.read_bytes(), entries))
         with pytest.raises(ConfigurationError):
             maker(budget, private, checkpoint=kept, component="store")
 

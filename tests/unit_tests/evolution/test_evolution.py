@@ -53,7 +53,7 @@ def test_the_candidate_that_most_units_are_nearest_to_survives() -> None:
     released = made.run(progress=False)
     assert released.examples == ({"text": "a card"}, {"text": "a boat"})
     assert made.votes[None] == pytest.approx((14.0, 6.0, 0.0), abs=0.02)
-    assert made.finished
+    assert made.is_finished
 
 
 def test_survivors_are_varied_and_compete_with_their_variations() -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_embedded_and_nothing_charged_before_the_first_ticket_burns()
     made = evolution(embeddings=embeddings, budget=budget)
     assert charged(budget) == 0
     public = list(embeddings.asked)  # the probe
-    made._share = _Refusing(made._share)
+    made.share = _Refusing(made.share)
     with pytest.raises(PrivacyBudgetError):
         made.run(progress=False)
     assert not set(embeddings.asked) & set(RECORDS)
@@ -205,11 +205,11 @@ def test_an_outage_keeps_what_was_released_and_the_rest_of_the_rounds(is_async: 
     assert caught.value.run is made
     assert charged(budget) == 1
     assert made.demonstrations == [{"text": "a card"}]
-    assert not made.finished
+    assert not made.is_finished
     muse.says = ("a card, and more",)
     made.run(progress=False)
     assert charged(budget) == 3
-    assert made.finished
+    assert made.is_finished
 
 
 def test_an_outage_before_the_first_round_costs_nothing() -> None:

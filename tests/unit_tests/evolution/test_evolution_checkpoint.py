@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import itertools
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, resolve
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.released import files
 from tests.canary import RECORD, canaries_in
+from tests.contracts.release_run import entries_in
 from tests.evolution_doubles import SEARCH, Muse, Topical, charged, evolution
-from tests.sealed_files import sealed
+from tests.sealed_files import rechained
 
 pytestmark = pytest.mark.usefixtures("remembered_prices")
 
@@ -28,7 +30,7 @@ class Process:
     """Opens the same ledger and the same checkpoint again, as another process would."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "evolution.json"
+        self.file = folder / "evolution.jsonl"
         self.ledger = folder / "budget.db"
         self.private = PrivateExamples(
             RECORDS, **BY_QUEUE
@@ -69,7 +71,7 @@ def test_another_process_goes_on_where_the_first_one_stood(process: Process) -> 
     assert [len(rounds) for rounds in second.history.values()] == [3, 3]
     assert second.history["bank"][:2] == first.history["bank"]
     third, budget = process.start(llm=dying(0))  # all is there, and nobody is asked
-    assert third.finished
+    assert third.is_finished
     assert third.run(progress=False).examples == released.examples
     assert charged(budget) == 6
 
@@ -77,12 +79,16 @@ def test_another_process_goes_on_where_the_first_one_stood(process: Process) -> 
 def test_the_file_is_written_before_the_ticket_is_committed_and_holds_nothing_private(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Any, text: str) -> None:
-        raise OSError("disk full")
+    real, calls = os.fsync, itertools.count()
+
+    def full(number: int) -> None:
+        if next(calls):  # the first is of the terms
+            raise OSError("disk full")
+        real(number)
 
     made, budget = process.start()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_whole", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="disk full"):
             made.run(progress=False)
     assert charged(budget) == 1
@@ -96,7 +102,7 @@ def test_the_file_is_written_before_the_ticket_is_committed_and_holds_nothing_pr
 
 def test_a_killed_process_loses_the_one_round_that_it_had_reserved(process: Process) -> None:
     made, budget = process.start()
-    made._share = _Killing(made._share)
+    made.share = _Killing(made.share)
     with pytest.raises(SystemError, match="killed"):
         made.run(progress=False)
     assert charged(budget) == 2
@@ -124,80 +130,56 @@ class _Killing:
         return taken
 
 
+def spoilt(process: Process, spoil: Callable[[list[Any]], object]) -> None:
+    """Changes the rounds in the file, and writes the digests that go with them."""
+    entries = entries_in(process.file)
+    spoil(entries)
+    process.file.write_bytes(rechained(process.file.read_bytes(), entries))
+
+
 def widen(one: dict[str, Any], *, survivors: int, candidates: int = 3) -> None:
-    """Makes a last round of so many candidates, of which so many survived: fine in all but their number."""
-    one["history"][-1] = {f"text {place}": float(-place) for place in range(candidates)}
-    one["survivors"] = list(one["history"][-1])[:survivors]
-    one["votes"] = list(one["history"][-1].values())[:survivors]
+    """Makes a round of so many candidates, of which so many survived: fine in all but their number."""
+    one["votes"] = {f"text {place}": float(-place) for place in range(candidates)}
+    one["survivors"] = list(one["votes"])[:survivors]
 
 
 def test_the_spoilt_files_below_are_spoilt_by_number_alone(process: Process) -> None:
     process.start()[0].run(progress=False)
-    state = json.loads(process.file.read_text())
-    widen(state["populations"][0], survivors=2)
-    process.file.write_text(json.dumps(sealed(state)))
+    spoilt(process, lambda entries: widen(entries[2], survivors=2))
     assert process.start()[0].votes["bank"] == (0.0, -1.0)
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda state: state.update(format="another"),
-        lambda state: state["terms"].update(component="another"),
-        lambda state: state["terms"]["public"].update(noise_multiplier=9.0),
-        lambda state: state["populations"].pop(),
-        lambda state: state["populations"][0].update(label="other"),
-        lambda state: state["populations"][0].update(survivors=[3]),
-        lambda state: state["populations"][0].update(votes=["3"]),
-        lambda state: state["populations"][0].update(history=[{"a": True}]),
-        lambda state: state["populations"][0].update(history=[{"a": 1.0}] * 4),
-        lambda state: state["populations"][0].update(history=[]),
-        lambda state: state["populations"][0].update(history=3),
-        lambda state: state["populations"][0].update(more=1),
-        lambda state: state["populations"][0].update(survivors=["never a candidate"], votes=[1.0]),
-        lambda state: widen(state["populations"][0], survivors=3),
-        lambda state: widen(state["populations"][0], survivors=1, candidates=1_000),
-        lambda state: state["populations"][0]["votes"].pop(),
-        lambda state: state["populations"][0].update(votes=[10**400]),
-        lambda state: state["populations"][0].update(votes=[5.0] * len(state["populations"][0]["votes"])),
-        lambda state: state["populations"][0]["history"][0].update(a=10**400),
-        lambda state: state["populations"][0]["history"].append({}),
-    ],
-    ids=[
-        "format",
-        "component",
-        "noise",
-        "label gone",
-        "label",
-        "survivor",
-        "vote",
-        "truth",
-        "rounds",
-        "none",
-        "3",
-        "key",
-        "no candidate",
-        "many survivors",
-        "many candidates",
-        "vote gone",
-        "huge vote",
-        "other votes",
-        "huge number",
-        "empty round",
+        lambda entries: entries[0].update(label="other"),
+        lambda entries: entries[0].update(label=["bank"]),
+        lambda entries: entries[0].update(survivors=[3]),
+        lambda entries: entries[0].update(survivors=[[]]),
+        lambda entries: entries[0].update(survivors=[]),
+        lambda entries: entries[0].update(survivors="a card"),
+        lambda entries: entries[0].update(survivors=["never a candidate"]),
+        lambda entries: entries[0].update(survivors=entries[0]["survivors"][:1] * 2),
+        lambda entries: entries[0].update(votes=["3"]),
+        lambda entries: entries[0].update(votes={}),
+        lambda entries: entries[0]["votes"].update(a=True),
+        lambda entries: entries[0]["votes"].update(a=10**400),
+        lambda entries: entries.append(entries[0]),
+        lambda entries: entries.insert(0, {}),
+        lambda entries: widen(entries[0], survivors=3),
+        lambda entries: widen(entries[0], survivors=1, candidates=1_000),
     ],
 )
 def test_a_file_that_is_not_this_run_s_is_refused(process: Process, spoil: Any) -> None:
     process.start()[0].run(progress=False)
-    state = json.loads(process.file.read_text())
-    spoil(state)
-    process.file.write_text(json.dumps(sealed(state)))
+    spoilt(process, spoil)
     with pytest.raises(ConfigurationError):
         process.start()
 
 
 def test_another_ledger_and_a_path_that_is_none_are_refused(process: Process, tmp_path: Path) -> None:
     process.start()[0].run(progress=False)
-    with pytest.raises(ConfigurationError, match="of this run"):
+    with pytest.raises(ConfigurationError, match="one of this run"):
         evolution(
             private=PrivateExamples(RECORDS, **BY_QUEUE),
             evolution=SEARCH.replace(rounds=3),

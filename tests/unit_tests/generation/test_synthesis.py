@@ -217,7 +217,7 @@ def test_two_runs_at_once_are_refused() -> None:
     made = synthesizer(private_examples(), llm=Yielding(word_copier(WORDS), vocabulary=WORDS))
     results = asyncio.run(both())
     assert [type(r).__name__ for r in results].count("ConfigurationError") == 1
-    assert made.finished
+    assert made.is_finished
 
 
 def test_fewer_declared_units_than_the_default_rows_give_fewer_rows() -> None:
@@ -275,7 +275,7 @@ def test_a_short_text_gives_its_tickets_back_and_a_block_does_not() -> None:
             decoding=Decoding(stop=("declined", "late")),
         )
         made.run()
-        share = made._share
+        share = made.share
         template = next(t.template for t in made.plan.tickets())
         if left:
             assert share.reserve(template, label="card", count=left).unburnt == left

@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import langchain_dpicl.released.labelled_pool as room
@@ -229,6 +229,7 @@ class TestFiles:
         assert again.student == STUDENT
         assert LabelledPool.from_json(pool(student=None).to_json()).student is None
 
+    @settings(deadline=None)
     @given(
         made=st.lists(
             st.tuples(st.dictionaries(text.map("f{}".format), text, min_size=1, max_size=3), st.sampled_from(ENTRIES))

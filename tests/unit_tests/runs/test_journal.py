@@ -95,6 +95,13 @@ def test_a_file_of_something_else_is_refused_and_kept(path: Path, content: bytes
     assert path.read_bytes() == content
 
 
+def test_a_number_that_is_too_large_is_refused(path: Path) -> None:
+    filled(path)
+    path.write_bytes(path.read_bytes().replace(b"0.1", b"1e400"))
+    with pytest.raises(ConfigurationError, match="line 2"):
+        journal(path)
+
+
 def test_lines_out_of_order_or_left_out_are_refused(path: Path) -> None:
     filled(path)
     head, first, second = path.read_bytes().splitlines(keepends=True)

@@ -76,15 +76,26 @@ class Lines(ReleaseRun[str, tuple[str, ...]]):
         return tuple(item.text for item in self._items if item.done)
 
 
+@dataclass(frozen=True)
+class LinesPlan:
+    """Says what a run shows of its plan."""
+
+    method = "lines"
+    partition = "lines"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"lines": NUM_LINES}
+
+
 def lines(
     budget: Budget, calls: Calls, *, component: str = "mine", checkpoint: Path | None = None, **options: Any
 ) -> Lines:
-    private = PrivateExamples([CANARY], public_size=1, dataset_id="lines")
-    plan = {"lines": NUM_LINES}
-    terms: dict[str, Any] = {"ledger_id": budget.ledger_id, "dataset_id": private.dataset_id, "plan": plan}
+    private = PrivateExamples([CANARY], public_size=1, dataset_id=LinesPlan.partition)
+    plan = LinesPlan()
+    terms: dict[str, Any] = {"ledger_id": budget.ledger_id, "dataset_id": plan.partition, "plan": plan.to_dict()}
     journal = RunJournal.open(checkpoint, component=component, **terms)
     tickets = (Ticket("line", PureEvent(0.1), max_count=NUM_LINES + 2, refundable=True),)
-    share = budget.declare(component, tickets=tickets, public=plan)
+    share = budget.declare(component, tickets=tickets, public=plan.to_dict())
     items = [Line(number) for number in range(NUM_LINES)]
     return Lines(private, items, plan=plan, budget=budget, share=share, journal=journal, calls=calls, **options)
 

@@ -36,7 +36,6 @@ from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceeded
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotChatMessagePromptTemplate, DPFewShotPromptTemplate
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
-from langchain_dpicl.runs.generation_run import GenerationRun
 from tests.sealed_files import paid, sealed
 
 CANARY = "canary-7f3a-private"
@@ -447,7 +446,6 @@ def private_examples(fields=("text", "queue")):
     return PrivateExamples([{"text": CANARY, label: "card"}], label_key=label, labels=["card"], public_size=100)
 
 
-@GenerationRun.register
 class Synthesizer:
     """Stands for the real one: records how it was built and run."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
@@ -92,6 +92,7 @@ class TestRows:
 
         assert both(silent(Around(inner=[ScriptedEmbeddings()])), "a").tolist() == [vector("A")]
 
+    @settings(deadline=None)  # threads of a busy machine
     @given(st.lists(TEXTS, min_size=1, max_size=5), st.integers(0, 4), TEXTS)
     def test_another_text_moves_its_own_row_alone(self, texts: list[str], place: int, other: str) -> None:
         made = silent(ScriptedEmbeddings(raises={"\x01": ValueError}, answers={"\x02": [[float("nan")]]}))

@@ -32,9 +32,7 @@ from langchain_dpicl.privacy.accounting.events import (
 from langchain_dpicl.privacy.accounting.normal_form import dominates, normal_form
 from langchain_dpicl.privacy.extensions import random_allocation as _allocation
 from langchain_dpicl.privacy.extensions.random_allocation import MAX_BATCHES, AllocatedEvent
-from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.second_opinions import accountants as _allocation_opinion
-from langchain_dpicl.reports.verify import _length
 from tests.contracts.sampler import EVENT
 
 CACHES = (_engine.steps, _engine._sampled_step, _allocation.allocated_step, _engine.bounds, accounting._cached_price)
@@ -72,12 +70,6 @@ def test_an_allocated_event_survives_json_and_refuses_nonsense():
             AllocatedEvent(EVENT, 2, rate)
     with pytest.raises(UnknownEventError, match="event that has a price"):
         AllocatedEvent(None, 2, 0.5)
-
-
-def test_a_report_counts_every_batch_of_a_deal():
-    ticket = Ticket("deal", AllocatedEvent(tokens(0.1, 7), 16, 0.25), label=None, max_count=1)
-    assert _length(ticket) == 16 * 7
-    assert _length(Ticket("one", AllocatedEvent(EVENT, 16, 0.25), label=None, max_count=1)) == 16
 
 
 # --- the price: closed cases ----------------------------------------------------------------------------------------
