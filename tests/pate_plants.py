@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl.pate import run
-from langchain_dpicl.pate.run import LabellingRun
+from langchain_dpicl.pate import teachers
+from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.extensions import confident_gnmax as confident
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import PartitionedSlots
@@ -129,7 +129,7 @@ def threshold_on_the_true_histogram(patch: Patch) -> None:
         sums[:] = [float(total.value.max())]
         return real(self, total, rng=rng)
 
-    real_answer = LabellingRun._answered
+    real_answer = PromptPATELabeler._answered
 
     def answered(self: Any, entry: Any, told: Release) -> Any:
         found = real_answer(self, entry, told)
@@ -138,7 +138,7 @@ def threshold_on_the_true_histogram(patch: Patch) -> None:
         return dataclasses.replace(found, label=label, status="rejected" if is_refused else "labelled")
 
     patch.setattr(GaussianMechanism, "release", release)
-    patch.setattr(LabellingRun, "_answered", answered)
+    patch.setattr(PromptPATELabeler, "_answered", answered)
 
 
 def absent_teachers_abstain(patch: Patch) -> None:
@@ -177,7 +177,7 @@ class _Unburnt:
 
 def rejected_for_free(patch: Patch) -> None:
     """A rejected input costs nothing: its test's ticket goes back, too."""
-    real = run.release_once
+    real = teachers.release_once
 
     def release(private: Any, test: Any, **named: Any) -> Any:
         released = yield from real(private, _Unburnt(test), **named)
@@ -185,13 +185,13 @@ def rejected_for_free(patch: Patch) -> None:
             test.burn()
         return released
 
-    patch.setattr(run, "release_once", release)
+    patch.setattr(teachers, "release_once", release)
 
 
 def never_burnt(patch: Patch) -> None:
     """Labels are given, and the tickets of inputs, or of tests, are given back."""
-    real = run.release_once
-    patch.setattr(run, "release_once", lambda private, ticket, **named: real(private, _Unburnt(ticket), **named))
+    real = teachers.release_once
+    patch.setattr(teachers, "release_once", lambda private, ticket, **named: real(private, _Unburnt(ticket), **named))
 
 
 def sample_charged_for_one_input(patch: Patch) -> None:
@@ -250,17 +250,17 @@ def always_sampled(patch: Patch) -> None:
 
 def redrawn_until_agreed(patch: Patch) -> None:
     """Draws and asks again, up to 64 times, until there are teachers and they agree."""
-    redrawn_until(lambda matrix: len({int(row.argmax()) for row in matrix}) == 1, run)(patch)
+    redrawn_until(lambda matrix: len({int(row.argmax()) for row in matrix}) == 1, teachers)(patch)
 
 
 def redrawn_until_all_voted(patch: Patch) -> None:
     """Draws and asks again, up to 64 times, until no teacher has failed."""
-    redrawn_until(lambda matrix: bool(matrix.any(axis=1).all()), run)(patch)
+    redrawn_until(lambda matrix: bool(matrix.any(axis=1).all()), teachers)(patch)
 
 
 def free_where_nobody_votes(patch: Patch) -> None:
     """An input about which every teacher fails costs nothing."""
-    real_bound, real, sums = ReleasePlan.bound, run.release_once, list[float]()
+    real_bound, real, sums = ReleasePlan.bound, teachers.release_once, list[float]()
 
     def bound(self: Any, rows: Any, *, width: int) -> BoundedSum:
         total = real_bound(self, rows, width=width)
@@ -275,7 +275,7 @@ def free_where_nobody_votes(patch: Patch) -> None:
         return released
 
     patch.setattr(ReleasePlan, "bound", bound)
-    patch.setattr(run, "release_once", release)
+    patch.setattr(teachers, "release_once", release)
 
 
 def chosen_by_validation(patch: Patch) -> None:
@@ -357,7 +357,7 @@ def partition_with_replacement(patch: Patch) -> None:
 
 def stops_at_disagreement(patch: Patch) -> None:
     """A run ends after an input about which the teachers truly disagreed."""
-    real_bound, real_label, sums = ReleasePlan.bound, LabellingRun._label, list[float]()
+    real_bound, real_label, sums = ReleasePlan.bound, PromptPATELabeler._label, list[float]()
 
     def bound(self: Any, rows: Any, *, width: int) -> BoundedSum:
         total = real_bound(self, rows, width=width)
@@ -365,10 +365,11 @@ def stops_at_disagreement(patch: Patch) -> None:
         return total
 
     def label(self: Any, *given: Any) -> Any:
-        return False if sums and sums[0] < 0.5 else (yield from real_label(self, *given))
+        if not sums or sums[0] >= 0.5:
+            yield from real_label(self, *given)
 
     patch.setattr(ReleasePlan, "bound", bound)
-    patch.setattr(LabellingRun, "_label", label)
+    patch.setattr(PromptPATELabeler, "_label", label)
 
 
 def goes_on_until_answered(patch: Patch) -> None:

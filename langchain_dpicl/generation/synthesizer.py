@@ -506,11 +506,11 @@ class DraftRun(ReleaseRun[Item, Result]):
     def _keep(self, draft: PartialText, *tickets: Reservation) -> None:
         """Writes into the journal what was released of a text since its last line."""
         key, state = (draft.label, draft.number), _state_of(draft)
-        before = self._kept.get(key)
+        before = self._kept.get(key, _state_of(PartialText(None)))
         if self._journal is None or state == before:
             return
         self._kept[key] = state
-        at = len(before["tokens"]) if before is not None and before["segment"] == state["segment"] else 0
+        at = len(before["tokens"]) if before["segment"] == state["segment"] else 0
         line = {"label": draft.label, "number": draft.number, **state, "tokens": state["tokens"][at:], "at": at}
         self._record(line, *tickets)
 

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from string import Formatter
 from typing import Any, Self, get_args
 
 from langchain_core.example_selectors import BaseExampleSelector
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_in_thread, run_sync
@@ -38,7 +38,7 @@ from langchain_dpicl.privacy._validate import check_choice, fail, plain_or_type
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.streamed_run import carrying, new_bar, tick
+from langchain_dpicl.runs.release_run import carrying, new_bar, tick
 from langchain_dpicl.tasks.labels import VotingTask, distinct_texts, reader_of, texts_of
 from langchain_dpicl.tasks.templates import FewShotTemplate
 
@@ -199,7 +199,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
         """Labels the inputs of a run that still wait, chooses the student's prompt and returns the selector.
 
         Charges what the run charges: nothing if it is finished. A selector over the labels so far is
-        `PromptPATEExampleSelector(run.pool, labeler=run)`.
+        `PromptPATEExampleSelector(run.result, labeler=run)`.
 
         Args:
           run: the labeler; the selector keeps it for `add_example`.
@@ -243,11 +243,11 @@ class PromptPATEExampleSelector(BaseExampleSelector):
         """Builds the selector over a labeler's pool and searches the student's prompt (an effect generator)."""
 
         def make() -> Any:
-            return cls(run.pool, labeler=run, strategy=strategy, escape_braces=escape_braces)
+            return cls(run.result, labeler=run, strategy=strategy, escape_braces=escape_braces)
 
         failure = ""
         with carrying(run=run):
-            selector: Self = yield Call(make, lambda: run_in_thread(make, is_slow=run.may_wait))
+            selector: Self = yield Call(make, lambda: run_in_thread(make))
             if selector._is_searched():
                 try:
                     yield Call(
@@ -266,7 +266,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
 
     @classmethod
     def load(cls, path: Where, *, strategy: StrategyLike = "validated", escape_braces: bool = False) -> Self:
-        """Reads what `save` (or a labeler's checkpoint) wrote: labels, report and choice of the prompt; free.
+        """Reads what `save` of a selector or of a labelled pool wrote: labels, report and choice of the prompt; free.
 
         Args:
           path: the file.
@@ -466,7 +466,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
 
     def _change(self, action: Callable[[], Any]) -> Call:
         """Returns the call of a change to the pool, which may wait for the labeler's ledger."""
-        return Call(action, lambda: run_in_thread(action, is_slow=self._may_wait))
+        return Call(action, lambda: run_in_thread(action))
 
     def _keep(self, choice: StudentChoice) -> None:
         with self._lock:
@@ -499,7 +499,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
                 raise fail("input_keys", f"variables among {sorted(map(str, values))}", missing)
             return {name: values[name] for name in wanted}
         suffix = self._labels.plan.get("suffix")
-        known = [name for _, name, _, _ in Formatter().parse(suffix) if name] if isinstance(suffix, str) else []
+        known = Template.of("suffix", suffix).names if isinstance(suffix, str) else ()
         own = {name: values[name] for name in known if name in values}
         return own or values
 
@@ -530,13 +530,8 @@ class PromptPATEExampleSelector(BaseExampleSelector):
             if is_news:
                 self._labels = self._labels.with_entry(entry, place=places[0] if places else None)
             if self._labeler is not None:
-                self._labels = replace(self._labels, report=self._labeler.pool.report)
+                self._labels = replace(self._labels, report=self._labeler.result.report)
         return (self._labels.example_of(entry), _text_of(entry)) if is_news and entry.label is not None else None
-
-    @property
-    def _may_wait(self) -> bool:
-        """Whether a change of the pool may wait for the labeler's ledger."""
-        return self._labeler is not None and self._labeler.may_wait
 
     def _escape(self, examples: list[dict[str, str]]) -> list[dict[str, str]]:
         if not self.escape_braces:
@@ -574,7 +569,7 @@ def _ready_for(
     if not isinstance(run, PromptPATELabeler):
         raise fail("run", "a PromptPATELabeler", type(run).__name__)
     _checked_escape(escape_braces)
-    return _ready(strategy, option_of("student", student, Student), run.engine, _task_of(run.pool)[0])
+    return _ready(strategy, option_of("student", student, Student), run.engine, _task_of(run.result)[0])
 
 
 def _ready(strategy: StrategyLike, student: Student, engine: Any, task: VotingTask) -> Student:
@@ -650,7 +645,7 @@ def _labeler_of(pool: LabelledPool, labeler: PromptPATELabeler) -> PromptPATELab
     if not isinstance(labeler, PromptPATELabeler):
         raise fail("labeler", "a PromptPATELabeler", type(labeler).__name__)
     if pool.report or pool.labelled or pool.rejected:
-        paid, own = pool.report, labeler.pool.report
+        paid, own = pool.report, labeler.result.report
         if other := [name for name in ("ledger_id", "component", "dataset_id") if paid.get(name) != own.get(name)]:
             advice = "Use a labeler of the same component, or save this pool and build another selector."
             raise fail("labeler", "the one whose share paid for the pool", f"differences in {other}", advice)

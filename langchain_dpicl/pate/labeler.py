@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self, TypeAlias
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeAlias
 
-from langchain_dpicl._construction import awaitable
+from langchain_core.runnables import RunnableConfig
+
+from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
+from langchain_dpicl.backends.sync_async import (
+    AcquireGate,
+    EffectGenerator,
+    FairSemaphore,
+    ThreadedContext,
+    run_async,
+    run_in_thread,
+    run_sync,
+)
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
-from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.budget.handler import BudgetLike, describe_tickets_left, resolve_budget
 from langchain_dpicl.distributed.executor import (
     JobLease,
     JobResult,
@@ -24,26 +36,30 @@ from langchain_dpicl.distributed.executor import (
     check_reached,
 )
 from langchain_dpicl.distributed.ray import ExecutorLike, as_executor
-from langchain_dpicl.exceptions import PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError
+from langchain_dpicl.options import LocalExecutor
 from langchain_dpicl.options.answers import LabelAnswers
 from langchain_dpicl.options.base import LLM, PublicInput, TemplateLike, Where, option_of, refuse_unused
 from langchain_dpicl.options.rows import ConfidentGNMax, Noise, NoiseName, Rows, noise_of
 from langchain_dpicl.options.tasks import FewShotTask
 from langchain_dpicl.pate.inputs import InputTemplate, key_of
 from langchain_dpicl.pate.plan import LabellingPlan, default_design, plan_labelling, rejection
-from langchain_dpicl.pate.run import LabellingRun, teachers_of
+from langchain_dpicl.pate.teachers import teachers_of
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.method_tickets import Teachers as TeacherKind
-from langchain_dpicl.privacy.mechanisms.noise import Mechanism
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.mechanisms.noise import Mechanism, Release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.door import door
+from langchain_dpicl.runs.journal import RunJournal
 from langchain_dpicl.runs.query_plan import recommended_design
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, carrying, new_bar, tick
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 from langchain_dpicl.tasks.labels import VotingTask, reader_of
@@ -108,25 +124,394 @@ class LabellingJob:
         where = f"{self.ledger_id}/{self.component}"
         scope = scope_of({"work": "label", "component": where, "dataset_id": private.dataset_id, **self.public})
         run = _MemoRun(
-            teachers_of(private, share, plan=self.plan, task=self.task, rows=rows),
+            private,
+            share,
             [],
+            plan=self.plan,
+            task=self.task,
+            rows=rows,
             inputs=self.inputs,
             engine=engine,
             budget=budget,
-            share=share,
             public=self.public,
-            checkpoint=None,
         )
         run.set_memo(memo, scope)
         return run.answer
 
 
-class _MemoRun(LabellingRun):
+@dataclass(slots=True, eq=False)
+class PoolItem:
+    """A public input of a run.
+
+    Attributes:
+      entry: the input with its status and label.
+      busy: whether a run works on it.
+    """
+
+    entry: PoolEntry
+    busy: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the input is labelled or rejected."""
+        return self.entry.status != "waiting"
+
+
+@tells_how_to_build()
+class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
+    """Labels public inputs by the votes of private teacher prompts, under differential privacy.
+
+    Formal guarantees:
+      - All labels, rejections and noisy votes together are (epsilon, delta)-DP for one unit of the private examples, at
+        the share's epsilon and delta; epsilon is an upper bound and does not depend on the votes.
+      - Every input's ticket burns before a private record is read for it; the public model is called first, so an
+        outage costs nothing. The teachers are never asked again about an answered input.
+      - Teachers are drawn at random, never selected by their accuracy.
+
+    Build it with `from_private_examples`; `run` and `arun` label inputs until none waits or the share is spent, and
+    continue after an interruption. Inside a LangChain run, observers receive `dpicl.charged` per input and
+    `dpicl.refused`; see `budget.events`.
+    """
+
+    _item_name: ClassVar[str] = "input"
+    _unit: ClassVar[str] = "input"
+    _title: ClassVar[str] = "private labels"
+    plan: LabellingPlan
+
+    def __init__(
+        self,
+        private: PrivateExamples,
+        share: Share,
+        entries: Sequence[PoolEntry],
+        *,
+        plan: LabellingPlan,
+        task: VotingTask,
+        rows: LabelRows,
+        inputs: InputTemplate,
+        engine: Any,
+        budget: Budget,
+        public: Mapping[str, Any],
+        journal: RunJournal | None = None,
+        executor: RemoteExecution | LocalExecutor | None = None,
+    ) -> None:
+        items = {key_of(entry.fields): PoolItem(entry) for entry in entries}
+        super().__init__(
+            private, items.values(), plan=plan, budget=budget, share=share, journal=journal, executor=executor
+        )
+        self.task = task
+        self.rows = rows
+        self.inputs = inputs
+        self.engine = engine
+        self._public = dict(public)
+        self._teachers = teachers_of(private, share, plan=plan, task=task, rows=rows)
+        self._known = items
+        self._growing = threading.Lock()
+        self._gate = FairSemaphore(1)
+        self._holder: tuple[int, int | None] | None = None
+        self._resume()
+        # A checkpoint from elsewhere must not bring labels that this share has not paid for.
+        _check_paid(sum(item.done for item in self._items), used=self._teachers.used)
+
+    @classmethod
+    @door("PromptPATELabeler")
+    def from_private_examples(
+        cls,
+        private: PrivateExamples,
+        *,
+        llm: LLM,
+        public_inputs: Sequence[PublicInput] = (),
+        max_queries: int | None = None,
+        budget: BudgetLike | None = None,
+        epsilon: float | None = None,
+        example_prompt: TemplateLike | None = None,
+        suffix: TemplateLike | None = None,
+        task: FewShotTask | None = None,
+        rows: Rows | None = None,
+        noise: Noise | ConfidentGNMax | NoiseName | None = None,
+        answers: LabelAnswers | None = None,
+        component: str | None = None,
+        checkpoint: Where | None = None,
+        executor: ExecutorLike = None,
+    ) -> Self:
+        """Plans the noise, declares the share and returns a labeler that has spent nothing so far.
+
+        All parameters are public and must not be chosen by looking at the records.
+
+        Args:
+          private: the examples; bound to the budget's ledger here. They need a label field.
+          llm: an engine, or a LangChain model. It receives the private prompts.
+          public_inputs: texts, documents, or dicts of the fields that an example shows; repeated ones count once.
+          max_queries: inputs that the share pays for; None: the number of distinct public inputs. Further inputs wait;
+            further tickets are for `label`. Give it where a later run continues with other inputs.
+          budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig whose callbacks hold one; None: looked
+            up in the context.
+          epsilon: this component's share of the budget (its noise is calibrated to it). If the noise is given, the
+            whole share is charged all the same; without `epsilon` the price of the plan is charged.
+          example_prompt: template of one record, short for `task=`.
+          suffix: template of the public input, after the examples; the label is what follows. Short for `task=`.
+          task: a `FewShotTask`: wording, labels and verbalizers; see there.
+          rows: a `Rows`: how many teachers, of how many records; see there. By default each input gets a new secret
+            sample, amplified. `redraw_every="run"` draws one sample for all inputs, amplified once; its prompts repeat,
+            which suits prompt caches. `sampling="partition"` is the paper's: an exact disjoint partition, drawn once
+            and kept, nothing amplified; `replace_one` only.
+          noise: a `Noise`, its mechanism's name, or a `ConfidentGNMax`; see there. "gaussian" releases one noisy
+            histogram per input, from which threshold and label both come; `ConfidentGNMax` is the paper's.
+          answers: a `LabelAnswers`: how votes are read, and which share of the votes a label needs; see there. Other
+            inputs are rejected. By default half of the share of uniformly random votes, so that inputs are rejected if
+            most teachers give no vote. `ConfidentGNMax` has a threshold of its own instead.
+          component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
+          checkpoint: file that every released label is written to before its ticket is committed. If it exists, the run
+            continues from it, with the same ledger, data set and options only; `result.save` writes the labels.
+          executor: a `RayExecutor`, or "ray": inputs are labelled by workers, each with its own records, model and
+            connection to the ledger; a rerun finds the releases of this `component`. Needs a new sample per input.
+            None: inputs are labelled in this process.
+
+        Raises:
+          ConfigurationError: a public fault; nothing was charged and no private call was made.
+          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
+          ModelCallError: the model could not be reached.
+
+        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md explains the differences.
+        """
+        spender = resolve_budget(budget)
+        reading = option_of("answers", answers, LabelAnswers)
+        chosen = _checked_noise(noise, reading)
+        words = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix), reading)
+        inputs = InputTemplate.of(private, words.wording)
+        entries = inputs.waiting(public_inputs)
+        teachers, design = _teachers(option_of("rows", rows, Rows), private.public_size_of(None))
+        engine = as_choice_backend(llm, votes="text" if words.votes == "text" else None)
+        other = bool(reading.other_label) and _reads_text(engine, words)
+        if other and reading.other_label in words.labels:
+            raise fail("other_label", "a text that is none of the labels, or ''", reading.other_label)
+        least = _least_share(reading, chosen, len(words.labels))
+        plan = _planned(
+            private,
+            words,
+            design,
+            teachers=teachers,
+            noise=chosen,
+            scores=reading.scores,
+            abstain_below=least,
+            width=len(words.labels) + other,
+            epsilon=epsilon,
+            delta=share_of_delta(spender, epsilon=epsilon, delta=chosen.delta),
+            adjacency=spender.adjacency,
+            max_queries=_query_count(max_queries, entries),
+        )
+        words, scorer, read = reader_of(
+            engine, words, is_wanted=reading.calibrate, shots=plan.design.shots_per_slot, other=other
+        )
+        shown = {"text_key": inputs.text_key, "content_free_inputs": list(reading.content_free)}
+        public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least}
+        public |= {"other_label": reading.other_label} if other else {}
+        name = RunJournal.component_in(checkpoint) if component is None else component
+        name = spender.fresh_name("pate") if name is None else name
+        journal = RunJournal.open(
+            checkpoint, component=name, ledger_id=spender.ledger_id, dataset_id=private.dataset_id, plan=public
+        )
+        declared: dict[str, Any] = {"component": name, "epsilon": epsilon, "public": public}
+        elsewhere = _elsewhere(executor, spender, scorer, plan=plan, task=words, inputs=inputs, **declared)
+        share = declare_share(private, spender, plan, engines=[scorer], **declared)
+        return cls(
+            private,
+            share,
+            entries,
+            plan=plan,
+            task=words,
+            rows=scorer,
+            inputs=inputs,
+            engine=engine,
+            budget=spender,
+            public=public,
+            journal=journal,
+            executor=elsewhere,
+        )
+
+    afrom_private_examples = awaitable(from_private_examples)
+
+    @property
+    def queries_left(self) -> int:
+        """Number of further inputs that can be paid for."""
+        return self._teachers.left
+
+    def cost(self, **tokens: int) -> Cost:
+        """Returns the model calls and tokens of all queries, calibration included; `tokens` as for `plan.cost`."""
+        return self.plan.cost(**{"calls_per_row": 1 + len(self.task.content_free), **tokens})
+
+    def label(self, given: PublicInput) -> PoolEntry:
+        """Labels one more public input, at the cost of one query; free if the input is answered already.
+
+        Args:
+          given: a text, a document, or a dict of the fields that an example shows; public.
+
+        Raises:
+          PrivacyBudgetExceededError: the share is spent.
+          ModelCallError: the public model call failed; nothing was charged.
+          ConfigurationError: the input lacks a field.
+        """
+        item = self._item_of(given)
+        if not item.done and self._elsewhere is not None:
+            self._label_remotely(self._elsewhere, item)
+        elif not item.done:
+            with carrying(run=self), self._events(None) as events, self._session(events):
+                run_sync(self._serialised(item, events, _caller()))
+                self._answer(item)  # refuses here, where events tell of it
+        return self._answer(item)
+
+    async def alabel(self, given: PublicInput) -> PoolEntry:
+        """Asynchronous version of `label`."""
+        item, elsewhere, me = self._item_of(given), self._elsewhere, _caller()
+        if not item.done and elsewhere is not None:
+            await run_in_thread(lambda: self._label_remotely(elsewhere, item))
+        elif not item.done:
+            with carrying(run=self):
+                async with (
+                    self._events(None) as events,
+                    ThreadedContext(self._session(events), is_slow=self._is_slow),
+                ):
+                    await run_async(self._serialised(item, events, me), is_slow=self._is_slow)
+                    self._answer(item)
+        return self._answer(item)
+
+    # -- the hooks of `ReleaseRun` -----------------------------------------------------------------------------------
+
+    def _make(self, item: PoolItem, call: RunCall) -> EffectGenerator[None]:
+        # The caller is known here: the steps of the generator may run in other threads.
+        return self._serialised(item, call.events, _caller())
+
+    def _examples(self, item: PoolItem) -> list[PoolEntry]:
+        return [item.entry] if item.done else []
+
+    def _value(self) -> LabelledPool:
+        return LabelledPool(
+            tuple(item.entry for item in self._items),
+            label_key=self.inputs.label_key,
+            labels=self.task.labels,
+            shown={label: texts[0].strip() for label, texts in self.task.texts.items()},
+            report=self.report,
+            plan=self._public,
+        )
+
+    def _restore(self, entry: Mapping[str, Any]) -> None:
+        known = PoolEntry.from_dict(entry)
+        if known.status not in {"labelled", "rejected"} or known.label not in {None, *self.task.labels}:
+            raise fail("checkpoint", "releases with labels of this task", f"status {known.status!r}")
+        item = self._item_of(known.fields)
+        item.entry = replace(known, fields=item.entry.fields)
+
+    def _job(self, item: PoolItem) -> InputJob:
+        return key_of(item.entry.fields)
+
+    def _take(self, item: PoolItem, result: Any, call: RunCall) -> None:  # noqa: ARG002
+        item.entry = PoolEntry.from_dict(result)
+        self._record(item.entry.to_dict())
+
+    def _without_tickets(self, missing: int) -> str:  # noqa: ARG002  inputs that cannot be paid for wait
+        return "some inputs found no ticket, and tickets were handed back afterwards" if self.queries_left else ""
+
+    def _open_items(self) -> Iterator[PoolItem]:
+        """Yields the waiting inputs; here while the share pays, elsewhere all: a memo may hold their labels."""
+        waiting = (item for item in list(self._items) if not item.done)
+        return itertools.takewhile(lambda _: self._elsewhere is not None or self.queries_left > 0, waiting)
+
+    def _steps_left(self) -> int:
+        return min(self.queries_left, super()._steps_left())
+
+    def _show(self, bar: Any) -> None:
+        tick(bar)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _item_of(self, public_input: Any) -> PoolItem:
+        """Returns the item of an input, which is appended if it is new."""
+        fields = self.inputs.fields_of(public_input)
+        with self._growing:
+            if (key := key_of(fields)) not in self._known:
+                self._known[key] = PoolItem(PoolEntry(fields=fields, label=None, status="waiting"))
+                self._items.append(self._known[key])
+            return self._known[key]
+
+    def _answer(self, item: PoolItem) -> PoolEntry:
+        """Returns the entry of an input that was asked about."""
+        if item.done:
+            return item.entry
+        msg = (
+            f"label: requested 1 query of {self.component!r}, remaining 0. Its {self.plan.max_queries} queries are "
+            "spent; build another component for more."
+        )
+        raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
+
+    def _label_remotely(self, elsewhere: RemoteExecution, item: PoolItem) -> None:
+        """Has a worker label one input; the memo then holds the label for every run."""
+        events = self._events(None)
+        try:
+            with carrying(run=self), self._session(events), new_bar(1, self._unit, self._title, progress=False) as bar:
+                for _ in self._run_remotely(elsewhere, RunCall(events, bar, None), [item]):
+                    pass
+        finally:
+            self._rest()
+
+    def _serialised(self, item: PoolItem, events: RunEvents, me: tuple[int, int | None]) -> EffectGenerator[None]:
+        """Labels one input under the lock of the run (a generator): concurrent calls label one input at a time."""
+        if self._holder == me or not (yield AcquireGate(self._gate)):  # waiting would deadlock
+            msg = "label: expected no call inside another one, nor a blocking call below a running event loop."
+            raise ConfigurationError(f"{msg} Use alabel.")
+        self._holder = me
+        try:
+            yield from self._label(item, events)
+        finally:
+            self._holder = None
+            self._gate.__exit__(None, None, None)
+
+    def _label(self, item: PoolItem, events: RunEvents) -> EffectGenerator[None]:
+        """Labels one input (an effect generator), unless it is answered meanwhile or the share is spent."""
+        if item.done or not self._teachers.left:
+            return
+        query = self.inputs.query_of(item.entry.fields)
+        yield self.rows.request_public_rows([self.task.wording.renderer(self.task.queries(query))(())])
+
+        def keep(released: Release, ticket: Reservation) -> None:
+            item.entry = self._answered(item.entry, released)
+            self._record(item.entry.to_dict(), ticket)
+
+        self._check_turn()
+        try:
+            yield from self._teachers.ask(query, events, keep)
+        except PrivacyBudgetExceededError:
+            # Another run of the same share took the last ticket meanwhile, or there is another reason.
+            if self._teachers.left:
+                raise
+
+    def _check_turn(self) -> None:
+        """Called before a ticket is reserved."""
+
+    def _answered(self, entry: PoolEntry, released: Release) -> PoolEntry:
+        """Returns the entry with the label or rejection of a release (post-processing)."""
+        labels = self.task.labels
+        place, votes = released.index, None
+        if released.values is not None:
+            values = [float(value) for value in released.values]
+            place = max(range(len(values)), key=values.__getitem__)
+            names = (*labels, *([self._public["other_label"]] if len(values) > len(labels) else []))
+            votes = dict(zip(names, values, strict=True))
+            if self.plan.threshold is not None and values[place] < self.plan.threshold:
+                place = None
+        if place is None or place >= len(labels):
+            return PoolEntry(fields=entry.fields, label=None, status="rejected", votes=votes)
+        return PoolEntry(fields=entry.fields, label=labels[place], status="labelled", votes=votes)
+
+    def __repr__(self) -> str:
+        queries_left = describe_tickets_left(lambda: self.queries_left)
+        return f"PromptPATELabeler(component={self.component!r}, queries_left={queries_left})"
+
+
+class _MemoRun(PromptPATELabeler):
     """A run over the inputs of one worker; each release is in the memo before its ticket is committed."""
 
     _memo: ReleaseMemo
     _scope: str
-    _at: tuple[MemoKey, int, JobLease] | None = None
+    _at: tuple[MemoKey, JobLease] | None = None
     _paid: RunEvents | None = None
 
     def set_memo(self, memo: ReleaseMemo, scope: str) -> None:
@@ -159,168 +544,49 @@ class _MemoRun(LabellingRun):
     def _charged(self) -> int:
         return 0 if self._paid is None else self._paid.tickets
 
-    def _events(self) -> RunEvents:
-        self._paid = super()._events()
+    def _events(self, config: RunnableConfig | None) -> RunEvents:
+        self._paid = super()._events(config)
         return self._paid
 
     def _ask_once(self, job: InputJob, key: MemoKey, turn: JobLease) -> PoolEntry:
         """Releases a label, unless an earlier call did, and stores it in the memo."""
-        place = self._place(dict(job))
-        self._at = key, place, turn
+        item = self._item_of(dict(job))
+        self._at = key, turn
         try:
-            if self._entries[place].status != "waiting":  # released before, when the memo could not be written
-                self._save()
-                return self._entries[place]
+            if item.done:  # released before, when the memo could not be written
+                self._record(item.entry.to_dict())
             return self.label(dict(job))
         finally:
             self._at = None
 
-    def _save(self) -> None:
-        """Stores the release; before a release is charged, checks that this worker still holds the turn."""
+    def _check_turn(self) -> None:
+        if self._at is not None:
+            self._at[1].check(None)
+
+    def _record(self, entry: Mapping[str, Any], *tickets: Reservation, arrays: bytes | None = None) -> None:  # noqa: ARG002  the memo is the worker's journal
         if self._at is None:
             return
-        key, place, turn = self._at
-        if self._entries[place].status == "waiting":
-            turn.check(None)
-            return
-        text = json.dumps(self._entries[place].to_dict())
+        key, text = self._at[0], json.dumps(entry)
         self._memo.remember(key, text)
         # The memo keeps the first of two releases; the loser must not commit its own.
         if self._memo.recall(key) != text:
             raise TurnLostError("memo: expected no label for this input, found one that another run released.")
 
 
-class PromptPATELabeler(LabellingRun):
-    """Labels public inputs by the votes of private teacher prompts, under differential privacy.
+def _caller() -> tuple[int, int | None]:
+    """Returns the calling thread and asyncio task, which detects a call inside another one."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs here
+        task = None
+    return threading.get_ident(), None if task is None else id(task)
 
-    Formal guarantees:
-      - All labels, rejections and noisy votes together are (epsilon, delta)-DP for one unit of the private examples, at
-        the share's epsilon and delta; epsilon is an upper bound and does not depend on the votes.
-      - Every input's ticket burns before a private record is read for it; the public model is called first, so an
-        outage costs nothing. The teachers are never asked again about an answered input.
-      - Teachers are drawn at random, never selected by their accuracy.
 
-    Build it with `from_private_examples`; `run` and `arun` label the waiting inputs, and continue after an
-    interruption. Inside a LangChain run, observers receive `dpicl.charged` per input and `dpicl.refused`; see
-    `budget.events`.
-    """
-
-    @classmethod
-    @door("PromptPATELabeler")
-    def from_private_examples(
-        cls,
-        private: PrivateExamples,
-        *,
-        llm: LLM,
-        public_inputs: Sequence[PublicInput] = (),
-        max_queries: int | None = None,
-        budget: BudgetLike | None = None,
-        epsilon: float | None = None,
-        example_prompt: TemplateLike | None = None,
-        suffix: TemplateLike | None = None,
-        task: FewShotTask | None = None,
-        rows: Rows | None = None,
-        noise: Noise | ConfidentGNMax | NoiseName | None = None,
-        answers: LabelAnswers | None = None,
-        component: str | None = None,
-        checkpoint: Where | None = None,
-        executor: ExecutorLike = None,
-    ) -> Self:
-        """Plans the noise, declares the share and returns a labeler that has spent nothing so far.
-
-        All parameters are public and must not be chosen by looking at the records.
-
-        Args:
-          private: the examples; bound to the budget's ledger here. They need a label field.
-          llm: an engine, or a LangChain model. It receives the private prompts.
-          public_inputs: texts, documents, or dicts of the fields that an example shows; repeated ones count once.
-          max_queries: inputs that the share pays for; None: the number of distinct public inputs. Further inputs wait;
-            further tickets are for `label`.
-          budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig whose callbacks hold one; None: looked
-            up in the context.
-          epsilon: this component's share of the budget (its noise is calibrated to it). If the noise is given, the
-            whole share is charged all the same; without `epsilon` the price of the plan is charged.
-          example_prompt: template of one record, short for `task=`.
-          suffix: template of the public input, after the examples; the label is what follows. Short for `task=`.
-          task: a `FewShotTask`: wording, labels and verbalizers; see there.
-          rows: a `Rows`: how many teachers, of how many records; see there. By default each input gets a new secret
-            sample, amplified. `redraw_every="run"` draws one sample for all inputs, amplified once; its prompts repeat,
-            which suits prompt caches. `sampling="partition"` is the paper's: an exact disjoint partition, drawn once
-            and kept, nothing amplified; `replace_one` only.
-          noise: a `Noise`, its mechanism's name, or a `ConfidentGNMax`; see there. "gaussian" releases one noisy
-            histogram per input, from which threshold and label both come; `ConfidentGNMax` is the paper's.
-          answers: a `LabelAnswers`: how votes are read, and which share of the votes a label needs; see there. Other
-            inputs are rejected. By default half of the share of uniformly random votes, so that inputs are rejected if
-            most teachers give no vote. `ConfidentGNMax` has a threshold of its own instead.
-          component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
-          checkpoint: file that every released label is written to before its ticket is committed. If it exists, the run
-            resumes from it: on the same ledger and plan only, with its `max_queries` unless another is given.
-          executor: a `RayExecutor`, or "ray": inputs are labelled by workers, each with its own records, model and
-            connection to the ledger; a rerun finds the releases of this `component`. Needs a new sample per input.
-            None: inputs are labelled in this process.
-
-        Raises:
-          ConfigurationError: a public fault; nothing was charged and no private call was made.
-          PrivacyBudgetError: no budget, another budget, or one that does not suffice.
-          ModelCallError: the model could not be reached.
-
-        Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/prompt-pate.md explains the differences.
-        """
-        spender = resolve_budget(budget)
-        reading = option_of("answers", answers, LabelAnswers)
-        chosen = _checked_noise(noise, reading)
-        words = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix), reading)
-        inputs = InputTemplate.of(private, words.wording)
-        entries = inputs.waiting(public_inputs)
-        path, saved_pool = _read_checkpoint(checkpoint)
-        teachers, design = _teachers(option_of("rows", rows, Rows), private.public_size_of(None))
-        engine = as_choice_backend(llm, votes="text" if words.votes == "text" else None)
-        other = bool(reading.other_label) and _reads_text(engine, words)
-        if other and reading.other_label in words.labels:
-            raise fail("other_label", "a text that is none of the labels, or ''", reading.other_label)
-        least = _least_share(reading, chosen, len(words.labels))
-        plan = _planned(
-            private,
-            words,
-            design,
-            teachers=teachers,
-            noise=chosen,
-            scores=reading.scores,
-            abstain_below=least,
-            width=len(words.labels) + other,
-            epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=chosen.delta),
-            adjacency=spender.adjacency,
-            max_queries=_query_count(max_queries, entries, saved_pool),
-        )
-        words, scorer, read = reader_of(
-            engine, words, is_wanted=reading.calibrate, shots=plan.design.shots_per_slot, other=other
-        )
-        shown = {"text_key": inputs.text_key, "content_free_inputs": list(reading.content_free)}
-        public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least}
-        public |= {"other_label": reading.other_label} if other else {}
-        name, entries = _resumed(saved_pool, entries, component=component, payer=(private, spender), public=public)
-        name = spender.fresh_name("pate") if name is None else name
-        declared: dict[str, Any] = {"component": name, "epsilon": epsilon, "public": public}
-        elsewhere = _elsewhere(executor, spender, scorer, plan=plan, task=words, inputs=inputs, **declared)
-        share = declare_share(private, spender, plan, engines=[scorer], **declared)
-        return cls(
-            teachers_of(private, share, plan=plan, task=words, rows=scorer),
-            entries,
-            inputs=inputs,
-            engine=engine,
-            budget=spender,
-            share=share,
-            public=public,
-            checkpoint=path,
-            elsewhere=elsewhere,
-        )
-
-    afrom_private_examples = awaitable(from_private_examples)
-
-    def cost(self, **tokens: int) -> Cost:
-        """Returns the model calls and tokens of all queries, calibration included; `tokens` as for `plan.cost`."""
-        return self.plan.cost(**{"calls_per_row": 1 + len(self.task.content_free), **tokens})
+def _check_paid(released: int, *, used: int) -> None:
+    """Refuses a checkpoint with more releases than the share has paid for."""
+    if released > used:
+        expected = f"at most the {used} labels that this component has paid for on this ledger"
+        raise fail("checkpoint", expected, released, "Give the component that paid, or another file.")
 
 
 def _checked_noise(noise: object, answers: LabelAnswers) -> Noise | ConfidentGNMax:
@@ -408,59 +674,13 @@ def _planned(
     )
 
 
-def _read_checkpoint(checkpoint: Any) -> tuple[Path | None, LabelledPool | None]:
-    """Returns the path of a checkpoint, and the pool in it if the file exists."""
-    if checkpoint is None:
-        return None, None
-    if not isinstance(checkpoint, str | os.PathLike):
-        raise fail("checkpoint", "the path of a file, or None", type(checkpoint).__name__)
-    path = Path(checkpoint)
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
-        raise fail("checkpoint", "a file in a folder that exists and can be written", str(path))
-    return path, LabelledPool.load(path) if path.exists() else None
-
-
-def _query_count(max_queries: int | None, entries: Sequence[PoolEntry], saved_pool: LabelledPool | None) -> int:
-    """Returns how many inputs the share pays for: as given, as in the checkpoint, or one for each input."""
+def _query_count(max_queries: int | None, entries: Sequence[PoolEntry]) -> int:
+    """Returns how many inputs the share pays for: as given, or one for each input."""
     if max_queries is not None:
         return check_int("max_queries", max_queries, low=1)
-    if saved_pool is not None:
-        return check_int("max_queries of the checkpoint", saved_pool.plan.get("max_queries"), low=1)
     if not entries:
         raise fail("public_inputs", "at least one input, or max_queries= for later inputs", [])
     return len(entries)
-
-
-def _resumed(
-    saved_pool: LabelledPool | None,
-    entries: Sequence[PoolEntry],
-    *,
-    component: str | None,
-    payer: tuple[PrivateExamples, Budget],
-    public: Mapping[str, Any],
-) -> tuple[str | None, list[PoolEntry]]:
-    """Returns the component's name and all entries of a run, those of a checkpoint first."""
-    if saved_pool is None:
-        return component, list(entries)
-    name = saved_pool.report.get("component") if component is None else component
-    private, budget = payer
-    expected: dict[str, Any] = {
-        "dataset_id": private.dataset_id,
-        "ledger_id": budget.ledger_id,
-        "adjacency": budget.adjacency,
-    }
-    expected["component"] = name
-    differing = [key for key, value in expected.items() if saved_pool.report.get(key) != value]
-    plain = json.loads(json.dumps(dict(public)))  # tuples are lists in files
-    differing += sorted(key for key in {*saved_pool.plan, *plain} if saved_pool.plan.get(key) != plain.get(key))
-    if differing:
-        advice = (
-            "Labels of a lost ledger stay usable for free: PromptPATEExampleSelector.load(path). Or give "
-            "another file for this run."
-        )
-        raise fail("checkpoint", "labels of the same run", f"differences in {differing}", advice)
-    known = {key_of(entry.fields) for entry in saved_pool.entries}
-    return name, [*saved_pool.entries, *(entry for entry in entries if key_of(entry.fields) not in known)]
 
 
 def _reads_text(engine: Any, task: VotingTask) -> bool:
@@ -468,11 +688,13 @@ def _reads_text(engine: Any, task: VotingTask) -> bool:
     return LabelRows(engine, list(task.texts.values()), calibrate=False).kind == "text votes"
 
 
-def _elsewhere(executor: ExecutorLike, budget: Budget, rows: LabelRows, **order: Any) -> RemoteExecution | None:
-    """Returns the workers with their job; None: inputs are labelled in this process."""
+def _elsewhere(
+    executor: ExecutorLike, budget: Budget, rows: LabelRows, **order: Any
+) -> RemoteExecution | LocalExecutor | None:
+    """Returns the workers with their job; otherwise inputs are labelled in this process."""
     workers = as_executor(executor)
-    if workers is None:
-        return None
+    if workers is None or isinstance(workers, LocalExecutor):
+        return workers
     check_reached(budget, is_one_host=workers.is_one_host)
     reads = (rows.calibrates, rows.counts_other)
     work = LabellingJob(ledger_id=budget.ledger_id, reads=reads, **order)

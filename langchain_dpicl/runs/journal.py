@@ -54,6 +54,7 @@ class RunJournal:
         lines, self._size, torn = _read(self._path)
         self.entries = [entry for entry, _ in lines[1:]]
         self._pending = b""
+        self._arrays: dict[Path, bytes] = {}
         self._torn = torn if lines else b""  # without a first line it may be a file of something else
         self._digest = self._on_file = lines[-1][1] if lines else ""
         if lines:
@@ -87,20 +88,23 @@ class RunJournal:
         entry = plain_json("release", entry)
         if arrays is not None:
             # Two files in turn: those of the last release stay until the next line is written.
-            write_bytes(self._beside(len(self.entries)), arrays)
+            self._arrays[self._beside(len(self.entries))] = arrays
             entry["arrays"] = hashlib.sha256(arrays).hexdigest()
         self._add(entry)
         self.entries.append(entry)
         self.flush()
 
     def flush(self) -> None:
-        """Writes and syncs what is not written yet."""
-        if not self._pending:
-            return
+        """Writes and syncs what is not written yet; errors as in `append`."""
         with _opened(self._path, may_create=not self._size) as file:
             if not self._is_ours(file):
                 advice = "Two runs cannot share one: build this one again to continue from the file, or take another."
                 raise fail("checkpoint", "the file as this run left it", "one that another run wrote to", advice)
+            for path, arrays in self._arrays.items():
+                write_bytes(path, arrays)
+            self._arrays.clear()
+            if not self._pending:
+                return
             file.seek(self._size)
             file.truncate()
             file.write(self._pending)
@@ -113,10 +117,10 @@ class RunJournal:
         """Returns the arrays of the last release.
 
         Raises:
-          ConfigurationError: they are not those that were written with it.
-          OSError: there is no file of them.
+          ConfigurationError: they are not those that were written with it, or there is no file of them.
         """
-        data = read_plain(self._beside(len(self.entries) - 1), MAX_ARRAYS)
+        path = self._beside(len(self.entries) - 1)
+        data = read_plain(path, MAX_ARRAYS) if path.exists() else b""
         if hashlib.sha256(data).hexdigest() != self.entries[-1].get("arrays"):
             raise fail("checkpoint", "the arrays of its last release beside it", "others", "Keep the files together.")
         return data

@@ -358,9 +358,11 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             self._check_done(failure)
             yield item
 
-    def _run_remotely(self, elsewhere: RemoteExecution, call: RunCall) -> Generator[Any]:
-        """Has workers make the items; stores every result before it raises for the missing ones."""
-        items = {self._job(item): item for item in self._open_items()}
+    def _run_remotely(
+        self, elsewhere: RemoteExecution, call: RunCall, wanted: Iterable[Any] | None = None
+    ) -> Generator[Any]:
+        """Has workers make the wanted or all open items; stores every result before it raises for the missing ones."""
+        items = {self._job(item): item for item in (self._open_items() if wanted is None else wanted)}
         faults: list[DPICLError] = []
         missing = 0
         with ExitStack() as stack, self._events(call.config) as events:

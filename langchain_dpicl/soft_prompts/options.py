@@ -213,10 +213,9 @@ class OptimizerState:
         for values in (self.weights, *self.moments):
             values.flags.writeable = False
 
-    def is_same(self, other: OptimizerState) -> bool:
-        """Whether the other state has the same step and the same bits."""
-        mine, theirs = (self.weights, *self.moments), (other.weights, *other.moments)
-        return self.step == other.step and [v.tobytes() for v in mine] == [v.tobytes() for v in theirs]
+    def to_bytes(self) -> bytes:
+        """Returns weights and moments as little-endian float64, so that a run continues with the same bits."""
+        return np.concatenate((self.weights, *self.moments)).astype("<f8").tobytes()
 
     def __repr__(self) -> str:
         return f"OptimizerState(step={self.step}, width={len(self.weights)})"
@@ -258,6 +257,30 @@ class Optimizer:
         """Returns the state before the first step; the weights are rounded to their grid."""
         start = on_grid(np.asarray(weights, dtype=np.float64))
         return OptimizerState(0, start, tuple(np.zeros_like(start) for _ in range(self.num_moments)))
+
+    def restored(self, step: int, data: bytes, *, width: int) -> OptimizerState:
+        """Returns the state whose `to_bytes` gave `data`, which comes from a file.
+
+        Args:
+          step: number of updates so far.
+          data: weights and moments.
+          width: length of each vector.
+
+        Raises:
+          ConfigurationError: they are no state of a run with this optimizer and this many weights.
+        """
+        count = 1 + self.num_moments
+        if len(data) != 8 * count * width:
+            raise fail("checkpoint: bytes of its arrays", f"{count} vectors of {width} float64 numbers", len(data))
+        # Copied: `frombuffer` returns a read-only view of the file's bytes.
+        weights, *moments = np.frombuffer(data, dtype="<f8").astype(np.float64).reshape(count, width)
+        if not all(np.isfinite(values).all() for values in (weights, *moments)):
+            raise ConfigurationError("checkpoint: its arrays: expected finite numbers.")
+        if (np.abs(weights) > LARGEST_WEIGHT).any() or (weights * WEIGHT_GRID % 1.0 != 0).any():
+            raise ConfigurationError(
+                "checkpoint: its arrays: expected weights that are multiples of 2^-24, at most 2^20."
+            )
+        return OptimizerState(step, weights, tuple(moments))
 
     def rate(self, step: int) -> float:
         """Returns the learning rate after `step` steps."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
-from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.rows.gradient_rows import CheckRequest, GradientRequest
-from langchain_dpicl.backends.sync_async import EffectGenerator, ThreadedContext, run_async, run_sync
+from langchain_dpicl.backends.sync_async import EffectGenerator
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
@@ -33,8 +30,8 @@ from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.soft_prompt import SoftPrompt, base_of
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.streamed_run import StreamedRun, attempt, carrying, new_bar, report_of
-from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint, check_checkpoint_path
+from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, report_of
 from langchain_dpicl.soft_prompts.engines import engine_of
 from langchain_dpicl.soft_prompts.options import (
     ExampleFields,
@@ -67,8 +64,30 @@ class TrainingStep:
     validation_loss: float | None
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class _Training:
+    """The item of a run, which every step changes.
+
+    Attributes:
+      state: the released weights.
+      steps: number of steps of the plan.
+      last: the last step, once it is validated.
+      busy: whether a call makes a step.
+    """
+
+    state: OptimizerState
+    steps: int
+    last: TrainingStep | None = None
+    busy: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps of the plan are made."""
+        return self.state.step >= self.steps
+
+
 @tells_how_to_build()
-class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
+class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
     r"""Trains the numbers of a prompt on private records by DP-SGD; the model's weights are not changed.
 
     Build it with `from_private_examples`: a run that can be interrupted and continued, and that has spent nothing
@@ -97,6 +116,12 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
     Source: Duan et al. (2023), Flocks of Stochastic Parrots, Algorithm 1; docs/soft-prompts.md lists the differences.
     """
 
+    _item_name: ClassVar[str] = "step"
+    _unit: ClassVar[str] = "step"
+    _title: ClassVar[str] = "private training"
+    _reports_per_call: ClassVar[bool] = True
+    plan: TrainingPlan
+
     def __init__(
         self,
         private: PrivateExamples,
@@ -109,30 +134,18 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
         fields: ExampleFields,
         validation: Validation | None,
         budget: Budget,
-        public: Mapping[str, Any],
-        checkpoint: Path | None,
-        is_resumed: bool = False,
+        journal: RunJournal | None,
     ) -> None:
-        self.plan = plan
+        self._training = _Training(state, plan.steps)
+        super().__init__(private, [self._training], plan=plan, budget=budget, share=share, journal=journal)
         self.engine = engine
         self.optimizer = optimizer
         self._block = max(1, plan.steps // _BLOCKS)
-        self._private = private
-        self._share = share
-        self._state = state
         self._fields = fields
         self._validation = validation
-        self._budget = budget
-        self._public = dict(public)
-        self._checkpoint = checkpoint
-        self._is_behind = True
-        self._on_file = state if is_resumed else None  # the content of the checkpoint, as far as this run knows
         self._held: Reservation | None = None
         self._is_tried = False
-        self._unsettled: list[Reservation] = []
         self._streams = 0
-        self._turn = threading.Lock()
-        self._lock = threading.Lock()
 
     @classmethod
     @door("PromptDPSGD")
@@ -192,7 +205,6 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
         wanted = noise_of(noise, Noise)
         if wanted.mechanism not in {None, "gaussian"}:
             raise fail("noise", 'the mechanism "gaussian", because gradients are summed', wanted.mechanism)
-        path = check_checkpoint_path(checkpoint)
         named = ExampleFields.of(private, fields)
         engine = engine_of(llm, task=task, prompt=prompt, labels=named.labels_of(private))
         named.check_task(engine.task, private, is_target_given="target" in given_fields(fields))
@@ -213,14 +225,15 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
         text = None if prompt is None else prompt.init_text
         shown = {"optimizer": rule.to_dict(), **named.to_dict(), **_describe(engine, text)}
         public = {**plan.to_dict(), "training": shown}
-        stored = None if path is None or not path.exists() else TrainingCheckpoint.load(path)
-        terms = {"ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "adjacency": spender.adjacency}
-        name = _name(spender, component, stored)
-        if stored is not None:
-            stored.check_is_of(component=name, public=public, **terms)
-            stored.check_sizes(width=engine.width, num_moments=rule.num_moments)
+        name = RunJournal.component_in(checkpoint) if component is None else component
+        name = spender.fresh_name("soft-prompt") if name is None else name
+        journal = RunJournal.open(
+            checkpoint, component=name, ledger_id=spender.ledger_id, dataset_id=private.dataset_id, plan=public
+        )
         looks = Validation.of(named, training, labels=engine.task.labels, steps=plan.steps)
-        state = rule.start(engine.initial(text)) if stored is None else stored.state
+        state = rule.start(engine.initial(text))
+        if journal is not None and journal.entries:
+            state = rule.restored(len(journal.entries), journal.arrays(), width=engine.width)
         if failure := CheckRequest(engine, state.weights).run():
             raise failure  # a failure that does not depend on records is found before anything is bound or charged
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[engine])
@@ -236,100 +249,47 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
             fields=named,
             validation=looks,
             budget=spender,
-            public=public,
-            checkpoint=path,
-            is_resumed=stored is not None,
+            journal=journal,
         )
 
     afrom_private_examples = awaitable(from_private_examples)
 
     @property
-    def component(self) -> str:
-        """Name of the share in the ledger."""
-        return self._share.component
-
-    @property
     def step(self) -> int:
         """Number of updates of the weights so far."""
-        return self._state.step
+        return self._training.state.step
 
     @property
     def steps_left(self) -> int:
         """Number of remaining paid steps."""
         reservation = self._held
-        return self._share.remaining(STEP_TEMPLATE) + (0 if reservation is None else reservation.unburnt)
+        return self.share.remaining(STEP_TEMPLATE) + (0 if reservation is None else reservation.unburnt)
 
     @property
     def weights(self) -> Floats:
         """The released weights, float64[width] on the grid of 2^-24, read-only."""
-        return self._state.weights
+        return self._training.state.weights
 
     @property
     def report(self) -> dict[str, Any]:
         """The privacy report of all steps of the run (public)."""
         shown = {"step": self.step, "steps": self.plan.steps}
-        return report_of(self._budget, self._share, self.plan, **shown)
+        return report_of(self._budget, self.share, self.plan, **shown)
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether all steps of the plan are made."""
-        return self.step >= self.plan.steps
+    # -- the hooks of `ReleaseRun` -----------------------------------------------------------------------------------
 
-    @property
-    def result(self) -> SoftPrompt:
-        """The prompt with the current weights; free."""
-        return SoftPrompt.of(self.engine, self.weights, report=self.report)
-
-    def _whole(self) -> SoftPrompt:
-        return self.result
-
-    def stream(self, *, progress: bool | None = None) -> Iterator[TrainingStep]:
-        """Yields each step as soon as its weights are released, until all steps of the plan are made.
-
-        Args:
-          progress: True shows a bar, False hides it, None shows it on a terminal only.
-
-        Raises:
-          RunInterruptedError: a public model call failed; released weights are kept, and another `run` or
-            `stream` continues with the unburnt tickets. Also if tickets were lost to errors or killed processes and
-            none remains before the last step: `error.run.result` is the current prompt. Other errors and
-            Ctrl-C carry `run` too.
-          PrivacyBudgetError: the share no longer fits the budget.
-        """
-        with (
-            self._events() as events,
-            carrying(run=self),
-            self._tickets(events) as remaining,
-            self._bar(progress, remaining) as bar,
-        ):
-            while not self.is_finished:
-                yield self._told(*run_sync(attempt(self._step(events))), bar)
-
-    async def astream(self, *, progress: bool | None = None) -> AsyncIterator[TrainingStep]:
-        """Async version of `stream`."""
-        is_slow = self._budget.durable
-        async with self._events() as events:
-            tickets = ThreadedContext(self._tickets(events), is_slow=is_slow)
-            with carrying(run=self):
-                async with tickets as remaining:
-                    with self._bar(progress, remaining) as bar:
-                        while not self.is_finished:
-                            made = await run_async(attempt(self._step(events)), is_slow=is_slow)
-                            step = self._told(*made, bar)
-                            tickets.is_at_yield = True
-                            yield step
-                            tickets.is_at_yield = False
-
-    def _step(self, events: RunEvents) -> EffectGenerator[TrainingStep | None]:
-        """Makes one step (an effect generator) and validates it if due; None: no ticket remains."""
-        with self._alone():
-            ticket = self._ticket(events)
-            if ticket is None:
-                return None
-            # Tested once per call of `stream`, with synthetic text.
-            if not self._is_tried and (failure := (yield CheckRequest(self.engine, self.weights))):
-                raise failure  # before the ticket burns
-            self._is_tried = True
+    def _make(self, item: _Training, call: RunCall) -> EffectGenerator[None]:
+        """Makes one step (an effect generator) and validates it if due; none without a ticket."""
+        item.last = None
+        ticket = self._ticket(call.events)
+        if ticket is None:
+            return
+        # Tested once per call of `stream`, with synthetic text.
+        if not self._is_tried and (failure := (yield CheckRequest(self.engine, self.weights))):
+            raise failure  # before the ticket burns
+        self._is_tried = True
+        step = self.step
+        try:
             yield from release_once(
                 self._private,
                 ticket,
@@ -339,138 +299,86 @@ class PromptDPSGD(Uncopyable, StreamedRun[TrainingStep, SoftPrompt]):
                 width=self.engine.width,
                 keep=lambda released: self._keep(released, ticket),
             )
-            self._unsettled.remove(ticket)
-            loss = None
-            if self._validation is not None and self._validation.is_due(self.step, steps_left=self.steps_left):
-                loss = yield LossRequest(self.engine, self.weights, self._validation.examples)
-            return TrainingStep(self.step, self.plan.steps, loss)
+        except BaseException:
+            if self.step > step and ticket not in self._unstored:  # released; the next call commits it
+                self._unstored.append(ticket)
+            raise
+        loss = None
+        if self._validation is not None and self._validation.is_due(self.step, steps_left=self.steps_left):
+            loss = yield LossRequest(self.engine, self.weights, self._validation.examples)
+            with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
+                call.bar.set_postfix_str(f"public validation loss {loss:.4g}", refresh=False)
+        item.last = TrainingStep(self.step, item.steps, loss)
+        call.tick()
+
+    def _examples(self, item: _Training) -> list[TrainingStep]:
+        return [] if item.last is None else [item.last]
+
+    def _value(self) -> SoftPrompt:
+        return SoftPrompt.of(self.engine, self.weights, report=self.report)
+
+    def _open_items(self) -> Iterator[_Training]:
+        while not self.is_finished:
+            if not self.steps_left and not self._training.busy:
+                raise RunInterruptedError(
+                    "PromptDPSGD stopped: expected a ticket for each step of the plan, found none left. "
+                    f"{self._so_far()} released and kept; the tickets of the others were lost to errors, to killed "
+                    "processes or to another run, and stay charged. Use error.run.result, or train again as another "
+                    "component.",
+                    run=self,
+                )
+            yield self._training
+
+    def _steps_left(self) -> int:
+        return self.steps_left
+
+    def _so_far(self) -> str:
+        return f"{self.step} of {self.plan.steps} steps are"
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Refuses concurrent steps of this run."""
-        if not self._turn.acquire(blocking=False):
-            msg = "run: expected one step at a time, found another call that trains. Wait for it, or build another run."
-            raise ConfigurationError(msg)
-        try:
-            yield
-        finally:
-            self._turn.release()
+    def _session(self, events: RunEvents) -> Iterator[None]:
+        """Holds tickets; the last stream to end returns the unburnt ones."""
+        with super()._session(events):
+            with self._lock:
+                self._streams += 1
+                self._is_tried = False
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._streams -= 1
+                    reservation = self._held
+                    if reservation is not None and not self._streams:
+                        self._held = None
+                        events.tickets -= reservation.give_back()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _ask(self, groups: Sequence[Sequence[TrainingExample] | None]) -> GradientRequest:
         total = running_sum(self.plan.release, self.engine.width)
         return GradientRequest(self.engine, self.weights, groups, total)
 
     def _keep(self, released: Release, ticket: Reservation) -> None:
-        """Updates the weights from a release, and writes the checkpoint."""
+        """Updates the weights from a release, and writes them into the journal."""
         if released.values is None:
             raise ConfigurationError("mechanism: expected one that releases a vector, found another.")
         # Divided by public numbers only, so that the number of drawn units stays secret.
         gradient = released.values * self.plan.average_factor
-        state = self.optimizer.update(self._state, gradient)
-        self._unsettled.append(ticket)
-        self._state, self._is_behind = state, True
-        self._save()
-
-    def _save(self) -> None:
-        """Writes the checkpoint if it is out of date."""
-        with self._lock:
-            if self._checkpoint is None or not self._is_behind:
-                return
-            self._is_behind = False
-            try:
-                self._kept.save(self._checkpoint)
-                self._on_file = self._state
-            except BaseException:
-                self._is_behind = True
-                raise
-
-    def _check_file(self) -> None:
-        """Refuses to overwrite a checkpoint that another run has changed."""
-        if self._checkpoint is None or not self._checkpoint.exists():
-            return
-        sizes = {"width": len(self.weights), "num_moments": len(self._state.moments)}
-        on_disk = TrainingCheckpoint.load(self._checkpoint, **sizes)
-        # Ctrl-C may come between the write and the update of `_on_file`.
-        ours = [known for known in (self._on_file, self._state) if known is not None and known.is_same(on_disk.state)]
-        # The component is compared too: two fresh runs have equal states.
-        if not ours or on_disk.component != self.component:
-            advice = "Build the run again to continue from the file, or pass another file."
-            raise fail("checkpoint", "the state that this run stored", "one that another run stored", advice)
-
-    @property
-    def _kept(self) -> TrainingCheckpoint:
-        return TrainingCheckpoint(
-            component=self.component,
-            ledger_id=self._budget.ledger_id,
-            dataset_id=self.plan.partition,
-            adjacency=self._budget.adjacency,
-            public=self._public,
-            state=self._state,
-        )
-
-    def _settle(self) -> None:
-        """Stores and commits earlier releases whose checkpoint could not be written."""
-        with self._alone():
-            self._check_file()
-            self._save()  # stores the component's name before anything is charged
-            while self._unsettled:
-                if self._unsettled[-1].uncommitted:  # Ctrl-C may come between the commit and the `pop`
-                    self._unsettled[-1].commit()
-                self._unsettled.pop()
-
-    @contextmanager
-    def _tickets(self, events: RunEvents) -> Iterator[int]:
-        """Yields the number of remaining steps; the last stream to end returns the unburnt tickets."""
-        self._settle()
-        with self._lock:
-            self._streams += 1
-            self._is_tried = False
-        try:
-            yield self.steps_left
-        finally:
-            with self._lock:
-                self._streams -= 1
-                reservation = self._held
-                if reservation is not None and not self._streams:
-                    self._held = None
-                    events.tickets -= reservation.give_back()
+        state = self._training.state = self.optimizer.update(self._training.state, gradient)
+        self._record({"step": state.step}, ticket, arrays=state.to_bytes())
 
     def _ticket(self, events: RunEvents) -> Reservation | None:
         """Returns a reservation with an unburnt ticket, a new one if necessary; None: no ticket remains."""
         with self._lock:
             if self._held is not None and self._held.unburnt:
                 return self._held
-            if self._held is not None:
-                self._check_file()
-            if not (remaining := self._share.remaining(STEP_TEMPLATE)):
+            if self._journal is not None:
+                self._journal.flush()  # refuses a file that another run wrote to, before anything is charged
+            if not (remaining := self.share.remaining(STEP_TEMPLATE)):
                 return None
-            self._held = self._share.reserve(STEP_TEMPLATE, count=min(remaining, self._block))
+            self._held = self.share.reserve(STEP_TEMPLATE, count=min(remaining, self._block))
             events.tickets += self._held.count
             return self._held
-
-    def _told(self, step: TrainingStep | None, failure: str, bar: Any) -> TrainingStep:
-        """Shows a finished step on the bar; raises for an interruption, outside `except` so that it has no cause."""
-        if step is None:
-            advice = "tickets that burnt stay charged. Call run() on error.run to continue."
-            if not failure:
-                failure = "expected a ticket for each step of the plan, found none left"
-                advice = (
-                    "the tickets of the others were lost to errors, to killed processes or to another run, and stay "
-                    "charged. Use error.run.result, or train again as another component."
-                )
-            msg = f"Training stopped: {failure.rstrip('.')}. {self.step} of {self.plan.steps} steps are made and kept; "
-            raise RunInterruptedError(msg + advice, run=self)
-        with suppress(OSError, ValueError):  # a terminal that went away does not stop a paid run
-            if step.validation_loss is not None:
-                bar.set_postfix_str(f"public validation loss {step.validation_loss:.4g}", refresh=False)
-            bar.update()
-        return step
-
-    def _events(self) -> RunEvents:
-        return RunEvents("PromptDPSGD", budget=self._budget, share=self._share)
-
-    def _bar(self, progress: bool | None, total: int) -> Any:
-        return new_bar(total, "step", "private training", progress=progress)
 
     def __repr__(self) -> str:
         remaining = describe_tickets_left(lambda: self.steps_left)
@@ -490,13 +398,6 @@ def _describe(engine: Any, init_text: str | None) -> dict[str, Any]:
         "init_text": init_text,
         "task": engine.task.to_dict(),
     }
-
-
-def _name(budget: Budget, component: str | None, stored: TrainingCheckpoint | None) -> str:
-    """Returns the component's name: the given one, the checkpoint's, or a fresh one."""
-    if component is not None:
-        return component
-    return budget.fresh_name("soft-prompt") if stored is None else stored.component
 
 
 def _check_paid(step: int, *, used: int) -> None:

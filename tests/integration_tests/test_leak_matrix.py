@@ -26,7 +26,7 @@ from langchain_dpicl.backends.private_calls import call, log_guard
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Reply, SilentModel
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.exceptions import ModelCallError, UnsilencableModelError
-from langchain_dpicl.pate.run import LabellingRun
+from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.release.sample import SecretSample
 from langchain_dpicl.released import base
@@ -206,9 +206,9 @@ class TestPlantedBugs:
         assert red(("invoke", "abatch"), PROMPT, PRINTED) == PRINTED
 
     def test_a_record_in_a_released_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        answered = LabellingRun._answered
+        answered = PromptPATELabeler._answered
         entry = {"fields": {"text": RECORDS[0]["text"]}}
-        monkeypatch.setattr(LabellingRun, "_answered", lambda *args: replace(answered(*args), **entry))
+        monkeypatch.setattr(PromptPATELabeler, "_answered", lambda *args: replace(answered(*args), **entry))
         seen = PRINTED | {"pickle", "model_dump, model_dump_json, dict"}
         assert red(LABELS.entries, LABELS, seen) == seen
 

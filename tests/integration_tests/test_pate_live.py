@@ -39,7 +39,9 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import RunInterruptedError
 from langchain_dpicl.options import Student
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.released import PoolEntry
 from tests.canary import RECORD, aobserve, canaries_in, leaks, observe
+from tests.contracts.release_run import entries_in
 from tests.live import (
     LABELS,
     PrivateCalls,
@@ -217,9 +219,9 @@ class TestLabels:
         )
         made.run(progress=False)
         await silent.arun(progress=False)
-        assert (labels(made.pool), votes(made.pool)) == (["card", None], [(4, 2, 0), (0, 0, ROWS)])
-        assert (labels(silent.pool), votes(silent.pool)) == ([None], [(0, 0)])
-        assert [entry.status for entry in (*made.pool.rejected, *silent.pool.rejected)] == ["rejected"] * 2
+        assert (labels(made.result), votes(made.result)) == (["card", None], [(4, 2, 0), (0, 0, ROWS)])
+        assert (labels(silent.result), votes(silent.result)) == ([None], [(0, 0)])
+        assert [entry.status for entry in (*made.result.rejected, *silent.result.rejected)] == ["rejected"] * 2
 
     @pytest.mark.parametrize("kind", ["ChatOpenAI", "OpenAI"])
     async def test_of_a_real_server_are_those_that_its_tokens_cast(self, servers: Servers, kind: str) -> None:
@@ -330,7 +332,7 @@ class TestFaults:
                 assert isinstance(one.error, RunInterruptedError)
                 assert one.error.run is made
                 assert leaks(one) == set()
-            assert labels(made.pool) == ["card", None, None]
+            assert labels(made.result) == ["card", None, None]
             assert (made.queries_left, asked_privately(served)) == (MAX_QUERIES - 1, asked)
             served.clear()
         assert labels(await made.arun(progress=False)) == ["card", "transfer", "transfer"]
@@ -352,7 +354,7 @@ class TestFaults:
         assert asked_privately(served) == ROWS + 3
         script()
         assert (await made.alabel(INPUTS[1])).label == "card"
-        assert votes(made.pool)[1][:2] == (4, 2)
+        assert votes(made.result)[1][:2] == (4, 2)
         assert asked_privately(served) == ROWS + 3
 
     async def test_rows_that_fail_for_good_abstain_and_the_input_is_charged(self, servers: Servers, make: Make) -> None:
@@ -366,9 +368,9 @@ class TestFaults:
         for one in (seen, awaited):
             assert one.error is None
             assert leaks(one) == set()
-        assert [found[:2] for found in votes(made.pool)] == [(3, 1), (0, 0)]
-        assert (labels(made.pool), made.queries_left) == (["card", None], MAX_QUERIES - 2)
-        assert [sum(found[2:]) for found in votes(made.pool)] == [0, 0]  # a call that failed is no other answer
+        assert [found[:2] for found in votes(made.result)] == [(3, 1), (0, 0)]
+        assert (labels(made.result), made.queries_left) == (["card", None], MAX_QUERIES - 2)
+        assert [sum(found[2:]) for found in votes(made.result)] == [0, 0]  # a call that failed is no other answer
 
 
 @pytest.mark.parametrize("make", [chat, decisions, anthropic], ids=lambda make: make.__name__)
@@ -376,7 +378,7 @@ async def test_rows_that_a_provider_refuses_abstain_or_count_as_other(servers: S
     made = labeler(make(servers.served(refuse="number 2")), public_inputs=[INPUTS[0]])
     made.run(progress=False)
     await made.alabel(INPUTS[1])
-    assert votes(made.pool) == [(3, 2, 1) if make is anthropic else (3, 2)] * 2
+    assert votes(made.result) == [(3, 2, 1) if make is anthropic else (3, 2)] * 2
 
 
 async def test_a_server_that_dies_interrupts_and_the_file_goes_on_elsewhere(servers: Servers, tmp_path: Path) -> None:
@@ -387,12 +389,13 @@ async def test_a_server_that_dies_interrupts_and_the_file_goes_on_elsewhere(serv
         options |= {"task": FewShotTask(verbalizers=dict(zip(LABELS, letters_of(engine), strict=True)))}
         made = labeler(engine, **options)
         first = next(made.stream(progress=False))
-    with pytest.raises(RunInterruptedError, match="1 of 2 inputs are done"):
+    with pytest.raises(RunInterruptedError, match="1 of 2 inputs are released"):
         made.run(progress=False)
-    with pytest.raises(RunInterruptedError, match="1 of 2 inputs are done"):
+    with pytest.raises(RunInterruptedError, match="1 of 2 inputs are released"):
         await made.arun(progress=False)
-    kept = LabelledPool.load(tmp_path / "labels.json")
-    assert kept.entries == made.pool.entries == (first, *kept.waiting)
+    kept = made.result
+    assert kept.entries == (first, *kept.waiting)
+    assert [PoolEntry.from_dict(entry) for entry in entries_in(tmp_path / "labels.json")] == [first]
     assert canaries_in((tmp_path / "labels.json").read_text()) == []
     live = LangChainBackend(openai_model("ChatOpenAI", f"{servers.llama.url}/v1"), continuation="instruct", retry=RETRY)
     resumed = labeler(live, **options, budget=made._budget)

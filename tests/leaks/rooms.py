@@ -318,7 +318,7 @@ def labels(scene: Scene) -> Runnable[Any, Any]:
 
     def told(labeler: PromptPATELabeler, selector: PromptPATEExampleSelector, folder: Path, text: str) -> str:
         selector.save(folder / "pool.json")
-        scene.objects += [getattr(labeler._teachers, "_sample", None), selector.pool, *selector.pool.entries]
+        scene.objects += [getattr(labeler._teachers, "_opened", None), selector.pool, *selector.pool.entries]
         return text + json.dumps(selector.privacy_report)
 
     def label(_: Any) -> str:

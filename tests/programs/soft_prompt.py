@@ -14,7 +14,7 @@ def train() -> None:
         prompt=SoftPromptConfig("prefix", 20),
         training=Training(expected_batch_size=1024, epochs=20.0, l2_clip_norm=0.1, learning_rate=0.01),
         noise=Noise(multiplier=1.1),
-        checkpoint="run.npz",
+        checkpoint="run.jsonl",
     )
     for step in run.stream():
         print(step)

@@ -423,7 +423,7 @@ def test_add_example_labels_one_more_input_and_pays_for_it_once(awaited: bool) -
     assert made.examples[-1] == {"text": "new card", "queue": "card"}
     assert made.rejected == [{"text": f"{MUTE}?"}]
     assert (made.select_examples({}), made.student, made.queries_left) == (shown, student, 1)
-    assert made.pool.entries == made._labeler.pool.entries
+    assert made.pool.entries == made._labeler.result.entries
     assert verify_report(made.pool).ok
     for bad in ({"text": "x", "queue": "card"}, {"words": "x"}, 5):
         with pytest.raises(ConfigurationError):
@@ -621,7 +621,7 @@ def test_an_outage_of_the_student_keeps_every_label(awaited: bool) -> None:
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
     paid = lines(budget)
     again: PromptPATELabeler = caught.value.run
-    assert len(again.pool.labelled) == len(INPUTS)
+    assert len(again.result.labelled) == len(INPUTS)
     student.at_public = fails()
     if awaited:
         made = asyncio.run(PromptPATEExampleSelector.afrom_run(again, student=wanted))
@@ -655,7 +655,7 @@ def test_ctrl_c_carries_the_labeler_and_shows_nothing(at: str) -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         selector(llm=spy, student=STUDENT.replace(llm=student))
     again: PromptPATELabeler = caught.value.run  # type: ignore[attr-defined]
-    assert len(again.pool.labelled) == (1 if at == "labels" else 6)
+    assert len(again.result.labelled) == (1 if at == "labels" else 6)
     public = "array([0.9, 0.1])"  # the public model's own answer
     assert [look for look in shows_private(caught.value) if look != public] == []
     assert CANARY not in repr(locals_of_ours(caught.value))
@@ -689,12 +689,13 @@ def test_a_saved_selector_comes_back_as_it_was(tmp_path: Path) -> None:
     assert len(other.select_examples({"input": "card"})) == 2
 
 
-def test_a_checkpoint_of_a_run_that_stopped_is_a_selector_too(tmp_path: Path) -> None:
+def test_the_labels_of_a_run_that_stopped_are_a_selector_too(tmp_path: Path) -> None:
     path = tmp_path / "labels.json"
     spy = Spy()
     spy.at_public = fails(None, None, *[ModelCallError("down")] * 5)  # type: ignore[arg-type]
-    with pytest.raises(RunInterruptedError):
-        PromptPATEExampleSelector.from_run(labeler(llm=spy, public_inputs=INPUTS, checkpoint=path), student=STUDENT)
+    with pytest.raises(RunInterruptedError) as caught:
+        PromptPATEExampleSelector.from_run(labeler(llm=spy, public_inputs=INPUTS), student=STUDENT)
+    caught.value.run.result.save(path)
     made = PromptPATEExampleSelector.load(path)
     assert [example["queue"] for example in made.select_examples({})] == ["card", "transfer"]
     assert len(made.waiting) == 4
@@ -824,7 +825,7 @@ def test_a_run_goes_on_to_its_end_and_a_pool_has_the_labels_so_far() -> None:
     for _ in range(3):
         next(stream)
     stream.close()
-    early = PromptPATEExampleSelector(made.pool, labeler=made)
+    early = PromptPATEExampleSelector(made.result, labeler=made)
     assert (len(early.examples), len(early.waiting), early.queries_left) == (3, 3, 3)
     assert len(PromptPATEExampleSelector.from_run(made, student=STUDENT).examples) == 6
     assert early.add_example({"text": INPUTS[-1]}) == "transfer"  # labelled meanwhile
@@ -855,7 +856,7 @@ def test_a_fault_of_the_selector_stops_the_run_before_it_charges(fault: dict[str
         else:
             PromptPATEExampleSelector.from_run(run, **options)
     assert [name for name in counts(budget) if "reserve" in name] == []
-    for wrong in (budget, run.pool):
+    for wrong in (budget, run.result):
         with pytest.raises(ConfigurationError, match="run: expected a PromptPATELabeler"):
             PromptPATEExampleSelector.from_run(wrong)  # type: ignore[arg-type]
 

@@ -45,7 +45,8 @@ from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.released import files as _released_files
 from langchain_dpicl.released.files import parse_json, plain_json
 from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, read_export, read_receipts
-from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint
+from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.soft_prompts.options import Optimizer
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
 from langchain_dpicl.stores.memos import MemoKey
@@ -207,29 +208,36 @@ def released() -> dict[str, Target]:
 
 
 def trained(folder: Path) -> dict[str, Target]:
-    """A prompt, and the checkpoint of its training."""
-    path = folder / "state"
-    prompt = gradient_doubles.prepared(checkpoint=path, training=gradient_doubles.training(steps=2)).run(progress=False)
+    """A prompt, and a journal with the arrays of two steps beside it."""
+    prompt = gradient_doubles.prepared(training=gradient_doubles.training(steps=2)).run(progress=False)
     prompt.save(folder / "prompt")
     files = {one.name: one.read_bytes() for one in (folder / "prompt").iterdir()}
+    rule = Optimizer("adam", 0.1, "constant", 2)
+    terms: dict[str, Any] = {"component": "c", "ledger_id": "1" * 32, "dataset_id": "d", "plan": {"steps": 2}}
+    made, state = RunJournal(folder / "journal", **terms), rule.start(np.zeros(8))
+    for step in (1, 2):
+        state = rule.update(state, np.ones(8))
+        made.append({"step": step}, arrays=state.to_bytes())
 
-    def state(place: Path) -> Any:
-        found = TrainingCheckpoint.load(place / "file")
-        arrays = (found.state.weights, *found.state.moments)
-        return [found.public, found.component, found.state.step, *(np.asarray(one).tobytes() for one in arrays)]
+    def restored(place: Path) -> Any:
+        found = RunJournal(place / "journal", **terms)
+        if len(found.entries) != 2:
+            raise ConfigurationError("an unfinished last line was dropped, whose step is made again")
+        return [found.entries, rule.restored(2, found.arrays(), width=8).to_bytes()]
 
     return {
         "SoftPrompt": Target(files, SoftPrompt.load, epsilon=lambda found: found.epsilon),
-        "training checkpoint": Target({"file": path.read_bytes()}, state),
+        "journal": Target({one.name: one.read_bytes() for one in folder.glob("journal*")}, restored),
     }
 
 
 def gone_on_with(folder: Path) -> dict[str, Target]:
-    """The releases in the checkpoints of an evolution, of demonstrations and of documents, with digests that fit."""
+    """The releases in the checkpoints of four runs, with digests that fit."""
     notes = PrivateExamples([f"card {number}" for number in range(400)], public_size=400, dataset_id="gone on with")
     given: dict[str, Any] = {"budget": house(), "noise": Noise(multiplier=2.0), "decoding": Decoding(candidates="all")}
     given |= {"llm": FakeBackend(lambda prompt, prefix: dict.fromkeys(WORDS, 0.5), vocabulary=WORDS), "max_tokens": 2}
     topics = {"topics": Topics(("card", "cash"), 1), "documents_per_topic": 1, "epsilon": 90.0}
+    taught, ledger = labelling_doubles.examples(), labelling_doubles.house()
     evolved, budget = PrivateExamples(evolution_doubles.RECORDS, public_size=20), evolution_doubles.budget_of()
     makers: dict[str, Callable[[Path], Any]] = {
         "evolution": lambda path: evolution_doubles.evolution(
@@ -240,6 +248,9 @@ def gone_on_with(folder: Path) -> dict[str, Target]:
         ),
         "documents": lambda path: DocumentSynthesizer.from_private_examples(
             notes, checkpoint=path, component="documents", **topics, **given
+        ),
+        "labels": lambda path: labelling_doubles.labeler(
+            taught, budget=ledger, checkpoint=path, component="labels", noise=labelling_doubles.GAUSSIAN
         ),
     }
     return {f"checkpoint of {name}": _checkpoint(folder / name, make) for name, make in makers.items()}
@@ -375,7 +386,7 @@ def test_a_changed_file_is_refused_or_read_as_it_was_written(targets: dict[str, 
     assert all(seen[name, "refused"] for name in targets)
 
 
-@pytest.mark.parametrize("name", ["ReleasedDemonstrations", "SoftPrompt", "training checkpoint"])
+@pytest.mark.parametrize("name", ["ReleasedDemonstrations", "SoftPrompt"])
 def test_readers_that_compare_no_digest_are_caught(
     name: str, targets: dict[str, Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,6 @@ from langchain_dpicl.released.files import write_whole
 from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
 from langchain_dpicl.reports.ledger_audit import read_export, read_receipts
 from langchain_dpicl.runs.journal import RunJournal
-from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint, check_checkpoint_path
 from langchain_dpicl.soft_prompts.engines import _architectures
 from langchain_dpicl.stores import FileAnchor, SQLiteMemo, SQLiteStore
 from langchain_dpicl.stores.balances import SQLiteBalances
@@ -55,7 +54,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "pool": LabelledPool.load,
     "documents": SyntheticDocuments.load,
     "counts": ReleasedCounts.load,
-    "training checkpoint": TrainingCheckpoint.load,
+    "journal": RunJournal.component_in,
     "JSON of a command": read_json,
     "lines of a command": lambda path: _public_lines(path, path.with_name("records")),
     "receipts": read_receipts,
@@ -134,10 +133,7 @@ def test_a_path_that_no_file_can_have_is_refused_as_ours(wrong: str, tmp_path: P
         read_plain(tmp_path / wrong, 10)
     assert isinstance(caught.value, ConfigurationError)
     if "\0" in wrong:
-        for made in (
-            check_checkpoint_path,
-            RunJournal.component_in,
-        ):
+        for made in (RunJournal.component_in,):
             with pytest.raises(ConfigurationError, match="checkpoint: expected a file in a folder"):
                 made(tmp_path / wrong)
 
@@ -187,7 +183,6 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 
 def test_the_target_of_a_checkpoint_is_a_file_in_a_folder_that_exists(tmp_path: Path) -> None:
     assert check_target("checkpoint", tmp_path / "file") == tmp_path / "file"
-    assert check_checkpoint_path(None) is None
     for wrong in (7, tmp_path, tmp_path / "nowhere" / "file"):
         with pytest.raises(ConfigurationError, match=r"^checkpoint: expected"):
             check_target("checkpoint", wrong)
@@ -197,12 +192,12 @@ def test_a_file_that_fills_the_memory_as_it_is_parsed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    path.write_text("{}")
+    path.write_text("{}\n")
 
     def full(*_: Any, **__: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr(json, "loads", full)
-    for reader in ("demonstrations", "training checkpoint", "JSON of a command", "receipts"):
+    for reader in ("demonstrations", "journal", "JSON of a command", "receipts"):
         with pytest.raises(ConfigurationError):
             READERS[reader](path)

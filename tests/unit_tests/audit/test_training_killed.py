@@ -15,7 +15,7 @@ import pytest
 from langchain_dpicl import Budget, SoftPrompt
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.soft_prompts.checkpoint import TrainingCheckpoint
+from langchain_dpicl.runs.journal import RunJournal
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from langchain_dpicl.stores import SQLiteStore
 from tests.faults.children import Child, Teller
@@ -29,7 +29,7 @@ BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 MOMENTS: dict[str, tuple[Any, str] | None] = {
     "as the gradients are computed": None,
     "behind the reservation": (Share, "reserve"),
-    "behind the checkpoint": (TrainingCheckpoint, "save"),
+    "behind the checkpoint": (RunJournal, "append"),
     "behind the commit": (Reservation, "commit"),
 }
 
@@ -103,7 +103,7 @@ def test_a_killed_run_loses_at_most_one_block_and_never_returns_as_if_it_had_not
     assert STEPS - block <= made.step == prompt.report["step"] <= STEPS
     assert calls <= charged["reserve step"] - charged["give_back step"] == STEPS
     assert charged["reserve step"] - calls <= block
-    assert prompt.epsilon == made._share.epsilon == 1e5
+    assert prompt.epsilon == made.share.epsilon == 1e5
     made._budget.verify()
 
 
@@ -170,7 +170,7 @@ def test_a_run_without_tickets_raises_again_and_again_and_spends_nothing(awaited
     before = lines(budget)
     for _ in range(2):
         assert short_of_steps(late, awaited=awaited).report["step"] == 0
-    with pytest.raises(RunInterruptedError, match=r"0 of 2 steps are made and kept; the tickets of the others"):
+    with pytest.raises(RunInterruptedError, match=r"0 of 2 steps are released and kept; the tickets of the others"):
         list(late.stream())
     assert (lines(budget), late.engine.calls) == (before, [])
 
@@ -183,6 +183,6 @@ def test_a_run_whose_file_another_run_wrote_stops_before_its_next_block(tmp_path
     next(stream)
     next(prepared(private, **given).stream())
     kept, charged = path.read_bytes(), counts(budget)
-    with pytest.raises(ConfigurationError, match="one that another run stored"):
+    with pytest.raises(ConfigurationError, match="one that another run wrote to"):
         next(stream)
     assert (path.read_bytes(), counts(budget)) == (kept, charged)

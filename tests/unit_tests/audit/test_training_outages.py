@@ -82,7 +82,7 @@ def test_a_dead_device_burns_no_ticket_however_often_it_is_tried(awaited: bool) 
     made = prepared(engine=engine, budget=budget)
     engine.is_dead = True
     for _ in range(3):
-        with pytest.raises(RunInterruptedError, match=r"0 of 4 steps are made"):
+        with pytest.raises(RunInterruptedError, match=r"0 of 4 steps are released"):
             run(made, awaited=awaited)
     assert (made.step, made.steps_left, engine.calls) == (0, 4, [])
     assert counts(budget) == {"reserve step": 12, "give_back step": 12}
@@ -119,7 +119,7 @@ def test_a_device_that_dies_in_a_step_stops_the_run_with_the_weights_before_it(a
     next(told)
     before = made.weights.copy()
     told.close()
-    with pytest.raises(RunInterruptedError, match=r"failed with RuntimeError.*1 of 4 steps are made") as caught:
+    with pytest.raises(RunInterruptedError, match=r"failed with RuntimeError.*1 of 4 steps are released") as caught:
         run(made, awaited=awaited)
     assert caught.value.run is made
     assert shows_private(caught.value) == []

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 from langchain_core.stores import InMemoryByteStore
 
-from langchain_dpicl import Decoding, Rows
+from langchain_dpicl import Decoding, PromptPATELabeler, Rows
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.distributed.executor import MOST_DEATHS, JobResult, Worker, WorkerFactory, Workplace
@@ -39,6 +39,7 @@ from langchain_dpicl.privacy.ledger.state import COMMIT, RESERVE
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from tests.canary import RECORD
+from tests.contracts.release_run import entries_in
 from tests.crews import Crew, House
 from tests.ray_places import engine, records, talker
 
@@ -448,7 +449,7 @@ class TestATurn:
         return house.labeler(crew, ["one"], max_queries=2)
 
     def job(self, made: Any) -> Any:
-        return ("card", 0) if hasattr(made, "_job") else (("text", "one"),)
+        return (("text", "one"),) if isinstance(made, PromptPATELabeler) else ("card", 0)
 
 
 class TestWhatIsReleased:
@@ -645,7 +646,7 @@ class TestLabels:
         made = house.labeler(crew, self.INPUTS[:2], max_queries=2)
         entry = await made.alabel("one") if way == "alabel" else await asyncio.to_thread(made.label, "one")
         assert crew.jobs == [(("text", "one"),)]
-        assert made.pool.entries[0] == entry
+        assert made.result.entries[0] == entry
         later = house.labeler(house.crew(), self.INPUTS[:2], max_queries=2)
         assert later.run(progress=False).entries[0] == entry
         assert lines(house, RESERVE) == lines(house, COMMIT) == 2
@@ -656,8 +657,7 @@ class TestLabels:
         path = house.memo.parent / "pool.json"
         made = house.labeler(house.crew(), self.INPUTS, checkpoint=path)
         for count, _ in enumerate(made.stream(progress=False), 1):
-            kept = json.loads(path.read_text())["entries"]
-            assert sum(one["status"] != "waiting" for one in kept) == count
+            assert len(entries_in(path)) == count
 
     def test_beyond_the_share_wait(self, house: House) -> None:
         pool = house.labeler(house.crew(), self.INPUTS, max_queries=3).run(progress=False)
@@ -669,9 +669,9 @@ class TestLabels:
         broken = patch.object(SQLiteMemo, "remember", side_effect=MemoError("no space"))
         with broken, pytest.raises(MemoError, match="no space"):
             made.run(progress=False)
-        (released,) = next(iter(crew._hands[0].handle._works.values())).__self__._entries
+        (item,) = next(iter(crew._hands[0].handle._works.values())).__self__._items
         (entry,) = made.run(progress=False).entries
-        assert entry.to_dict() == released.to_dict()
+        assert entry.to_dict() == item.entry.to_dict()
         assert entry.status != "waiting"
         assert house.labeler(house.crew(), self.INPUTS[:1]).run(progress=False).entries == (entry,)
         assert lines(house, RESERVE) == 1

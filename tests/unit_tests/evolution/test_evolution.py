@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl.backends.fake import FakeBackend, scripted
@@ -210,6 +211,21 @@ def test_an_outage_keeps_what_was_released_and_the_rest_of_the_rounds(is_async: 
     made.run(progress=False)
     assert charged(budget) == 3
     assert made.is_finished
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_config_of_a_call_goes_to_the_model(is_async: bool) -> None:
+    tags: list[list[str]] = []
+
+    class Listener(BaseCallbackHandler):
+        def on_chat_model_start(self, *_: Any, **told: Any) -> None:
+            tags.append(told["tags"])
+
+    made = evolution(evolution=SEARCH)
+    config: Any = {"callbacks": [Listener()], "tags": ["mine"]}
+    asyncio.run(made.arun(progress=False, config=config)) if is_async else made.run(progress=False, config=config)
+    assert len(tags) == len(made._writer.model._llm.asked)
+    assert all("mine" in each for each in tags)
 
 
 def test_an_outage_before_the_first_round_costs_nothing() -> None:

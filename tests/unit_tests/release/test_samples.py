@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +16,10 @@ from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.ledger import shares
 from langchain_dpicl.release import sample as samples
 from langchain_dpicl.release import token_block as blocks
+from langchain_dpicl.runs.journal import RunJournal
 from tests.contracts.front_room import CANARY
-from tests.labelling_doubles import CARD, GAUSSIAN, TEACHERS, WIRE, Spy, counts, examples, house, labeler
-from tests.sealed_files import sealed
+from tests.contracts.release_run import entries_in
+from tests.labelling_doubles import CARD, GAUSSIAN, TEACHERS, Spy, counts, examples, house, labeler
 from tests.unit_tests.test_private_frames import WORDS, shows_private, synthesizer, word_copier
 
 
@@ -41,7 +41,7 @@ def test_of_two_processes_that_go_on_from_a_private_call_one_releases(teachers: 
     except BaseException as error:
         if child[0]:
             raise
-        os.write(writable, f"{type(error).__name__}, {made._entries[0].status}".encode())
+        os.write(writable, f"{type(error).__name__}, {made._items[0].entry.status}".encode())
     finally:
         if child[0] == 0:
             os._exit(0)
@@ -49,7 +49,7 @@ def test_of_two_processes_that_go_on_from_a_private_call_one_releases(teachers: 
     with os.fdopen(readable, "rb") as pipe:
         assert pipe.read() == b"LedgerError, waiting"  # refused before the noise, not only at the commit
     os.waitpid(child[0], 0)
-    assert [entry.label for entry in made.pool.entries] == ["card"]
+    assert [entry.label for entry in made.result.entries] == ["card"]
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch, room: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_block_releases_nothing_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_fork_commits_nothing_and_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = house()
     made = labeler(budget=budget, max_queries=2)
-    held = made._share.reserve("label", count=2)
+    held = made.share.reserve("label", count=2)
     held.burn()
     with monkeypatch.context() as patch:
         elsewhere(patch, shares)
@@ -145,14 +145,26 @@ def test_a_labeler_of_another_share_does_not_speak_for_a_pool() -> None:
         PromptPATEExampleSelector(pool, labeler=private)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["b", None])
-def test_a_checkpoint_edited_to_another_component_is_refused(name: str | None, tmp_path: Path) -> None:
-    path, private, budget = tmp_path / "labels.json", examples(), house()
-    labeler(private, budget=budget, checkpoint=path, component="a", public_inputs=[CARD, WIRE]).run()
-    state = json.loads(path.read_text())
-    state["report"]["component"] = name
-    path.write_text(json.dumps(sealed(state)))
+def test_labels_that_another_component_paid_for_are_refused(tmp_path: Path) -> None:
+    path, private, budget = tmp_path / "labels.jsonl", examples(), house()
+    first = labeler(private, budget=budget, component="a", checkpoint=path)
+    first.run()
+    terms: dict[str, Any] = {"ledger_id": budget.ledger_id, "dataset_id": private.dataset_id, "plan": first._public}
+    forged = RunJournal(tmp_path / "forged.jsonl", component="b", **terms)
+    forged.append(entries_in(path)[0])
     before = counts(budget)
-    with pytest.raises(ConfigurationError, match="component: expected a share of the ledger's report"):
-        labeler(private, budget=budget, checkpoint=path, public_inputs=[CARD, WIRE])
+    with pytest.raises(ConfigurationError, match="at most the 0 labels that this component has paid for"):
+        labeler(private, budget=budget, checkpoint=tmp_path / "forged.jsonl")
     assert counts(budget) == before
+
+
+def test_a_checkpoint_with_labels_of_another_task_is_refused(tmp_path: Path) -> None:
+    private, budget = examples(), house()
+    first = labeler(private, budget=budget, component="a")
+    terms: dict[str, Any] = {"ledger_id": budget.ledger_id, "dataset_id": private.dataset_id, "plan": first._public}
+    fields = {"text": CARD}
+    for number, (label, status) in enumerate([("loan", "labelled"), ("card", "public"), (None, "waiting")]):
+        forged = RunJournal(tmp_path / f"{number}", component="a", **terms)
+        forged.append({"fields": fields, "label": label, "status": status, "votes": None})
+        with pytest.raises(ConfigurationError, match="checkpoint: expected releases with labels of this task"):
+            labeler(private, budget=budget, checkpoint=tmp_path / f"{number}")

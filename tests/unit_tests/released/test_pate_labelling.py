@@ -37,7 +37,7 @@ def taught(faq: Any) -> tuple[Any, Any]:
 
 
 def test_every_line_of_the_faq_gets_an_answer_and_most_labels_are_right(faq: Any, taught: tuple[Any, Any]) -> None:
-    pool = taught[0].pool
+    pool = taught[0].result
     right, labels = faq.right_and_all(pool)
     assert labels + len(pool.rejected) == len(faq.TOPIC_OF) == 40
     assert not pool.waiting
@@ -55,7 +55,7 @@ def test_a_line_with_braces_reads_the_same_in_both_stock_templates(faq: Any, tau
 
 def test_string_and_chat_chains_answer_with_topics(faq: Any, taught: tuple[Any, Any]) -> None:
     entries = [PoolEntry({"text": line}, topic, "public") for line, topic in faq.TOPIC_OF.items()]
-    pool = replace(taught[0].pool, entries=tuple(entries), student=None)  # true labels: the same answers in every run
+    pool = replace(taught[0].result, entries=tuple(entries), student=None)  # true labels: the same answers in every run
     for name, chain in faq.chains(PromptPATEExampleSelector(pool, strategy=ByLength(max_length=10_000))).items():
         assert chain.invoke({"input": "How do I cancel a transfer?"}).strip() in faq.LABELS, name
 

@@ -154,7 +154,7 @@ def test_a_column_for_answers_that_name_no_label_is_a_candidate() -> None:
 
 
 def test_a_labelling_whose_noise_was_calibrated_verifies() -> None:
-    pool = labeler(noise=None, epsilon=4.0).pool
+    pool = labeler(noise=None, epsilon=4.0).result
     verified = verify_report(pool.to_json())
     assert verified.problems == ()
     assert 3.8 < verified.epsilon <= 4.0

@@ -17,7 +17,7 @@ from langchain_dpicl.runs import answer_memo
 from langchain_dpicl.runs import private_tool as tools
 from langchain_dpicl.runs.answer_memo import AnswerMemo
 from langchain_dpicl.runs.query_runnable import QueryRunnable
-from langchain_dpicl.stores import SQLiteMemo, sqlite_memo, sqlite_per_call
+from langchain_dpicl.stores import SQLiteMemo, memos, sqlite_memo, sqlite_per_call
 from tests.memo_house import House, house, no_prices
 from tests.unit_tests import test_graph_memo
 from tests.unit_tests.agents import test_agents
@@ -54,7 +54,7 @@ def told_of_another_model(patch: Patch) -> None:
 
 def the_last_answer_stays(patch: Patch) -> None:
     """Whoever ends last is who others are told of."""
-    patch.setattr(sqlite_memo, "_REMEMBER", f"{sqlite_memo._REMEMBER} OR 1")
+    patch.setattr(SQLiteMemo, "_REMEMBER", f"{SQLiteMemo._REMEMBER} OR 1")
 
 
 def waits_with_the_lock(patch: Patch) -> None:
@@ -129,12 +129,12 @@ def lost_where_the_memo_is_out(patch: Patch) -> None:
 
 def told_broken(patch: Patch) -> None:
     """Nobody looks whether an answer is the one that was kept."""
-    patch.setattr(sqlite_memo, "check_stored_answer", lambda key, told, digest, where: told)
+    patch.setattr(memos, "check_stored_answer", lambda key, told, digest, where: told)
 
 
 def kept_for_ever(patch: Patch) -> None:
     """Nothing is dropped."""
-    patch.setattr(sqlite_memo, "_DROP_OLDEST", "SELECT ?1, ?2, ?3")
+    patch.setattr(SQLiteMemo, "_DROP_OLDEST", "SELECT ?1, ?2, ?3")
 
 
 def not_kept_durably(patch: Patch) -> None:

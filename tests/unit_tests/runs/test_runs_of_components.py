@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from langchain_dpicl import Budget, DemonstrationSynthesizer, DocumentSynthesizer, PrivateEvolution, PrivateExamples
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
@@ -14,6 +16,8 @@ from langchain_dpicl.options import Decoding, Evolution, Rows, Topics
 from tests.contracts.release_run import CANARY, Calls, JournalContract
 from tests.doubles import WORDS
 from tests.evolution_doubles import Muse, Topical
+
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 
 class Acting(FakeBackend):
@@ -33,12 +37,13 @@ class Acting(FakeBackend):
 
 
 NOTES = [{"text": f"my card was declined {CANARY}"}] * 300 + [{"text": f"my transfer is late {CANARY}"}] * 300
+TRIPS = [{"text": f"a card {CANARY}"}] * 350 + [{"text": f"a boat {CANARY}"}] * 250
 
 
 @cache
-def notes_on(ledger_id: str) -> PrivateExamples:
+def notes_on(ledger_id: str, *, of_trips: bool = False) -> PrivateExamples:
     """The notes of a ledger: in one process a ledger has one object of them."""
-    return PrivateExamples(NOTES, public_size=600, dataset_id=f"notes {ledger_id}")
+    return PrivateExamples(TRIPS if of_trips else NOTES, public_size=600, dataset_id=f"notes {ledger_id}")
 
 
 class TestDemonstrations(JournalContract):
@@ -111,7 +116,7 @@ class TestEvolution(JournalContract):
         self, budget: Budget, calls: Calls, *, component: str = "mine", checkpoint: Path | None = None
     ) -> PrivateEvolution:
         return PrivateEvolution.from_private_examples(
-            notes_on(budget.ledger_id),
+            notes_on(budget.ledger_id, of_trips=True),
             llm=ActingMuse(act=calls),
             embeddings=Topical(),
             budget=budget,

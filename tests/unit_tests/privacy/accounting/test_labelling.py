@@ -16,7 +16,16 @@ from langchain_core.documents import Document
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from langchain_dpicl import FewShotTask, LabelledPool, Noise, PromptPATELabeler, Rows, verify_report
+from langchain_dpicl import (
+    Budget,
+    FewShotTask,
+    LabelledPool,
+    Noise,
+    PrivateExamples,
+    PromptPATELabeler,
+    Rows,
+    verify_report,
+)
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -36,13 +45,17 @@ from langchain_dpicl.privacy.accounting.events import (
 )
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.released import PoolEntry
 from tests.contracts.front_room import (
     CANARY,
 )
+from tests.contracts.release_run import CANARY as RUN_CANARY
+from tests.contracts.release_run import Calls, JournalContract, entries_in
 from tests.labelling_doubles import (
     CARD,
     FIXED,
     GAUSSIAN,
+    LABELS,
     MUTE,
     NOISES,
     ONCE,
@@ -159,9 +172,9 @@ def test_every_way_is_priced_from_its_own_tickets(teachers: str, mechanism: str,
     if exact is not None and (teachers == "fixed" or adjacency == "add_remove" or mechanism != "confident_gnmax"):
         assert sealed["epsilon"] == pytest.approx(exact, rel=2e-4)
     budget.verify()
-    assert verify_report(made.pool).ok
+    assert verify_report(made.result).ok
     assert verify_report(budget.report()).ok
-    assert made.pool.epsilon == sealed["epsilon"]
+    assert made.result.epsilon == sealed["epsilon"]
 
 
 @pytest.mark.parametrize(("teachers", "mechanism", "adjacency"), WAYS)
@@ -233,9 +246,9 @@ def test_noise_is_calibrated_to_the_share() -> None:
     made = labeler(epsilon=1.0, noise=None, budget=house(epsilon=4.0, delta=1e-4), max_queries=2)
     assert 0.9 < made.plan.epsilon <= 1.0
     assert made.plan.delta == pytest.approx(2.5e-5)
-    assert made.pool.epsilon == 1.0
+    assert made.result.epsilon == 1.0
     made.run()
-    assert verify_report(made.pool).ok
+    assert verify_report(made.result).ok
 
 
 def test_rows_and_shots_are_the_plans_own() -> None:
@@ -295,7 +308,7 @@ def test_it_stops_exactly_when_the_share_does_and_says_what_waits(teachers: str,
         made.label("one more")
     assert (refusal.value.requested, refusal.value.remaining) == (1, 0)
     assert (lines(made._budget), len(spy.private), len(spy.public)) == before
-    assert made.pool.waiting[-1].fields == {"text": "one more"}
+    assert made.result.waiting[-1].fields == {"text": "one more"}
 
 
 @pytest.mark.parametrize("teachers", ["one_sample", "fixed"])
@@ -309,7 +322,7 @@ def test_answers_that_are_used_up_stop_it_before_the_tests_are(teachers: str) ->
     assert [e.status for e in made.run().entries] == ["rejected", "labelled", "labelled", "waiting"]
     assert made.queries_left == 0
     if teachers == "fixed":
-        assert made._share.remaining("test") == 1
+        assert made.share.remaining("test") == 1
 
 
 @pytest.mark.parametrize("teachers", ["one_sample", "fixed"])
@@ -320,7 +333,7 @@ def test_tests_that_are_used_up_stop_it_before_the_answers_are(teachers: str) ->
     assert [e.status for e in made.run().entries] == ["rejected", "rejected", "labelled", "waiting"]
     assert made.queries_left == 0
     if teachers == "fixed":
-        assert (made._share.remaining("test"), made._share.remaining("answer")) == (0, 1)
+        assert (made.share.remaining("test"), made.share.remaining("answer")) == (0, 1)
 
 
 @pytest.mark.parametrize("mechanism", NOISES)
@@ -351,7 +364,7 @@ def test_the_last_ticket_taken_by_another_meanwhile_ends_a_run_quietly() -> None
     made = labeler(private, budget=budget, component="pate", max_queries=1, public_inputs=[CARD], llm=spy)
     spy.at_public = lambda: None if counts(budget) else other.run()  # while the public model answers
     assert told(made.run()) == [("waiting", None)]
-    assert told(other.pool) == [("labelled", "card")]
+    assert told(other.result) == [("labelled", "card")]
     assert counts(budget) == {"reserve label": 1, "commit label": 1}
 
 
@@ -361,7 +374,7 @@ def test_streaming_yields_each_input_as_it_is_done() -> None:
     assert (next(stream).label, made.queries_left) == ("card", 2)
     assert (next(stream).status, made.queries_left) == ("rejected", 1)
     assert made.label(WIRE).label == "transfer"
-    assert [entry.label for entry in stream] == ["transfer"]  # answered meanwhile, and told
+    assert list(stream) == []  # answered meanwhile
     assert [entry.status for entry in made.run().entries] == ["labelled", "rejected", "labelled"]
     assert counts(made._budget)["reserve label"] == 3
 
@@ -410,17 +423,17 @@ def test_an_outage_costs_nothing_and_run_goes_on_without_paying_twice(teachers: 
         return asyncio.run(made.arun()) if awaited else made.run()
 
     spy.at_public = fails(*[down()] * 5)
-    with pytest.raises(RunInterruptedError, match="0 of 3 inputs are done") as first:
+    with pytest.raises(RunInterruptedError, match="0 of 3 inputs are released") as first:
         run()
     assert counts(made._budget) == {}
     assert spy.private == []
     assert first.value.run is made
     assert (first.value.__cause__, first.value.__context__) == (None, None)
     spy.at_public = fails(*[None, *[down()] * 5])  # type: ignore[list-item]
-    with pytest.raises(RunInterruptedError, match="1 of 3 inputs are done"):
+    with pytest.raises(RunInterruptedError, match="1 of 3 inputs are released"):
         run()
     paid = counts(made._budget)
-    assert [e.status for e in made.pool.entries] == ["labelled", "waiting", "waiting"]
+    assert [e.status for e in made.result.entries] == ["labelled", "waiting", "waiting"]
     spy.at_public = fails()
     pool = run()
     assert [e.label for e in pool.entries] == ["card", "transfer", "transfer"]
@@ -454,7 +467,7 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_the_ticket_burnt(teachers: str, me
         asyncio.run(made.arun()) if awaited else made.run()
     again: PromptPATELabeler = caught.value.run  # type: ignore[attr-defined]
     assert again is made
-    assert told(again.pool) == [("labelled", "card"), ("waiting", None), ("waiting", None)]
+    assert told(again.result) == [("labelled", "card"), ("waiting", None), ("waiting", None)]
     assert again.queries_left == 2
     assert [e.label for e in again.run().entries] == ["card", "transfer", "card"]
     assert again.queries_left == 0
@@ -532,7 +545,7 @@ def test_a_label_is_in_the_file_before_its_ticket_is_committed(
     real, kept = Reservation.commit, []
 
     def killed(ticket: Reservation, count: int = 1) -> None:
-        kept.append(told(LabelledPool.load(path)))
+        kept.append([(entry["status"], entry["label"]) for entry in entries_in(path)])
         if len(kept) == 1:
             raise KeyboardInterrupt
         real(ticket, count)
@@ -540,15 +553,14 @@ def test_a_label_is_in_the_file_before_its_ticket_is_committed(
     monkeypatch.setattr(Reservation, "commit", killed)
     with pytest.raises(KeyboardInterrupt):
         made.run()
-    done = [("labelled", "card"), ("labelled", "transfer")] if teachers == "one_sample" else [("labelled", "card")]
-    assert kept == [[*done, ("waiting", None)][:2]]
+    assert kept == [[("labelled", "card")]]
     assert not [name for name in counts(budget) if "commit" in name]
     spy = Spy()
     again = labeler(private, public_inputs=[CARD, WIRE], llm=spy, **options)
     pool = again.run()
-    assert told(pool) == [("labelled", "card"), ("labelled", "transfer")]
+    rest = ("waiting", None) if teachers == "one_sample" else ("labelled", "transfer")  # its sample is gone
+    assert told(pool) == [("labelled", "card"), rest]
     assert spy.asked == ([] if teachers == "one_sample" else [WIRE])
-    assert LabelledPool.load(path).entries == pool.entries
     assert sum(n for name, n in counts(budget).items() if "reserve" in name) == (1 if teachers == "one_sample" else 2)
 
 
@@ -563,13 +575,13 @@ def test_a_new_labeler_pays_for_what_is_not_done_yet(mechanism: str, tmp_path: P
     spy = Spy()
     second = labeler(private, llm=spy, public_inputs=[WIRE, MUTE, "new card", CARD], **options)
     assert second.queries_left == 2
-    assert list(second.pool.entries[:2]) == before
+    assert [entry for entry in second.result.entries if entry.status != "waiting"] == before[::-1]
     pool = second.run()
     assert spy.asked == [WIRE, "new card"]
-    assert [e.fields["text"] for e in pool.entries] == [CARD, MUTE, WIRE, "new card"]
-    assert second._share.component == first._share.component
+    assert [e.fields["text"] for e in pool.entries] == [WIRE, MUTE, "new card", CARD]
+    assert second.share.component == first.share.component
     assert counts(budget) == {"reserve label": 4, "commit label": 4}
-    assert LabelledPool.load(path) == second.pool
+    assert len(entries_in(path)) == 4
 
 
 def test_a_run_that_died_in_its_first_input_is_found_again(tmp_path: Path) -> None:
@@ -581,7 +593,7 @@ def test_a_run_that_died_in_its_first_input_is_found_again(tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         made.run()
     again = labeler(private, **options)
-    assert again._share.component == made._share.component
+    assert again.share.component == made.share.component
     assert [e.status for e in again.run().entries] == ["labelled", "waiting"]
     assert len([line for line in lines(budget) if line.kind == "seal"]) == 1
 
@@ -601,19 +613,19 @@ def test_a_checkpoint_of_another_run_is_refused_for_free(tmp_path: Path) -> None
     ]
     for other in others:
         options = {"budget": budget, "checkpoint": path, "max_queries": 2, **other}
-        with pytest.raises(ConfigurationError, match="checkpoint: expected labels of the same run"):
+        with pytest.raises(ConfigurationError, match="another run's: differences in"):
             labeler(private, **options)
         assert (lines(budget), budget.remaining_epsilon) == (before, left)
-    for elsewhere, name in ((house(), "ledger_id"), (house("replace_one"), "adjacency")):
+    for elsewhere in (house(), house("replace_one")):
         fresh = examples()
-        with pytest.raises(ConfigurationError, match=name):
+        with pytest.raises(ConfigurationError, match="ledger_id"):
             labeler(fresh, budget=elsewhere, checkpoint=path, max_queries=2)
         assert lines(elsewhere) == []
         labeler(fresh, budget=house())  # nothing was bound either
     with pytest.raises(ConfigurationError, match="dataset_id"):
         labeler(examples(dataset_id="others"), budget=budget, checkpoint=path, max_queries=2)
-    path.write_text("{}")
-    with pytest.raises(ConfigurationError, match="labelled pool"):
+    path.write_text("{}\n")
+    with pytest.raises(ConfigurationError, match="checkpoint"):
         labeler(private, budget=budget, checkpoint=path)
     assert lines(budget) == before
 
@@ -622,22 +634,22 @@ def test_a_checkpoint_of_another_run_is_refused_for_free(tmp_path: Path) -> None
 def test_a_full_disk_loses_no_label(teachers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, spy = tmp_path / "labels.json", Spy()
     made = labeler(rows=TEACHERS[teachers], checkpoint=path, public_inputs=[CARD, WIRE], llm=spy)
-    real, writes = LabelledPool.save, []
+    real, writes = os.fsync, []
 
-    def full(pool: LabelledPool, where: Any) -> None:
-        writes.append(len(pool.labelled))
-        if len(pool.labelled) == 2 and writes.count(2) == 1:
+    def full(number: int) -> None:
+        writes.append(number)
+        if len(writes) == 3:  # the terms, the first label, the second
             raise OSError("no space left on device")
-        real(pool, where)
+        real(number)
 
-    monkeypatch.setattr(LabelledPool, "save", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="no space") as caught:
         made.run()
     assert caught.value.run is made  # type: ignore[attr-defined]
-    assert told(made.pool) == [("labelled", "card"), ("labelled", "transfer")]
-    assert len(LabelledPool.load(path).labelled) == 1
+    assert told(made.result) == [("labelled", "card"), ("labelled", "transfer")]
+    assert sum(number for name, number in counts(made._budget).items() if "commit" in name) == 1
     assert told(made.run()) == [("labelled", "card"), ("labelled", "transfer")]
-    assert LabelledPool.load(path) == made.pool  # nothing was left to label, and the file caught up
+    assert len(entries_in(path)) == 2  # nothing was left to label, and the file caught up
     assert spy.asked == [CARD, WIRE]
 
 
@@ -657,7 +669,9 @@ def test_a_folder_that_is_missing_is_found_before_anything_is_paid_for(tmp_path:
 def test_a_longer_list_goes_on_with_the_tickets_of_the_checkpoint(tmp_path: Path) -> None:
     path, private, budget = tmp_path / "labels.json", examples(), house()
     labeler(private, budget=budget, checkpoint=path, public_inputs=[CARD], max_queries=2).run()
-    longer = labeler(private, budget=budget, checkpoint=path, public_inputs=[CARD, WIRE, MUTE])
+    with pytest.raises(ConfigurationError, match="differences in"):  # three inputs would be another plan
+        labeler(private, budget=budget, checkpoint=path, public_inputs=[CARD, WIRE, MUTE])
+    longer = labeler(private, budget=budget, checkpoint=path, public_inputs=[CARD, WIRE, MUTE], max_queries=2)
     assert longer.queries_left == 1
     assert told(longer.run()) == [("labelled", "card"), ("labelled", "transfer"), ("waiting", None)]
 
@@ -669,7 +683,7 @@ def test_an_input_that_comes_again_is_answered_for_free() -> None:
     spy = Spy()
     again = [CARD, {"text": CARD}, {"input": CARD}, Document(CARD), {"text": CARD, "id": 7}]
     made = labeler(llm=spy, public_inputs=[*again, MUTE, CARD, MUTE], max_queries=5)
-    assert [e.fields for e in made.pool.entries] == [{"text": CARD}, {"text": MUTE}]
+    assert [e.fields for e in made.result.entries] == [{"text": CARD}, {"text": MUTE}]
     made.run()
     for given in (*again, MUTE):
         assert made.label(given).status == ("rejected" if given == MUTE else "labelled")
@@ -692,12 +706,12 @@ def test_an_answer_that_came_meanwhile_is_not_paid_for_again(awaited: bool, monk
     made = labeler(public_inputs=[CARD], max_queries=3)
     real, first = PromptPATELabeler._events, [True]
 
-    def events(self: PromptPATELabeler) -> Any:
+    def events(self: PromptPATELabeler, config: Any) -> Any:
         """Another caller is faster, between this one's look at the input and its turn."""
         if first:
             first.clear()
             self.label(CARD)
-        return real(self)
+        return real(self, config)
 
     monkeypatch.setattr(PromptPATELabeler, "_events", events)
     assert (asyncio.run(made.alabel(CARD)) if awaited else made.label(CARD)).label == "card"
@@ -722,7 +736,7 @@ def test_threads_that_ask_the_same_pay_once() -> None:
         thread.join()
     assert answers == ["card"] * 8
     assert counts(made._budget) == {"reserve label": 1, "commit label": 1}
-    assert len(made.pool.entries) == 1
+    assert len(made.result.entries) == 1
 
 
 @pytest.mark.parametrize("teachers", TEACHERS)
@@ -735,7 +749,7 @@ def test_tasks_at_the_same_time_never_pay_more_than_they_get(teachers: str) -> N
         return await asyncio.gather(*map(made.alabel, questions), return_exceptions=True)
 
     answers = asyncio.run(all_of_them())
-    assert len(spy.asked) == len(made.pool.labelled)
+    assert len(spy.asked) == len(made.result.labelled)
     assert [a.label for a in answers] == ["card", "transfer", "card", "card", "transfer"]
     assert sorted(spy.asked) == sorted(set(questions))
     expected = 1 if teachers == "one_sample" else 4
@@ -756,3 +770,28 @@ def test_a_call_from_within_a_call_is_refused_before_it_pays() -> None:
     made.run()
     assert seen == ["refused"] * 2
     assert counts(made._budget)["reserve label"] == 2
+
+
+class TestContract(JournalContract):
+    """Acts at the public calls, which come before a ticket burns."""
+
+    @pytest.fixture(autouse=True)
+    def _examples(self) -> None:
+        self._bound: dict[str, PrivateExamples] = {}  # a ledger knows a data set by its object
+
+    def build(self, budget: Budget, calls: Calls, *, component: str = "mine", checkpoint: Any = None) -> Any:
+        spy = Spy()
+        spy.at_public = calls
+        records = [{"text": f"{RUN_CANARY} {CANARY} {i}", "queue": LABELS[i % 2]} for i in range(40)]
+        private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=40, dataset_id="letters")
+        return labeler(
+            self._bound.setdefault(budget.ledger_id, private),
+            budget=budget,
+            llm=spy,
+            public_inputs=[CARD, MUTE, WIRE, "third card"],
+            component=component,
+            checkpoint=checkpoint,
+        )
+
+    def parts(self, result: LabelledPool) -> list[PoolEntry]:
+        return [entry for entry in result.entries if entry.status != "waiting"]
