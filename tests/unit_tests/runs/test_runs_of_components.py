@@ -129,3 +129,7 @@ class TestEvolution(JournalContract):
 
     def parts(self, result: Any) -> list[Any]:
         return list(result.examples)
+
+    def kept(self, made: Any) -> list[Any]:
+        """Rounds: the survivors of one are no result yet, and a later one may replace them."""
+        return [(label, *one) for label, rounds in made.history.items() for one in enumerate(rounds)]
