@@ -140,7 +140,9 @@ class Voters:
 
     def zero_shot(self, *, calibrate: bool) -> NDArray[np.bool_]:
         """Returns bool[questions]: whether the model is right without records."""
-        rows = [run_sync(_ask(self._scorers[calibrate].request_public(render(())))) for render in self._renderers()]
+        rows = run_sync(
+            _ask(self._scorers[calibrate].request_public_rows([render(()) for render in self._renderers()]))
+        )
         return np.array([int(row.argmax()) for row in rows]) == self.task.right
 
     def matrices(self, design: RowDesign, *, calibrate: bool) -> Matrices:

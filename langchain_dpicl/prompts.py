@@ -7,7 +7,6 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, cast
 
 from langchain_core.example_selectors import BaseExampleSelector
@@ -28,6 +27,7 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import override
 
 from langchain_dpicl._construction import HidesInput
+from langchain_dpicl._templates import Template
 from langchain_dpicl.budget.events import await_refusals
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_int, fail
@@ -385,7 +385,7 @@ class ReleasedPrompt(HidesInput):
         if refused := sorted(set(fields) & set(_FROM_THE_RELEASE)):
             raise ConfigurationError(f"{refused}: expected none of these here; they come with the release.")
         if isinstance(example_prompt, str):
-            example_prompt = _parsed(example_prompt)
+            example_prompt = PromptTemplate.from_template(Template.of("example_prompt", example_prompt).text)
         if not hasattr(example_prompt, "input_variables"):
             raise fail("example_prompt", "a prompt template", type(example_prompt).__name__)
         ends = {"prefix": prefix} if suffix is None else {"prefix": prefix, "suffix": suffix}
@@ -403,12 +403,6 @@ class ReleasedPrompt(HidesInput):
         if self.examples is None:
             raise ConfigurationError("examples: expected a list of released demonstrations, found an example selector.")
         return self.examples
-
-
-def _parsed(example_prompt: str) -> PromptTemplate:
-    with suppress(ValueError):
-        return PromptTemplate.from_template(example_prompt)
-    raise ConfigurationError("example_prompt: expected an f-string template, such as '{text}', found unmatched braces.")
 
 
 def _escaped(text: str) -> str:

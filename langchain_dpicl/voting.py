@@ -230,7 +230,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
         """Asks the public prompt, which detects an outage before a ticket is charged and gives the zero-shot answer."""
         render = self.wording.renderer(self.task.queries(query))
-        row = yield self.rows.request_public(render(()))
+        [row] = yield self.rows.request_public_rows([render(())])
         return render, row
 
     @override

@@ -13,20 +13,23 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 from tqdm.auto import tqdm
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.audit.membership_scores import LOW_RATE, Claim, Floats, RocBand, RocCurve, roc_band
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.backends.rows.label_rows import LabelRows
+from langchain_dpicl.backends.sync_async import LimitConcurrency
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivateAccessError, RecordError
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, Ints, SecureRandom
 from langchain_dpicl.results import VotingResult
 from langchain_dpicl.runs.query_runnable import QueryRunnable
-from langchain_dpicl.serving.classifier import CONTENT_FREE, content_free_probabilities, label_probabilities
-from langchain_dpicl.tasks.labels import ContinuationScorer, continuations_of, distinct_texts, label_scorer
-from langchain_dpicl.tasks.templates import FewShotTemplate, template_text
+from langchain_dpicl.serving.classifier import CONTENT_FREE
+from langchain_dpicl.tasks.labels import distinct_texts, texts_of
+from langchain_dpicl.tasks.templates import FewShotTemplate
 
 # A prompt of real records takes the way of public prompts: observers and caches of its model see it. So the records
 # have to be made up, or the auditor's own.
@@ -76,7 +79,7 @@ def few_shot_without_privacy(
     example_separator: str = "\n\n",
     fields: Sequence[str] = ("text", "label"),
     label_key: str = "label",
-    verbalizers: Mapping[str, str] | None = None,
+    verbalizers: Mapping[str, str | Sequence[str]] | None = None,
     votes: Votes = None,
     calibrate: bool = False,
     content_free: Sequence[str] = CONTENT_FREE,
@@ -94,7 +97,7 @@ def few_shot_without_privacy(
       example_separator: stands between the parts.
       fields: what records hold.
       label_key: field of the label.
-      verbalizers: label to the text that stands for it, verbatim; by default a space and the label.
+      verbalizers: label to the text, or texts, that stand for it, verbatim; by default a space and the label.
       votes: "text" takes what the model writes as its answer, also where it has probabilities.
       calibrate: whether label probabilities are divided by those on content-free inputs (Zhao et al. 2021).
       content_free: inputs without content.
@@ -105,26 +108,23 @@ def few_shot_without_privacy(
       ConfigurationError: a template or a label is unusable, or text votes are to be calibrated.
       CapabilityError: the model cannot choose among labels.
     """
-    reader = _LabelReader(llm, labels, verbalizers, votes=votes, max_concurrency=max_concurrency)
-    if calibrate and reader.kind == "text votes":
-        raise fail("calibrate", "False with text votes", calibrate, "A vote is no probability.")
-    shown = {label: text.strip() for label, text in zip(reader.labels, reader.continuations, strict=True)}
+    free = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate else ()
+    reader = _LabelReader(llm, labels, verbalizers, votes=votes, content_free=free, max_concurrency=max_concurrency)
+    shown = {label: texts[0].strip() for label, texts in reader.texts.items()}
     wording = FewShotTemplate(
-        example_prompt=template_text("example_prompt", example_prompt),
-        suffix=template_text("suffix", suffix),
-        prefix=template_text("prefix", prefix),
+        example_prompt=Template.of("example_prompt", example_prompt).text,
+        suffix=Template.of("suffix", suffix).text,
+        prefix=Template.of("prefix", prefix).text,
         separator=example_separator,
         fields=tuple(fields),
         shown={label_key: shown},
     )
-    without = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate else ()
 
     def build(records: Sequence[Record]) -> AskTarget:
         def prompts(texts: Sequence[str]) -> list[str]:
             return list(wording.renderer([wording.query(text) for text in texts])(records))
 
-        base = reader.base(prompts(without)) if without else None
-        return lambda texts: reader.probabilities(prompts(texts), base)
+        return lambda texts: reader.probabilities(texts, prompts)
 
     return Target(name, reader.labels, reader.reads, build)
 
@@ -134,7 +134,7 @@ def prompt_target(
     llm: Any,
     *,
     labels: Sequence[str],
-    verbalizers: Mapping[str, str] | None = None,
+    verbalizers: Mapping[str, str | Sequence[str]] | None = None,
     votes: Votes = None,
     calibrate: bool = False,
     content_free: Sequence[str] = CONTENT_FREE,
@@ -161,10 +161,8 @@ def prompt_target(
         other than one variable.
       CapabilityError: the model cannot choose among labels.
     """
-    reader = _LabelReader(llm, labels, verbalizers, votes=votes, max_concurrency=max_concurrency)
-    if calibrate and reader.kind == "text votes":
-        raise fail("calibrate", "False with text votes", calibrate, "A vote is no probability.")
-    without = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate else ()
+    free = distinct_texts("content_free", content_free, least=1, empty=True) if calibrate else ()
+    reader = _LabelReader(llm, labels, verbalizers, votes=votes, content_free=free, max_concurrency=max_concurrency)
 
     def build(records: Sequence[Record]) -> AskTarget:
         template = make(records)
@@ -174,8 +172,7 @@ def prompt_target(
         def prompts(texts: Sequence[str]) -> list[str]:
             return [_render(template, names[0], text) for text in texts]
 
-        base = reader.base(prompts(without)) if without else None
-        return lambda texts: reader.probabilities(prompts(texts), base)
+        return lambda texts: reader.probabilities(texts, prompts)
 
     return Target(name, reader.labels, reader.reads, build, claim)
 
@@ -184,7 +181,7 @@ def answer_target(
     make: Callable[[Sequence[Record]], Runnable[Any, Any]],
     *,
     labels: Sequence[str],
-    verbalizers: Mapping[str, str] | None = None,
+    verbalizers: Mapping[str, str | Sequence[str]] | None = None,
     reads: str = "answered text",
     name: str = "answers",
     claim: Claim | None = None,
@@ -197,7 +194,7 @@ def answer_target(
     Args:
       make: builds the Runnable from the records.
       labels: every label.
-      verbalizers: label to the text that the answers have for it; by default the label.
+      verbalizers: label to the text, or texts, that the answers have for it; by default the label.
       reads: what the attacker sees, in words.
       name: for tables and pictures.
       claim: what the Runnable claims.
@@ -206,12 +203,13 @@ def answer_target(
       ConfigurationError: labels differ in case or white space only.
     """
     listed = distinct_texts("labels", labels, least=2)
-    names = ChoiceNames([text.strip() for text in continuations_of(listed, verbalizers)])
+    shown = [(text, label) for label, texts in texts_of(listed, verbalizers).items() for text in texts]
+    names, named = ChoiceNames([text for text, _ in shown]), [label for _, label in shown]
 
     def build(records: Sequence[Record]) -> AskTarget:
         made = make(records)
         asked = made.with_receipts() if isinstance(made, QueryRunnable) else made  # noisy votes leave with the result
-        return lambda texts: np.array([_read_answer(answer, names, listed) for answer in asked.batch(list(texts))])
+        return lambda texts: np.array([_read_answer(one, names, named, listed) for one in asked.batch(list(texts))])
 
     return Target(name, listed, reads, build, claim)
 
@@ -250,41 +248,34 @@ class _LabelReader:
         self,
         llm: Any,
         labels: Sequence[str],
-        verbalizers: Mapping[str, str] | None,
+        verbalizers: Mapping[str, str | Sequence[str]] | None,
         *,
         votes: Votes,
+        content_free: tuple[str, ...],
         max_concurrency: int,
     ) -> None:
         self.labels = distinct_texts("labels", labels, least=2)
-        self.continuations = continuations_of(self.labels, verbalizers)
+        self.texts = texts_of(self.labels, verbalizers)
+        self._content_free = content_free
         self._limit = check_int("max_concurrency", max_concurrency, low=1)
-        self._scorer: ContinuationScorer = label_scorer(as_choice_backend(llm, votes=votes), self.continuations)
-
-    @property
-    def kind(self) -> str:
-        return self._scorer.kind
+        engine = as_choice_backend(llm, votes=votes)
+        self._rows = LabelRows(engine, list(self.texts.values()), calibrate=bool(self._content_free))
 
     @property
     def reads(self) -> str:
-        return "answered text" if self.kind == "text votes" else f"label probabilities ({self.kind})"
+        kind = self._rows.kind
+        return "answered text" if kind == "text votes" else f"label probabilities ({kind})"
 
-    def probabilities(self, prompts: Sequence[str], base: Floats | None = None) -> Rows:
-        """Returns float64[prompts, labels].
+    def probabilities(self, texts: Sequence[str], prompts: Callable[[Sequence[str]], list[str]]) -> Rows:
+        """Returns float64[texts, labels].
 
         Raises:
           ModelCallError: a call failed.
         """
-        rows = self._rows(prompts)
-        named = np.isfinite(rows).any(axis=1, keepdims=True)
-        return np.where(named, label_probabilities(rows, base), 0.0)
-
-    def base(self, prompts: Sequence[str]) -> Floats:
-        """Returns float64[labels]: mean probabilities after prompts without content."""
-        return content_free_probabilities(self._rows(prompts))
-
-    def _rows(self, prompts: Sequence[str]) -> Rows:
-        scored = self._scorer.score(prompts, self._limit)
-        return np.array(scored, dtype=np.float64).reshape(len(prompts), len(self.labels))
+        free = prompts(self._content_free)
+        ask = self._rows.request_public_rows([(prompt, *free) for prompt in prompts(texts)])
+        rows: Rows = LimitConcurrency(ask, self._limit).run()
+        return rows
 
 
 def _render(template: BasePromptTemplate[Any], variable: str, text: str) -> str:
@@ -293,7 +284,7 @@ def _render(template: BasePromptTemplate[Any], variable: str, text: str) -> str:
     return value.to_string() + ("\nAI:" if isinstance(value, ChatPromptValue) else "")
 
 
-def _read_answer(answer: Any, names: ChoiceNames, labels: tuple[str, ...]) -> Floats:
+def _read_answer(answer: Any, names: ChoiceNames, named: Sequence[str], labels: tuple[str, ...]) -> Floats:
     """Returns float64[labels]: noisy votes, or 1 for the label that was named."""
     if isinstance(answer, VotingResult):
         if answer.scores is not None:
@@ -302,7 +293,7 @@ def _read_answer(answer: Any, names: ChoiceNames, labels: tuple[str, ...]) -> Fl
     text = answer.text if isinstance(answer, BaseMessage) else answer
     row = np.zeros(len(labels))
     if (place := names.named(str(text))) is not None:
-        row[place] = 1.0
+        row[labels.index(named[place])] = 1.0
     return row
 
 

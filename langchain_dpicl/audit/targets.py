@@ -92,8 +92,8 @@ def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPV
     """Builds a voter over units that vote as their texts say (`ReadVotes`); every query is charged."""
     usual = {"labels": _LABELS, "rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
     arguments, size, adjacency = _split_options(options, {**usual, "max_queries": 1_000})
-    answers = {name: arguments.pop(name) for name in ("votes", "abstain_below") if name in arguments}
-    answers["scores"] = arguments.pop("with_scores", False)
+    answers = {"scores": arguments.pop("with_scores", False), "abstain_below": arguments.pop("abstain_below", None)}
+    votes = arguments.pop("votes", "hard")
     return DPVotingRunnable.from_private_examples(
         PrivateExamples(units, public_size=size),
         llm=ReadVotes() if engine is None else engine,

@@ -55,6 +55,10 @@ def plan_output(arguments: argparse.Namespace) -> str:
     _check_declarable(settings, sizes)
     planner, in_words = _PLANNERS[settings.method]
     out = planner(settings, sizes, not arguments.no_compare)
+    if out["plan"]["epsilon"] > settings.share_epsilon:
+        advice = "Raise noise.multiplier, or leave it out."
+        found = round(out["plan"]["epsilon"], 4)
+        raise fail("noise.multiplier", f"noise that costs at most epsilon {settings.share_epsilon}", found, advice)
     return json.dumps(out, indent=2) if arguments.json else in_words(out)
 
 
@@ -90,6 +94,11 @@ def _needed(settings: Settings, name: str) -> Any:
 
 def _mechanism(settings: Settings) -> str:
     return noise_of(settings.get("noise"), Noise).mechanism or "gumbel"
+
+
+def _given_noise(settings: Settings) -> float | None:
+    """Returns the noise multiplier that was given; None: the plan finds it."""
+    return getattr(settings.get("noise"), "multiplier", None)
 
 
 def _cost_of(cost: Cost, settings: Settings, *, max_queries: int | None = None) -> Output:
@@ -170,7 +179,7 @@ def _writing(settings: Settings) -> dict[str, Any]:
     candidates = 100 if decoding is None else decoding.candidates
     if candidates == "all":
         raise fail("decoding.candidates", "a number: a plan asks no model for its vocabulary", candidates)
-    redraw = 1 if rows is None or rows.redraw_every is None else rows.redraw_every
+    redraw = None if rows is None else rows.redraw_every
     return {
         "redraw_every": length if redraw == "run" else redraw,
         "shots_per_label": settings.get("shots_per_label", 1),
@@ -184,8 +193,9 @@ def _generation_plan(settings: Settings, sizes: Sizes, design: RowDesign, rule: 
 
     writing = _writing(settings)
     segments = (Segment("text", writing.pop("max_tokens")),)
-    plan = plan_generation(sizes, **_terms(settings), mechanism=rule, design=design, segments=segments, **writing)
-    if plan.epsilon > settings.share_epsilon:
+    terms = {**_terms(settings), "noise_multiplier": _given_noise(settings)}
+    plan = plan_generation(sizes, **terms, mechanism=rule, design=design, segments=segments, **writing)
+    if rule.fixes_noise and plan.epsilon > settings.share_epsilon:
         raise ConfigurationError(
             f"noise.clip, decoding.temperature: expected noise that costs at most epsilon {settings.share_epsilon}, "
             f"found {plan.epsilon:.4f}. Give one of the two, or raise the temperature or rows.slots."
@@ -229,9 +239,10 @@ def _generation_settings(settings: Settings, option: Output, rule: TokenRule) ->
     noise, decoding = settings.get("noise"), settings.get("decoding")
     if option["mechanism"] != rule.mechanism or not isinstance(noise, LogitNoise):
         return found
-    # Where clip and temperature are given, the noise follows from them: the comparison leaves the clip out.
+    # Designs are compared at equal epsilon, which decides the noise; clip and temperature together would decide it too.
     has_temperature = decoding is not None and decoding.temperature is not None
-    asked = {name: value for name, value in noise.to_dict().items() if not (name == "clip" and has_temperature)}
+    left_out = {"multiplier", "clip"} if has_temperature else {"multiplier"}
+    asked = {name: value for name, value in noise.to_dict().items() if name not in left_out}
     return {**found, "noise": asked} | ({"decoding": {"temperature": decoding.temperature}} if has_temperature else {})
 
 
@@ -360,7 +371,13 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     share, guess = _abstention(settings), settings.guess
     constants = () if share is None else (share * expected_rows(design, size),)
     plan = plan_queries(
-        size, **shared, width=labels + len(constants), mechanism=mechanism, design=design, constants=constants
+        size,
+        **shared,
+        noise_multiplier=_given_noise(settings),
+        width=labels + len(constants),
+        mechanism=mechanism,
+        design=design,
+        constants=constants,
     )
     out: Output = {
         "plan": {"labels": labels, **plan.to_dict()},
@@ -459,6 +476,7 @@ def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     plan = plan_retrieval(
         sum(sizes.values()),
         **_terms(settings),
+        noise_multiplier=_given_noise(settings),
         participations=retrieval.participations,
         width=_num_labels(settings),
         num_slots=None if retrieval.slots == "per_unit" else retrieval.slots,
@@ -512,7 +530,7 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     options = _pate_options(settings, size, labels, compares=compares)
     asked = _teachers(settings.get("rows")), _mechanism(settings)
     chosen = next(o.plan for o in options if (o.plan.teachers, o.plan.release.mechanism.name) == asked)
-    plan = with_noise_for(chosen, epsilon=settings.share_epsilon, noise_multiplier=None)
+    plan = with_noise_for(chosen, epsilon=settings.share_epsilon, noise_multiplier=_given_noise(settings))
     cost = plan.cost(**_caps(settings), student_calls=settings.cost.student_calls, student_shots=labels)
     out: Output = {
         "plan": {"labels": labels, "public_inputs": guess.public_inputs, **plan.to_dict()},
@@ -655,7 +673,8 @@ def _training(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     batch = training.expected_batch_size
     if batch > size:
         raise fail("training.expected_batch_size", f"at most {size} records", batch)
-    plan = _training_plan(settings, size, batch, steps=training.steps, epochs=training.epochs)
+    length = {"steps": training.steps, "epochs": training.epochs}
+    plan = _training_plan(settings, size, batch, **length, noise_multiplier=_given_noise(settings))
     prices = settings.cost
     cost = plan.cost(record_tokens=prices.record_tokens, examples_per_unit=prices.examples_per_unit)
     out: Output = {
@@ -727,12 +746,13 @@ def _evolution(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     del compares  # one search
     from langchain_dpicl.evolution.plan import plan_evolution
 
+    noise_with(settings.get("noise"), "gaussian")  # refuses another
     search = settings.get("evolution") or Evolution()
     plan = plan_evolution(
         sizes,
         **_terms(settings),
         **settings.only("shots_per_label"),
-        noise_multiplier=noise_with(settings.get("noise"), "gaussian").multiplier,
+        noise_multiplier=_given_noise(settings),
         rounds=search.rounds,
         num_candidates=search.num_candidates,
         num_survivors=search.num_survivors,

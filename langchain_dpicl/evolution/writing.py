@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from string import Formatter
 from typing import Any, TypeAlias
 
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.distributed.executor import Executor, JobResult, Workplace, iterate_in_threads
 from langchain_dpicl.distributed.ray import as_executor
@@ -41,18 +41,14 @@ class EvolutionTemplate:
     """
 
     first: GenerationTemplate
-    variation: str
+    variation: Template
     hints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        known = self.first.generated_fields
-        try:
-            names = [name for _, name, spec, how in Formatter().parse(self.variation) if name or spec or how]
-        except (ValueError, TypeError):
-            names = []
-        if self.first.text_key not in names or not set(names) <= known:
+        names, known = set(self.variation.names), self.first.generated_fields
+        if self.first.text_key not in names or not names <= known:
             expected = f"a template with {{{self.first.text_key}}}, and fields among {sorted(known)}"
-            raise fail("variation_prompt", expected, self.variation)
+            raise fail("variation_prompt", expected, self.variation.text)
 
     @classmethod
     def of(
@@ -62,11 +58,13 @@ class EvolutionTemplate:
         refuse_unused(task, {"instruction", "record_prompt", "variation_prompt", "hints"}, "PrivateEvolution")
         still = "" if label_key is None else f" It still has to fit its {label_key}."
         stub = GenerationTemplate.default_template(text_key, label_key)
-        varied: Any = getattr(task.variation_prompt, "template", task.variation_prompt)
         request = f"Rewrite the following {text_key}: say something similar in other words.{still} Write nothing else."
+        varied = task.variation_prompt
+        if varied is None:
+            varied = f"{request}\n\n{stub}\n\nAnother {text_key}:"
         return cls(
             first=generation_wording(text_key, label_key, fields, task.instruction, task.record_prompt),
-            variation=f"{request}\n\n{stub}\n\nAnother {text_key}:" if varied is None else varied,
+            variation=Template.of("variation_prompt", varied),
             hints=check_texts("hints", task.hints, least=0),
         )
 
@@ -78,7 +76,7 @@ class EvolutionTemplate:
     def variation_prompts(self, label: str | None, texts: Iterable[str], count: int) -> list[str]:
         """Returns the prompts for `count` variations of each text."""
         values = [{**self._known(label), self.first.text_key: text} for text in texts]
-        prompts = [self._filled(known) for known in values for _ in range(count)]
+        prompts = [self.variation.fill(known) for known in values for _ in range(count)]
         turns = self._turns(len(prompts))
         return [self._add_hint(prompt, hint) for prompt, hint in zip(prompts, turns, strict=True)]
 
@@ -92,7 +90,7 @@ class EvolutionTemplate:
         return {
             "instruction": self.first.instruction,
             "generation_prompt": self.first.template,
-            "variation_prompt": self.variation,
+            "variation_prompt": self.variation.text,
             "hints": list(self.hints),
             "text_key": self.first.text_key,
             "label_key": self.first.label_key,
@@ -110,11 +108,6 @@ class EvolutionTemplate:
         # The instruction is the first paragraph of every prompt; see `GenerationTemplate`.
         instruction, gap, rest = prompt.partition("\n\n")
         return f"{instruction} {hint}{gap}{rest}" if hint else prompt
-
-    def _filled(self, values: Mapping[str, str]) -> str:
-        """Fills the variation template; values are never formatted again."""
-        parts = Formatter().parse(self.variation)
-        return "".join(literal + ("" if name is None else values[name]) for literal, name, _, _ in parts)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

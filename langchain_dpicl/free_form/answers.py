@@ -17,6 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import merge_configs
 from numpy.typing import NDArray
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import NextTokenBackend, PublicChoiceBackend, Rows, TextBackend
 from langchain_dpicl.backends.embedded.model import cut_at_stop
 from langchain_dpicl.backends.langchain.texts import stops_of
@@ -250,7 +251,7 @@ def answer_template(wording: FewShotTemplate, template: Any) -> BasePromptTempla
         between = wording.separator.replace("{", "{{").replace("}", "}}")
         template = between.join([*([wording.prefix] if wording.prefix else []), _HINT, wording.suffix])
     if isinstance(template, str):
-        template = _from_text(template)
+        template = PromptTemplate.from_template(Template.of("answer_prompt", template).text)
     if not isinstance(template, BasePromptTemplate):
         raise fail("answer_prompt", "text or a prompt template", type(template).__name__)
     variables = set(template.input_variables)
@@ -264,13 +265,6 @@ def answer_template(wording: FewShotTemplate, template: Any) -> BasePromptTempla
     else:
         return template
     raise fail("answer_prompt", "a template that texts can be filled into", fault)
-
-
-def _from_text(template: str) -> PromptTemplate:
-    try:
-        return PromptTemplate.from_template(template)
-    except (ValueError, IndexError):
-        raise fail("answer_prompt", "plain {field} names in an f-string template", template) from None
 
 
 def text_of(name: str, answer: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Token
 from langchain_dpicl.backends.sync_async import EffectGenerator, TopTokenRequest
 from langchain_dpicl.exceptions import CapabilityError
@@ -491,11 +492,11 @@ def generation_wording(
     text_key: str, label_key: str | None, fields: Sequence[str], instruction: str | None, generation_prompt: Any
 ) -> GenerationTemplate:
     """Returns the prompts of a generation, with defaults for instruction and template."""
-    template = getattr(generation_prompt, "template", generation_prompt)
+    usual = GenerationTemplate.default_template(text_key, label_key)
     of_label = "" if label_key is None else f" for the given {label_key}"
     return GenerationTemplate(
         instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
-        template=GenerationTemplate.default_template(text_key, label_key) if template is None else template,
+        template=usual if generation_prompt is None else Template.of("record_prompt", generation_prompt).text,
         text_key=text_key,
         label_key=label_key,
         fields=tuple(fields),

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from string import Formatter
 from typing import Any, Self, get_args
 
 from langchain_core.example_selectors import BaseExampleSelector
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_in_thread, run_sync
@@ -499,7 +499,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
                 raise fail("input_keys", f"variables among {sorted(map(str, values))}", missing)
             return {name: values[name] for name in wanted}
         suffix = self._labels.plan.get("suffix")
-        known = [name for _, name, _, _ in Formatter().parse(suffix) if name] if isinstance(suffix, str) else []
+        known = Template.of("suffix", suffix).names if isinstance(suffix, str) else ()
         own = {name: values[name] for name in known if name in values}
         return own or values
 

@@ -469,7 +469,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         if item.done or not self._teachers.left:
             return
         query = self.inputs.query_of(item.entry.fields)
-        yield self.rows.request_public(self.task.wording.renderer(self.task.queries(query))(()))
+        yield self.rows.request_public_rows([self.task.wording.renderer(self.task.queries(query))(())])
 
         def keep(released: Release, ticket: Reservation) -> None:
             item.entry = self._answered(item.entry, released)

@@ -22,6 +22,7 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_sync
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
@@ -29,7 +30,7 @@ from langchain_dpicl.options.methods import ByLength, Similar, StrategyLike, Stu
 from langchain_dpicl.privacy._validate import check_int, check_real, fail, plain_or_type
 from langchain_dpicl.released.labelled_pool import PoolEntry
 from langchain_dpicl.tasks.labels import VotingTask
-from langchain_dpicl.tasks.templates import Query, public_text, template_text
+from langchain_dpicl.tasks.templates import Query, public_text
 
 Example: TypeAlias = dict[str, str]
 
@@ -121,7 +122,7 @@ class _ByLength(Strategy):
     """The first examples that fit, by LangChain's length-based selector."""
 
     def __init__(self, examples: Sequence[Example], options: ByLength, example_prompt: Any) -> None:
-        template = PromptTemplate.from_template(template_text("example_prompt", example_prompt))
+        template = PromptTemplate.from_template(Template.of("example_prompt", example_prompt).text)
         self._fields = set(template.input_variables)
         self._selector = LengthBasedExampleSelector(
             examples=[self._checked(example) for example in examples],

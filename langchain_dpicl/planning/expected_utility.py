@@ -450,6 +450,6 @@ class RowDesign:
 def with_redraw(design: RowDesign) -> RowDesign:
     """Returns the design if its samples are redrawn; a partition or an allocation is not."""
     if design.sampling in {"partition", "disjoint"}:
-        advice = "'partition' is for teachers='fixed' only, 'disjoint' for demonstrations."
+        advice = "'partition' is for labels of PromptPATE, 'disjoint' for demonstrations."
         raise fail("sampling", "'poisson' or 'fixed'", design.sampling, advice)
     return design

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -12,40 +13,23 @@ from langchain_core.messages import convert_to_messages
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.resolve import as_choice_backend
+from langchain_dpicl.backends.rows.label_rows import LabelRows, LabelScores
+from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.options.answers import LabelAnswers
 from langchain_dpicl.options.base import LLM, option_of
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.tasks.labels import Row, continuations_of, distinct_texts, label_scorer, resolve_failed_rows
+from langchain_dpicl.tasks.labels import distinct_texts, texts_of
 
 CONTENT_FREE = ("N/A", "", "[MASK]")
 """The content-free inputs of Zhao et al. (2021)."""
 
-_UNREADABLE = -1e4  # log-likelihood in place of NaN and infinities; keeps every difference finite
-_CACHED_CALIBRATIONS = 64
-
-
-def label_probabilities(log_likelihoods: Rows, content_free: NDArray[np.float64] | None = None) -> Rows:
-    """Normalises label log-likelihoods to probabilities, calibrated where a content-free prior is given.
-
-    Source: Zhao et al. (2021), section 4: W = diag(p_cf)^-1, b = 0; renormalised here, which keeps the argmax.
-    """
-    return np.exp(_log_softmax(log_likelihoods - (0.0 if content_free is None else _log(content_free))))
-
-
-def content_free_probabilities(log_likelihoods: Rows) -> NDArray[np.float64]:
-    """Returns float64[labels]: the mean label probabilities over content-free inputs, float64[inputs, labels].
-
-    Source: Zhao et al. (2021), section 4.
-    """
-    mean: NDArray[np.float64] = np.exp(_log_softmax(log_likelihoods)).mean(axis=0)
-    return mean
+_MOST_KEPT = 192  # scores after content-free prompts: 64 calibrations with the three inputs above
 
 
 @tells_how_to_build("LabelClassifier(llm, labels=..., prompt=..., ...)")
@@ -55,23 +39,22 @@ class LabelClassifier(Runnable[Any, str]):
     With `prompt`, the input is what the prompt takes, and answers are calibrated where that helps. Without, the input
     is what a prompt gives (a prompt value, messages or a text), as in `prompt | LabelClassifier(...)`.
 
-    How labels are scored depends on the model; `kind` names it:
+    How labels are scored depends on the model, as in votes; `kind` names it, see `LabelRows`:
 
-    - "whole labels": engines that score complete continuations give the log-likelihood of the whole label.
+    - "whole labels": engines that score complete texts give the likelihood of the whole label.
     - "decisions": `OpenAIDecisions` gives a probability for every label.
-    - "first tokens": models that report top tokens give the probability of each label's first token. First tokens
-      must differ, and a label whose token is not reported counts 1e-6 (or the least reported probability).
+    - "first tokens": models that report top tokens give the probability of the tokens that begin one label alone.
     - "text votes": models that only write text give 1 to the label they name and 0 to the others.
 
     An answer that names no label (a refusal, or another text) is an error unless `LabelAnswers(other_label=)` is one of
-    the labels.
+    the labels; that of a content-free input is left out of the calibration. A call that failed is always an error.
 
     Args:
       llm: an engine, an object that carries one, a LangChain model, or its name; see
         `backends.resolve.as_choice_backend`.
       labels: at least two distinct labels, as they will be returned.
       prompt: the template of the input, public.
-      verbalizers: label to the text that stands for it, taken verbatim; by default a space and the label.
+      verbalizers: label to the text, or texts, that stand for it, verbatim; by default a space and the label.
       answers: a `LabelAnswers`, of which a classifier takes `votes` ("hard" or "text"), `calibrate`, `content_free` and
         `other_label`. `calibrate=None`: where there is a prompt of one variable that the model continues ("whole
         labels", "first tokens"); decision models are asked a question, and votes are not probabilities. None: the
@@ -79,7 +62,7 @@ class LabelClassifier(Runnable[Any, str]):
 
     Raises:
       ConfigurationError: labels, verbalizers or options are unusable, or what cannot be calibrated is to be.
-      CapabilityError: the model has neither scores of continuations nor logprobs, and `votes` is not "text".
+      CapabilityError: the model has neither scores of texts nor logprobs, and `votes` is not "text".
       ModelCallError: the model could not be reached.
 
     Source: Zhao et al. (2021), Calibrate Before Use, section 4.
@@ -91,49 +74,30 @@ class LabelClassifier(Runnable[Any, str]):
         *,
         labels: Sequence[str],
         prompt: BasePromptTemplate[Any] | None = None,
-        verbalizers: Mapping[str, str] | None = None,
+        verbalizers: Mapping[str, str | Sequence[str]] | None = None,
         answers: LabelAnswers | None = None,
     ) -> None:
         options = LabelAnswers(content_free=CONTENT_FREE) if answers is None else answers
         self.labels = distinct_texts("labels", labels, least=2)
-        self.continuations = continuations_of(self.labels, verbalizers)
         self.prompt = prompt
         _check_options(option_of("answers", options, LabelAnswers), self.labels)
         is_named = answers is not None and answers.other_label in self.labels
         self._otherwise = options.other_label if is_named else None
-        self._scorer = label_scorer(
-            as_choice_backend(llm, votes="text" if options.votes == "text" else None), self.continuations
-        )
-        # The default depends on how the model scores labels, which the scorer has just found out.
+        engine = as_choice_backend(llm, votes="text" if options.votes == "text" else None)
+        self._rows = LabelRows(engine, list(texts_of(self.labels, verbalizers).values()), calibrate=False)
+        # The default depends on how the model scores labels, which is known only now.
         self.content_free = options.content_free if self._calibrates(options) else ()
-        self._calibrations: OrderedDict[tuple[str, ...], NDArray[np.float64]] = OrderedDict()
+        self._known: dict[str, LabelScores] = {}
 
     @property
     def kind(self) -> str:
         """How labels are scored: "whole labels", "decisions", "first tokens" or "text votes"."""
-        return self._scorer.kind
+        return self._rows.kind
 
     @property
     def calibrates(self) -> bool:
         """Whether probabilities are divided by those on content-free inputs."""
         return bool(self.content_free)
-
-    def score(self, prompts: Sequence[str], *, max_concurrency: int = 8) -> Rows:
-        """Returns float64[n, labels]: log-likelihoods of the labels after each PUBLIC prompt, uncalibrated.
-
-        Args:
-          prompts: complete prompts, scored as one batch.
-          max_concurrency: calls in flight at once, for models that score one prompt per call.
-
-        Raises:
-          ModelCallError: a call failed, or the answer has another shape or names no label.
-          ConfigurationError: two labels share their first token on a model that reports top tokens only.
-        """
-        return self._rows(self._attempts(prompts, max_concurrency))
-
-    async def ascore(self, prompts: Sequence[str], *, max_concurrency: int = 8) -> Rows:
-        """Asynchronous version of `score`."""
-        return self._rows(await self._aattempts(prompts, max_concurrency))
 
     def probabilities(self, inputs: Sequence[Any]) -> Rows:
         """Returns float64[n, labels]: label probabilities of each input, calibrated as configured.
@@ -142,16 +106,13 @@ class LabelClassifier(Runnable[Any, str]):
           inputs: as of `batch`.
 
         Raises:
-          ModelCallError: a model call failed.
+          ModelCallError: a model call failed, or an answer names no label.
         """
-        base = self._calibration()
-        return label_probabilities(self.score([self._rendered(item) for item in _listed(inputs)]), base)
+        return self._stack(run_sync(self._walk(_Render(self.prompt, _listed(inputs)))))
 
     async def aprobabilities(self, inputs: Sequence[Any]) -> Rows:
         """Asynchronous version of `probabilities`."""
-        base = await self._acalibration()
-        texts = [await self._arendered(item) for item in _listed(inputs)]
-        return label_probabilities(await self.ascore(texts), base)
+        return self._stack(await run_async(self._walk(_Render(self.prompt, _listed(inputs)))))
 
     @override
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> str:
@@ -217,69 +178,42 @@ class LabelClassifier(Runnable[Any, str]):
             raise fail("LabelAnswers.content_free", "at least one text", answers.content_free)
         return not fault and (answers.calibrate or self.kind != "decisions")
 
-    def _attempts(
-        self, prompts: Sequence[str], limit: int | None, *, keep_errors: bool = False
-    ) -> list[Row | ModelCallError]:
-        """Returns rows float64[labels]; a failed call raises or, with `keep_errors`, stands as its error."""
-        rows = self._scorer.score(prompts, limit or 8, keep_errors=keep_errors) if _listed(prompts) else []
-        return resolve_failed_rows(rows, self.labels, otherwise=self._otherwise, keep_errors=keep_errors)
+    def _walk(
+        self, inputs: _Render, limit: int | None = None, *, keep_errors: bool = False
+    ) -> EffectGenerator[list[LabelScores | Exception]]:
+        """Returns the label probabilities of each input, or what is wrong with it (an effect generator)."""
+        values: list[str | Exception] = yield inputs
+        texts = [value for value in values if isinstance(value, str)]
+        # Rendered every time: an `example_selector` of the template may give content-free inputs other examples now.
+        free: list[str] = (yield _Render(self.prompt, self.content_free)) if texts else []
+        kept = self._known  # replaced as a whole, by any thread
+        known = {text: kept[text] for text in free if text in kept}
+        wanted = [text for text in (*free, *texts) if text not in known]
+        found: dict[str, LabelScores | ModelCallError] = yield LimitConcurrency(
+            self._rows.request_public_texts(wanted, keep_errors=keep_errors), limit
+        )
+        found |= known
+        base = [_scores_or_raise(found[text]) for text in free]
+        self._known = dict([*self._known.items(), *zip(free, base, strict=True)][-_MOST_KEPT:])
+        return [value if isinstance(value, Exception) else self._read(found[value], base) for value in values]
 
-    async def _aattempts(
-        self, prompts: Sequence[str], limit: int | None, *, keep_errors: bool = False
-    ) -> list[Row | ModelCallError]:
-        rows = await self._scorer.ascore(prompts, limit or 8, keep_errors=keep_errors) if _listed(prompts) else []
-        return resolve_failed_rows(rows, self.labels, otherwise=self._otherwise, keep_errors=keep_errors)
+    def _read(self, scores: LabelScores | ModelCallError, free: Sequence[LabelScores]) -> LabelScores | Exception:
+        """Returns the probabilities of one input from its scores and those of its content-free versions."""
+        if isinstance(scores, ModelCallError):
+            return scores
+        calibrated = self._rows.calibrated(scores, free)
+        if (total := sum(calibrated)) > 0.0:
+            return [value / total for value in calibrated]
+        if self._otherwise is not None:
+            return [float(label == self._otherwise) for label in self.labels]
+        return ModelCallError(
+            f"the answer to a public prompt names none of the labels {self.labels!r}. Ask for a label in the prompt, "
+            "or give LabelAnswers(other_label=...), the label that such an answer counts as."
+        )
 
-    def _rows(self, attempts: Sequence[Row | ModelCallError]) -> Rows:
-        rows = [row for row in attempts if not isinstance(row, ModelCallError)]
-        return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.labels))
-
-    # Calibrations are cached by the rendered texts: a template with an `example_selector` is rendered every time, so
-    # that each content-free input gets the examples selected for it.
-
-    def _calibration(self) -> NDArray[np.float64] | None:
-        """Returns float64[labels]: mean label probabilities on the content-free inputs; None: no calibration."""
-        texts = tuple(self._rendered(text) for text in self.content_free)
-        if (known := self._calibrations.get(texts)) is None and texts:
-            known = self._keep(texts, content_free_probabilities(self.score(texts)))
-        return known
-
-    async def _acalibration(self) -> NDArray[np.float64] | None:
-        texts = tuple([await self._arendered(text) for text in self.content_free])
-        if (known := self._calibrations.get(texts)) is None and texts:
-            known = self._keep(texts, content_free_probabilities(await self.ascore(texts)))
-        return known
-
-    def _keep(self, texts: tuple[str, ...], base: NDArray[np.float64]) -> NDArray[np.float64]:
-        self._calibrations[texts] = base
-        if len(self._calibrations) > _CACHED_CALIBRATIONS:
-            self._calibrations.popitem(last=False)
-        return base
-
-    def _rendered(self, item: Any) -> str:
-        """Returns the prompt of an input, without a run of the template."""
-        if self.prompt is None:
-            return _text_of(_prompt_value(item))
-        return _text_of(self.prompt.format_prompt(**_variables(self.prompt, item)))
-
-    async def _arendered(self, item: Any) -> str:
-        if self.prompt is None:
-            return _text_of(_prompt_value(item))
-        return _text_of(await self.prompt.aformat_prompt(**_variables(self.prompt, item)))
-
-    # One bad input must not fail its batch; a template's example selector may raise anything.
-
-    def _value_or_error(self, item: Any, config: RunnableConfig) -> PromptValue | Exception:
-        try:
-            return _prompt_value(item) if self.prompt is None else self.prompt.invoke(item, config)
-        except Exception as error:  # noqa: BLE001  see above
-            return error
-
-    async def _avalue_or_error(self, item: Any, config: RunnableConfig) -> PromptValue | Exception:
-        try:
-            return _prompt_value(item) if self.prompt is None else await self.prompt.ainvoke(item, config)
-        except Exception as error:  # noqa: BLE001  see above
-            return error
+    def _stack(self, rows: Sequence[LabelScores | Exception]) -> Rows:
+        scores = [_scores_or_raise(row) for row in rows]
+        return np.array(scores, dtype=np.float64).reshape(len(rows), len(self.labels))
 
     def _chosen(
         self,
@@ -290,9 +224,8 @@ class LabelClassifier(Runnable[Any, str]):
         keep_errors: bool = False,
     ) -> list[Exception | str]:
         del run_manager  # LangChain passes a config only beside it
-        values = [self._value_or_error(item, one) for item, one in zip(inputs, config, strict=True)]
-        base, limit = self._calibration(), config[0].get("max_concurrency")
-        return self._spread(values, self._attempts(_readable(values), limit, keep_errors=keep_errors), base)
+        limit = config[0].get("max_concurrency")
+        return self._best(run_sync(self._walk(_Render(self.prompt, inputs, config), limit, keep_errors=keep_errors)))
 
     async def _achosen(
         self,
@@ -303,25 +236,65 @@ class LabelClassifier(Runnable[Any, str]):
         keep_errors: bool = False,
     ) -> list[Exception | str]:
         del run_manager  # LangChain passes a config only beside it
-        values = [await self._avalue_or_error(item, one) for item, one in zip(inputs, config, strict=True)]
-        base, limit = await self._acalibration(), config[0].get("max_concurrency")
-        return self._spread(values, await self._aattempts(_readable(values), limit, keep_errors=keep_errors), base)
+        limit = config[0].get("max_concurrency")
+        walk = self._walk(_Render(self.prompt, inputs, config), limit, keep_errors=keep_errors)
+        return self._best(await run_async(walk))
 
-    def _spread(
-        self,
-        values: list[PromptValue | Exception],
-        attempts: list[Row | ModelCallError],
-        base: NDArray[np.float64] | None,
-    ) -> list[Exception | str]:
-        """Returns for each input its label, or the error of a bad input or a failed call."""
-        rows = iter(attempts)
-        outcomes = [value if isinstance(value, Exception) else next(rows) for value in values]
-        return [
-            outcome
-            if isinstance(outcome, Exception)
-            else self.labels[int(label_probabilities(outcome[None], base)[0].argmax())]  # the first of equals
-            for outcome in outcomes
-        ]
+    def _best(self, rows: Sequence[LabelScores | Exception]) -> list[Exception | str]:
+        return [row if isinstance(row, Exception) else self.labels[row.index(max(row))] for row in rows]
+
+
+def _scores_or_raise(scores: LabelScores | Exception) -> LabelScores:
+    if isinstance(scores, Exception):
+        raise scores
+    return scores
+
+
+@dataclass(frozen=True, slots=True)
+class _Render:
+    """Renders inputs to texts; with configs, each as a run of the template, where an error stands for its input."""
+
+    prompt: BasePromptTemplate[Any] | None
+    inputs: Sequence[Any]
+    configs: Sequence[RunnableConfig] | None = None
+
+    def run(self) -> list[str | Exception]:
+        """Renders, blocking."""
+        texts: list[str | Exception] = []
+        for item, config in zip(self.inputs, self.configs or repeat(None)):  # noqa: B905  `repeat` has no end
+            try:
+                texts.append(_text_of(self._value(item, config)))
+            except Exception as error:  # an example selector may raise anything
+                if config is None:
+                    raise
+                texts.append(error)
+        return texts
+
+    async def arun(self) -> list[str | Exception]:
+        """Renders, awaiting."""
+        texts: list[str | Exception] = []
+        for item, config in zip(self.inputs, self.configs or repeat(None)):  # noqa: B905  `repeat` has no end
+            try:
+                texts.append(_text_of(await self._avalue(item, config)))
+            except Exception as error:  # an example selector may raise anything
+                if config is None:
+                    raise
+                texts.append(error)
+        return texts
+
+    def _value(self, item: Any, config: RunnableConfig | None) -> PromptValue:
+        if self.prompt is None:
+            return _prompt_value(item)
+        if config is None:
+            return self.prompt.format_prompt(**_variables(self.prompt, item))
+        return self.prompt.invoke(item, config)
+
+    async def _avalue(self, item: Any, config: RunnableConfig | None) -> PromptValue:
+        if self.prompt is None:
+            return _prompt_value(item)
+        if config is None:
+            return await self.prompt.aformat_prompt(**_variables(self.prompt, item))
+        return await self.prompt.ainvoke(item, config)
 
 
 def _check_options(answers: LabelAnswers, labels: tuple[str, ...]) -> None:
@@ -332,16 +305,6 @@ def _check_options(answers: LabelAnswers, labels: tuple[str, ...]) -> None:
         raise fail("LabelAnswers.votes", "'hard' or 'text' for a classifier", answers.votes)
     if answers.other_label not in {"", LabelAnswers().other_label, *labels}:
         raise fail("LabelAnswers.other_label", f"one of {labels!r}", answers.other_label)
-
-
-def _log_softmax(rows: Rows) -> Rows:
-    finite = np.where(np.isfinite(rows), rows, _UNREADABLE)
-    shifted = finite - finite.max(axis=1, keepdims=True)  # float64[n, labels]
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
-
-
-def _log(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
 
 
 def _listed(values: Sequence[Any]) -> Sequence[Any]:
@@ -374,7 +337,3 @@ def _variables(prompt: BasePromptTemplate[Any], item: Any) -> Mapping[str, Any]:
     if len(names := prompt.input_variables) != 1:
         raise fail("inputs", f"dicts of {sorted(names)}", type(item).__name__)
     return {names[0]: item}
-
-
-def _readable(values: Sequence[PromptValue | Exception]) -> list[str]:
-    return [_text_of(value) for value in values if not isinstance(value, Exception)]

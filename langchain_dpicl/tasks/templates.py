@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from string import Formatter
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl._templates import Template
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.release.curator import Render
 from langchain_dpicl.release.sample import Record
 
 Query: TypeAlias = tuple[str, ...]
 """The public values of the query's variables, in the order of `FewShotTemplate.input_variables`."""
-Pieces: TypeAlias = tuple[tuple[str, str | None], ...]
-"""(literal text, name of the field behind it or None) pairs."""
 _TEXTS = (str, BaseMessage, Document)
 
 
@@ -45,18 +42,18 @@ class FewShotTemplate:
     separator: str
     fields: tuple[str, ...]
     shown: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    _example: Pieces = field(init=False, repr=False)
-    _prefix: Pieces = field(init=False, repr=False)
-    _suffix: Pieces = field(init=False, repr=False)
+    _example: Template = field(init=False, repr=False)
+    _prefix: Template = field(init=False, repr=False)
+    _suffix: Template = field(init=False, repr=False)
     _variables: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.separator, str):
             raise fail("example_separator", "text", type(self.separator).__name__)
         for name in ("example_prompt", "prefix", "suffix"):
-            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", template_pieces(name, getattr(self, name)))
-        object.__setattr__(self, "_variables", tuple(dict.fromkeys((*_names(self._prefix), *_names(self._suffix)))))
-        used = _names(self._example)
+            object.__setattr__(self, f"_{name.removesuffix('_prompt')}", Template.of(name, getattr(self, name)))
+        object.__setattr__(self, "_variables", tuple(dict.fromkeys((*self._prefix.names, *self._suffix.names))))
+        used = self._example.names
         if not used or (unknown := sorted(set(used) - set(self.fields))):
             wrong = unknown if used else self.example_prompt
             advice = "Declare further fields with PrivateExamples(fields=...)."
@@ -72,7 +69,7 @@ class FewShotTemplate:
     @property
     def example_fields(self) -> tuple[str, ...]:
         """The fields that an example shows, in the order in which they appear."""
-        return tuple(dict.fromkeys(_names(self._example)))
+        return self._example.names
 
     def query(self, value: Any) -> Query:
         """Returns the public values of a caller's input: text, a message, a prompt value, or a dict of these.
@@ -103,11 +100,11 @@ class FewShotTemplate:
     def renderer(self, queries: Sequence[Query]) -> Callable[[Sequence[Record]], tuple[str, ...]]:
         """Returns the function from a row's records to its prompts, one per query; no records: the public prompts."""
         named = [dict(zip(self.input_variables, query, strict=True)) for query in queries]
-        ends = [(fill_template(self._prefix, values), fill_template(self._suffix, values)) for values in named]
+        ends = [(self._prefix.fill(values), self._suffix.fill(values)) for values in named]
         around = [([prefix] if prefix else [], suffix) for prefix, suffix in ends]
 
         def render(records: Sequence[Record]) -> tuple[str, ...]:
-            examples = [fill_template(self._example, record, self.shown) for record in records]
+            examples = [self._example.fill(record, self.shown) for record in records]
             return tuple([self.separator.join([*before, *examples, suffix]) for before, suffix in around])
 
         return render
@@ -120,52 +117,6 @@ class FewShotTemplate:
             "suffix": self.suffix,
             "example_separator": self.separator,
         }
-
-
-def template_text(name: str, template: Any) -> str:
-    """Returns the text of an f-string template: a str, or a `PromptTemplate` without partial variables."""
-    if isinstance(template, str):
-        return template
-    text = getattr(template, "template", None)
-    is_plain = getattr(template, "template_format", None) == "f-string" and not getattr(
-        template, "partial_variables", None
-    )
-    if not isinstance(text, str) or not is_plain:
-        advice = "Chat templates and other formats are not rendered for private records."
-        raise fail(name, "text or a PromptTemplate in f-string format", type(template).__name__, advice)
-    return text
-
-
-def template_pieces(name: str, template: Any) -> Pieces:
-    """Returns a parsed f-string template; refuses anything but plain `{field}` names."""
-    try:
-        parsed = list(Formatter().parse(template))
-    except (ValueError, TypeError):
-        parsed = None
-    plain = parsed is not None and not any(
-        name_of is not None and (not name_of.isidentifier() or spec or conversion)
-        for _, name_of, spec, conversion in parsed
-    )
-    if parsed is None or not plain:
-        raise ConfigurationError(f"{name}: expected plain {{field}} names in an f-string template, found {template!r}.")
-    return tuple((literal, name_of) for literal, name_of, _, _ in parsed)
-
-
-def _names(pieces: Pieces) -> tuple[str, ...]:
-    return tuple(name for _, name in pieces if name is not None)
-
-
-def fill_template(
-    pieces: Pieces, values: Mapping[str, str], shown: Mapping[str, Mapping[str, str]] | None = None
-) -> str:
-    """Fills a template; values are never parsed as templates."""
-    out = ""
-    for literal, name in pieces:
-        out += literal
-        if name is not None:
-            value = values.get(name, "")
-            out += shown[name].get(value, value) if shown and name in shown else value
-    return out
 
 
 def public_text(name: str, value: Any) -> str:
@@ -219,21 +170,22 @@ class GenerationTemplate:
     text_key: str
     label_key: str | None
     fields: tuple[str, ...]
+    _record: Template = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("instruction", "template"):
-            if not isinstance(getattr(self, name), str):
-                raise fail(name.replace("template", "record_prompt"), "text", type(getattr(self, name)).__name__)
-        parts = self._parts()
-        names = [name for _, name in parts if name is not None]
-        if not parts or parts[-1][1] != self.text_key or names.count(self.text_key) != 1:
+        if not isinstance(self.instruction, str):
+            raise fail("instruction", "text", type(self.instruction).__name__)
+        parsed = Template.of("record_prompt", self.template)
+        object.__setattr__(self, "_record", parsed)
+        names = [name for _, name in parsed.pieces]
+        if self.text_key not in names or names.index(self.text_key) != len(names) - 1:
             expected = f"a template with {{{self.text_key}}} once, at its very end (the model continues there)"
             raise fail("record_prompt", expected, self.template)
-        if unknown := sorted(set(names) - set(self.fields)):
+        if unknown := sorted(set(parsed.names) - set(self.fields)):
             advice = "Declare them with PrivateExamples(fields=...)."
             raise fail("record_prompt", f"fields among {sorted(self.fields)}", unknown, advice)
         if self.label_key is not None and self.label_key not in names:
-            raise fail("record_prompt", f"the label field {{{self.label_key}}}", sorted(set(names)))
+            raise fail("record_prompt", f"the label field {{{self.label_key}}}", sorted(parsed.names))
 
     @classmethod
     def default_template(cls, text_key: str, label_key: str | None) -> str:
@@ -248,24 +200,15 @@ class GenerationTemplate:
 
     def record(self, record: Record) -> str:
         """Returns one record in its template; values are never parsed as templates."""
-        return fill_template(self._parts(), record)
+        return self._record.fill(record)
 
     def stub(self, upto: str, values: Mapping[str, str]) -> str:
         """Returns the template up to (not including) field `upto`, other fields filled from public `values`."""
-        out = ""
-        for literal, name in self._parts():
-            out += literal
-            if name == upto:
-                break
-            out += values.get(name, "") if name is not None else ""
-        return out.rstrip(" ")
+        return self._record.fill_before(upto, values).rstrip(" ")
 
     def renderer(self, upto: str, values: Mapping[str, str]) -> Render:
         """Returns the function from a row's records to its prompt; it says with which public text all prompts start."""
         return _Prompts(self, self.stub(upto, values))
-
-    def _parts(self) -> Pieces:
-        return template_pieces("record_prompt", self.template)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,11 +77,11 @@ class TestAnthropic:
         labels = [written[0], NOT_SAID]
         verbalizers = dict(zip(("said", "not said"), labels, strict=True))
         one = LabelClassifier(engine, labels=list(verbalizers), verbalizers=verbalizers)
-        assert one.score(PROMPTS[:1]).tolist() == [[0.0, -np.inf]]
+        assert one.probabilities(PROMPTS[:1]).tolist() == [[1.0, 0.0]]
         with pytest.raises(ModelCallError, match="HTTP 400"):
-            one.score([BEYOND_THE_CONTEXT])
+            one.probabilities([BEYOND_THE_CONTEXT])
         with pytest.raises(ModelCallError, match="names none of the labels"):
-            await one.ascore(PROMPTS[1:])
+            await one.aprobabilities(PROMPTS[1:])
 
     def test_the_class_is_known_to_vote(self, model: Any) -> None:
         engine = as_choice_backend(model)

@@ -103,10 +103,10 @@ class Writes:
         labels = self.labels(likely)
         chooser = LabelClassifier(llm=backend, labels=labels, verbalizers={name: name for name in labels})
         assert chooser.kind == "first tokens"
-        rows = chooser.score([CARD])
+        rows = chooser.probabilities([CARD])
         assert rows.argmax() == 0
         assert rows[0, 0] > rows[0, 1]
-        assert await chooser.ascore([CARD]) == pytest.approx(rows, abs=1e-3)
+        assert await chooser.aprobabilities([CARD]) == pytest.approx(rows, abs=1e-3)
 
     def labels(self, likely: list[str]) -> list[str]:
         """Two labels, the likelier first: a random model has words of its own."""
@@ -270,8 +270,8 @@ class TestAnthropic(Serves):
     async def test_labels_are_chosen_by_what_is_written(self, servers: Servers) -> None:
         chooser = LabelClassifier(llm=anthropic_model(servers.served().root), labels=LABELS)
         assert chooser.kind == "text votes"
-        assert chooser.score([CARD, TRANSFER]).argmax(axis=1).tolist() == [0, 1]
-        assert (await chooser.ascore([CARD, TRANSFER])).argmax(axis=1).tolist() == [0, 1]
+        assert chooser.probabilities([CARD, TRANSFER]).argmax(axis=1).tolist() == [0, 1]
+        assert (await chooser.aprobabilities([CARD, TRANSFER])).argmax(axis=1).tolist() == [0, 1]
 
     async def test_a_refusal_abstains(self, servers: Servers) -> None:
         backend = TextVoteBackend(anthropic_model(servers.served(refuse=RECORD).root))
@@ -318,10 +318,10 @@ class TestDecisions:
     async def test_labels_are_chosen_by_their_probabilities(self, servers: Servers) -> None:
         chooser = LabelClassifier(llm=self.model(servers), labels=LABELS)
         assert chooser.kind == "decisions"
-        rows = chooser.score([CARD, TRANSFER])
+        rows = chooser.probabilities([CARD, TRANSFER])
         assert rows.argmax(axis=1).tolist() == [0, 1]
-        assert np.exp(rows).sum(axis=1) == pytest.approx(1.0)
-        assert await chooser.ascore([CARD, TRANSFER]) == pytest.approx(rows)
+        assert rows.sum(axis=1) == pytest.approx(1.0)
+        assert await chooser.aprobabilities([CARD, TRANSFER]) == pytest.approx(rows)
 
     async def test_a_refusal_abstains(self, servers: Servers) -> None:
         backend = DecisionsBackend(self.model(servers, refuse=RECORD))

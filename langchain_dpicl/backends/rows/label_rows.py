@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -18,11 +20,17 @@ from langchain_dpicl.backends.rows.label_scoring import (
     label_scorer,
 )
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
-from langchain_dpicl.backends.sync_async import Effect, apublic_call, public_call
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.backends.sync_async import Effect, apublic_call, concurrency_limit, public_call
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 MOST_AT_ONCE = 64
 """Public prompts per call of the engine, content-free ones included."""
+
+_ALONE_AT_ONCE = 8
+"""Public prompts that are asked again at once, each alone, where every error is kept."""
+
+LabelScores: TypeAlias = list[float]
+"""The probability of each label after one prompt; zeros: its answer names no label."""
 
 Prompts: TypeAlias = tuple[tuple[str, ...] | None, ...]
 """One entry per row: (prompt with the query, prompt with content-free input 1, ...); None: the row abstains."""
@@ -121,21 +129,8 @@ class LabelRows:
         """
         return _LabelRequest(self._scorer, prompts if self._calibrate else tuple([row and row[:1] for row in prompts]))
 
-    def request_public(self, prompts: tuple[str, ...]) -> Effect:
-        """Returns the effect that computes float64[width] after a PUBLIC prompt; zeros: the answer names no label.
-
-        Args:
-          prompts: (prompt with the query, prompt with content-free input 1, ...).
-
-        The answer raises ModelCallError where a call failed, one on a content-free input included.
-        """
-        return _PublicLabelRequest(self._scorer, prompts if self._calibrate else prompts[:1])
-
     def request_public_rows(self, prompts: Sequence[tuple[str, ...]]) -> Effect:
-        """Returns the effect that computes float64[prompts, width] after PUBLIC prompts: `request_public`, in batches.
-
-        A repeated text is scored once. One that failed in its batch is scored again alone, and so is one whose answer
-        names no label if the engine's batches do not distinguish that from a failure.
+        """Returns the effect that computes float64[prompts, width] after PUBLIC prompts; zeros: no label is named.
 
         Args:
           prompts: (prompt with the query, prompt with content-free input 1, ...) each.
@@ -143,7 +138,25 @@ class LabelRows:
         The answer raises ModelCallError where a call failed, one on a content-free input included.
         """
         rows = tuple(row if self._calibrate else row[:1] for row in prompts)
-        return _PublicBatchRequest(self._scorer.of_batches(), rows, self.width)
+        return _PublicRowsRequest(self, self.request_public_texts([text for row in rows for text in row]), rows)
+
+    def request_public_texts(self, texts: Sequence[str], *, keep_errors: bool = False) -> Effect:
+        """Returns the effect that computes a dict from each PUBLIC text to its uncalibrated `LabelScores`.
+
+        The first goes alone where the engine has public calls, which detects an outage at once, and the others go in
+        batches; a repeated one is scored once. One that failed in its batch is scored again alone, and so is one whose
+        answer names no label if the engine's batches do not distinguish that from a failure.
+
+        Args:
+          texts: complete prompts.
+          keep_errors: whether a failed call's ModelCallError takes the place of its scores; else the first is raised,
+            and no further batch is asked.
+        """
+        return _PublicTextsRequest(self._scorer.of_batches(), tuple(dict.fromkeys(texts)), self.width, keep_errors)
+
+    def calibrated(self, own: LabelScores, free: Sequence[LabelScores]) -> LabelScores:
+        """Returns scores divided by the mean of those after content-free prompts; see `calibrate_contextually`."""
+        return calibrate_contextually(own, free, least=self._scorer.least)
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -226,71 +239,95 @@ class _LabelRequest:
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class _PublicLabelRequest:
-    """Computes the label probabilities of one public prompt."""
+class _PublicTextsRequest:
+    """Computes the label scores after each of many public texts."""
 
     scorer: Scorer[Any]
-    prompts: tuple[str, ...]
-
-    def run(self) -> NDArray[np.float64]:
-        """Runs, blocking."""
-        return public_call(lambda: self._read([self.scorer.public(prompt) for prompt in self.prompts]))
-
-    async def arun(self) -> NDArray[np.float64]:
-        """Runs, awaiting."""
-        return await apublic_call(self._ascored)
-
-    async def _ascored(self) -> NDArray[np.float64]:
-        return self._read([await self.scorer.apublic(prompt) for prompt in self.prompts])
-
-    def _read(self, probabilities: Sequence[list[float]]) -> NDArray[np.float64]:
-        own, *free = probabilities
-        return np.array(calibrate_contextually(own, free, least=self.scorer.least), dtype=np.float64)
-
-
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class _PublicBatchRequest:
-    """Computes the label probabilities of many public prompts, in batches of texts."""
-
-    scorer: Scorer[Any]
-    prompts: tuple[tuple[str, ...], ...]
+    texts: tuple[str, ...]
     width: int
+    keep_errors: bool
 
-    def run(self) -> NDArray[np.float64]:
+    def run(self) -> dict[str, LabelScores | ModelCallError]:
         """Runs, blocking."""
         return public_call(self._score)
 
-    async def arun(self) -> NDArray[np.float64]:
+    async def arun(self) -> dict[str, LabelScores | ModelCallError]:
         """Runs, awaiting."""
-        return await apublic_call(self._ascored)
+        return await apublic_call(self._ascore)
 
-    def _score(self) -> NDArray[np.float64]:
-        scorer, by_text = self.scorer, dict[str, list[float]]()
+    def _score(self) -> dict[str, LabelScores | ModelCallError]:
+        found = self._alone(self.texts[: self._num_alone])
         for texts in self._batches():
-            rows = scorer.batch(scorer.score(texts), len(texts))
-            for text, row in zip(texts, rows, strict=True):
-                by_text[text] = scorer.public(text) if row is None else row
-        return self._read(by_text)
+            read = self._read(texts, self.scorer.score(texts))
+            found |= read | self._alone([text for text in texts if text not in read])
+        return found
 
-    async def _ascored(self) -> NDArray[np.float64]:
-        scorer, by_text = self.scorer, dict[str, list[float]]()
+    async def _ascore(self) -> dict[str, LabelScores | ModelCallError]:
+        found = await self._aalone(self.texts[: self._num_alone])
         for texts in self._batches():
-            rows = scorer.batch(await scorer.ascore(texts), len(texts))
-            for text, row in zip(texts, rows, strict=True):
-                by_text[text] = await scorer.apublic(text) if row is None else row
-        return self._read(by_text)
+            read = self._read(texts, await self.scorer.ascore(texts))
+            found |= read | await self._aalone([text for text in texts if text not in read])
+        return found
 
-    def _batches(self) -> list[list[str]]:
-        texts = list(dict.fromkeys(text for row in self.prompts for text in row))
+    @property
+    def _num_alone(self) -> int:
+        return int(self.scorer.has_public_calls or len(self.texts) == 1)
+
+    def _batches(self) -> list[tuple[str, ...]]:
+        texts = self.texts[self._num_alone :]
         return [texts[first : first + MOST_AT_ONCE] for first in range(0, len(texts), MOST_AT_ONCE)]
 
-    def _read(self, by_text: Mapping[str, list[float]]) -> NDArray[np.float64]:
-        least = self.scorer.least
-        rows = [
-            calibrate_contextually(by_text[own], [by_text[text] for text in free], least=least)
-            for own, *free in self.prompts
-        ]
-        return np.array(rows, dtype=np.float64).reshape(len(rows), self.scorer.width)[:, : self.width]
+    def _read(self, texts: Sequence[str], scores: object) -> dict[str, LabelScores | ModelCallError]:
+        rows = self.scorer.batch(scores, len(texts))
+        return {text: row[: self.width] for text, row in zip(texts, rows, strict=True) if row is not None}
+
+    def _alone(self, texts: Sequence[str]) -> dict[str, LabelScores | ModelCallError]:
+        if not self.keep_errors:
+            return {text: self.scorer.public(text)[: self.width] for text in texts}
+
+        def ask(text: str) -> LabelScores | ModelCallError:
+            try:
+                return self.scorer.public(text)[: self.width]
+            except ModelCallError as error:
+                return error
+
+        with ThreadPoolExecutor(concurrency_limit() or _ALONE_AT_ONCE) as pool:
+            return dict(zip(texts, pool.map(ask, texts), strict=True))
+
+    async def _aalone(self, texts: Sequence[str]) -> dict[str, LabelScores | ModelCallError]:
+        if not self.keep_errors:
+            return {text: (await self.scorer.apublic(text))[: self.width] for text in texts}
+        gate = asyncio.Semaphore(concurrency_limit() or _ALONE_AT_ONCE)
+
+        async def ask(text: str) -> LabelScores | ModelCallError:
+            async with gate:
+                try:
+                    return (await self.scorer.apublic(text))[: self.width]
+                except ModelCallError as error:
+                    return error
+
+        return dict(zip(texts, await asyncio.gather(*map(ask, texts)), strict=True))
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _PublicRowsRequest:
+    """Computes the rows of public prompts, calibrated by their content-free ones."""
+
+    rows: LabelRows
+    ask: Effect
+    prompts: tuple[tuple[str, ...], ...]
+
+    def run(self) -> NDArray[np.float64]:
+        """Runs, blocking."""
+        return self._read(self.ask.run())
+
+    async def arun(self) -> NDArray[np.float64]:
+        """Runs, awaiting."""
+        return self._read(await self.ask.arun())
+
+    def _read(self, scores: Mapping[str, LabelScores]) -> NDArray[np.float64]:
+        rows = [self.rows.calibrated(scores[own], [scores[text] for text in free]) for own, *free in self.prompts]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), self.rows.width)
 
 
 def _only(scores: list[Any] | None) -> Any:

@@ -223,6 +223,8 @@ class Scorer(ABC, Generic[S]):
     width: int
     columns: int
     least: float
+    has_public_calls: bool
+    """Whether `public` tells a failed call from an answer without a label, by a call that may be tried for minutes."""
 
     @abstractmethod
     def score(self, prompts: Sequence[str]) -> Rows:
@@ -282,6 +284,7 @@ class _Choices(Scorer[list[float]]):
         self.width, self.columns = len(own), len(self.texts)
         self._engine = engine
         self._public = engine if isinstance(engine, PublicChoiceBackend) else None
+        self.has_public_calls = self._public is not None
         if self._public is not None:
             self._public.score_choices([], self.texts)  # makes no call, but refuses ambiguous texts
 
@@ -337,7 +340,7 @@ class _WithOther(Scorer[list[float]]):
                 f"(score_with_other), found {type(engine).__name__}; take TextVoteBackend, or other=False"
             )
         self._engine, self._choices = engine, choices
-        self.kind, self.least = choices.kind, choices.least
+        self.kind, self.least, self.has_public_calls = choices.kind, choices.least, choices.has_public_calls
         self.width, self.columns = choices.width + 1, choices.columns + 1
         self._places = (*choices.places, choices.width)
 
@@ -365,6 +368,7 @@ class _FirstTokens(Scorer[list[Reported]]):
 
     kind = "first tokens"
     least = LEAST_REPORTED
+    has_public_calls = True
 
     def __init__(self, engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -> None:
         self._engine = engine

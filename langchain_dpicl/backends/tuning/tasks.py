@@ -6,9 +6,9 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from string import Formatter
 from typing import Any, Literal, TypeAlias, get_args
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import TrainingExample
 from langchain_dpicl.backends.hf.tokens import TokenizerMaps
 from langchain_dpicl.exceptions import ConfigurationError
@@ -74,7 +74,7 @@ class PromptTask:
     @property
     def pieces(self) -> Pieces:
         """The template, taken apart."""
-        return _pieces(self.template)
+        return Template.of("template", self.template).pieces
 
     @property
     def takes_pair(self) -> bool:
@@ -137,24 +137,6 @@ class PromptTask:
             raise _fault("words", f"one for each of the {len(self.labels)} labels, all different", list(self.words))
         elif silent := [word for word in self.words if not _NON_SPACE.search(word)]:
             raise _fault("words", "words with something in them", silent)
-
-
-def _pieces(template: str) -> Pieces:
-    """Returns the parsed template; `{{` and `}}` are braces."""
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise _fault("template", "plain {field} names, and {{ }} for braces", template) from error
-    if any(form or conversion for _, _, form, conversion in parts):
-        raise _fault("template", "plain {field} names, without format or conversion", template)
-    pieces: list[tuple[str, str | None]] = []
-    before = ""
-    for literal, name, _, _ in parts:
-        before += literal  # a written brace ends a part without a field behind it
-        if name is not None:
-            pieces.append((before, name))
-            before = ""
-    return (*pieces, (before, None)) if before else tuple(pieces)
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

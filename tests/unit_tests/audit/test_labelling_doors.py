@@ -498,7 +498,7 @@ def test_a_stop_leaves_nothing_private_in_our_frames(
     if not (awaited and where == "scoring"):
         assert caught.value.run is made  # type: ignore[attr-defined]
     # The one row that may be there is the public model's own answer to the public input.
-    assert [look for look in shows_private(caught.value) if look != "array([0.9, 0.1])"] == []
+    assert [look for look in shows_private(caught.value) if look != "array([[0.9, 0.1]])"] == []
     assert CANARY not in repr(locals_of_ours(caught.value))
 
 

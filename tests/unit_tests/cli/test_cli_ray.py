@@ -78,15 +78,15 @@ class TestARunWithWorkers:
         assert [crew.num_workers for crew in crews] == [3, 3]
         budget = PrivacyBudgetCallbackHandler.open(folder / "ledger.db").budget
         assert budget.dangling() == ()
-        assert [entry.terms.components[0].name for entry in budget.report().shares] == ["generate-tickets"]
+        assert [entry.terms.components[0].name for entry in budget.report().shares] == ["generation-tickets"]
         assert RECORD not in capsys.readouterr().out
 
     def test_tells_workers_names_alone(self, folder: Path, crews: list[Crew]) -> None:
         assert main(command("--ray", "head:6379", "--ledger", "ledger.db", "--quiet")) == 0
         options = crews[0].setup.options
         assert crews[0].address == "head:6379"
-        assert options["file"] == str(folder / "records.jsonl")
-        assert options["ledger"] == str(folder / "ledger.db")
+        assert options["settings"]["data"]["file"] == str(folder / "records.jsonl")
+        assert options["settings"]["budget"]["ledger"] == str(folder / "ledger.db")
         assert RECORD not in json.dumps(options)
 
     def test_whose_worker_burnt_a_ticket_saves_the_rest(
@@ -97,7 +97,7 @@ class TestARunWithWorkers:
         def lost(number: int, job: Any) -> bool:
             if number == 1:
                 work = crews[-1]._hands[0].handle._works
-                next(iter(work.values())).share.reserve("text: 3 tokens on one sample", label=job[0]).burn()
+                next(iter(work.values())).blocks.share.reserve("text: 3 tokens on one sample", label=job[0]).burn()
             return False
 
         import langchain_dpicl.distributed.ray as room

@@ -312,6 +312,7 @@ class TestPlanOnTheCommandLine:
             ),
             (["noise=recentered_clip", "guess.public_agreement=2"], "Guess.public_agreement: expected"),
             (["rows.sampling=fixed"], "sampling: expected 'poisson'"),
+            (["noise.multiplier=0.01"], "noise.multiplier: expected noise that costs at most epsilon 1.0, found"),
         ],
     )
     def test_what_a_run_would_refuse_is_refused(
@@ -333,6 +334,20 @@ class TestPlanOnTheCommandLine:
         votes = ["--method", "voting", "--max-queries", "9", *sets("guess.labels=2", given)]
         assert main([*PLAN[:7], "--no-compare", *votes]) == 2
         assert said in capsys.readouterr().err
+
+    def test_a_multiplier_that_was_given_is_priced(self, capsys: pytest.CaptureFixture[str]) -> None:
+        votes = ["--method", "voting", "--max-queries", "9", "--set", "guess.labels=2"]
+        pate = [*votes[2:], "--method", "pate", "--set", "guess.public_inputs=9"]
+        asked = ["retrieval.participations=5", "retrieval.similarity_threshold=0.5", "guess.labels=2"]
+        retrieval = ["--method", "retrieval", *sets(*asked)]
+        training = ["--method", "training", *sets("training.expected_batch_size=100", "training.steps=9")]
+        for method in ([*PLAN[7:9], *sets("rows.slots=9")], votes, pate, retrieval, training):
+            assert main([*PLAN[:7], "--no-compare", "--json", *method, *sets("noise.multiplier=30.0")]) == 0
+            assert json.loads(capsys.readouterr().out)["plan"]["noise_multiplier"] == 30.0
+
+    def test_disjoint_batches_need_no_period(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*PLAN, *sets("rows.slots=9", "rows.sampling=disjoint", "shots_per_label=2"), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["plan"]["redraw_every"] == 5
 
 
 class TestGenerateOnTheCommandLine:

@@ -293,7 +293,7 @@ class TestScoring:
         expected = 0.0
         for place in found.held_back:
             prompts = task.wording.renderer(task.queries((entries[place].fields["text"],)))(records)
-            expected += drive_ask(scorer.request_public(prompts))[LABELS.index(entries[place].label)]
+            expected += drive_ask(scorer.request_public_rows([prompts]))[0, LABELS.index(entries[place].label)]
         assert one.confidence == pytest.approx(expected / len(found.held_back), rel=1e-12)
 
 

@@ -177,9 +177,9 @@ class TestLabelling(NeighbourContract):
         assert "1 of 3 inputs are released" in steps[0][1]
         done = [[entry["status"] for entry in file].count("released") for file in files]
         assert done == [1, 1, 1, 2, paid, paid, paid]
-        assert seen[-1][: 3 if "calibrated" in design else 2] == {
+        assert seen[-1][:2] == {
             "fresh units": [[f"text: {query}\nanswer:"] for query in ("how long?", OUTAGE)],
-            "fixed, calibrated": [1, 1, 6],
+            "fixed, calibrated": [2, 6],
         }.get(design, [1, 3]), "a public call, then one for the declared slots"
 
 

@@ -396,15 +396,15 @@ def test_an_answer_whose_commit_the_ledger_refused_is_told_again_for_free(
 
 def test_a_query_that_fails_in_public_gives_its_turn_back(house: House) -> None:
     voter = house.voter(serving=Serving(memo=SQLiteMemo(house.memo, turn_seconds=LONG)))
-    real = voter.rows.request_public
+    real = voter.rows.request_public_rows
 
     def out(prompt: Any) -> Any:
         raise ModelCallError("out")
 
-    voter.rows.request_public = out
+    voter.rows.request_public_rows = out
     with pytest.raises(ModelCallError):
         voter.invoke("which?")
-    voter.rows.request_public = real
+    voter.rows.request_public_rows = real
     assert voter.invoke("which?").receipt.source == "release"  # at once: the turn would be a long one
     assert used(voter) == 1
 

@@ -116,9 +116,9 @@ class TestEvolution(JournalContract):
         self, budget: Budget, calls: Calls, *, component: str = "mine", checkpoint: Path | None = None
     ) -> PrivateEvolution:
         return PrivateEvolution.from_private_examples(
-            notes_on(budget.ledger_id, of_trips=True),
-            llm=ActingMuse(act=calls),
-            embeddings=Topical(),
+            notes_on(budget.ledger_id),
+            llm=ActingMuse(act=calls, says=("a card", "a transfer", "a film", "the rain")),
+            embeddings=Topical(("card", "transfer")),  # the two that all votes are for survive every round
             budget=budget,
             epsilon=200.0,
             component=component,
@@ -129,3 +129,7 @@ class TestEvolution(JournalContract):
 
     def parts(self, result: Any) -> list[Any]:
         return list(result.examples)
+
+    def kept(self, made: Any) -> list[Any]:
+        """Rounds: the survivors of one are no result yet, and a later one may replace them."""
+        return [(label, *one) for label, rounds in made.history.items() for one in enumerate(rounds)]

@@ -7,9 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.embeddings import Embeddings
 from langchain_core.example_selectors import (
@@ -26,7 +23,6 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 from langchain_core.vectorstores import InMemoryVectorStore
-from scipy.special import log_softmax, softmax
 
 from langchain_dpicl import LabelAnswers
 from langchain_dpicl.backends.fake import FakeBackend
@@ -34,7 +30,7 @@ from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
-from langchain_dpicl.serving.classifier import LabelClassifier, content_free_probabilities, label_probabilities
+from langchain_dpicl.serving.classifier import LabelClassifier
 from tests.scripted_models import ScriptedLLM, StatusError, fixed
 from tests.unit_tests.backends.langchain.test_texts import TextChat, saying
 
@@ -57,46 +53,45 @@ class Choices:
 
 
 class TopTokens:
-    """Reports top tokens only, as bytes, and how many calls ran at once."""
+    """Reports top tokens only, as bytes; `tokens` gives them by the prompt."""
 
     name, max_top_k, eos = "top", 5, b""
 
     def __init__(self, tokens):
-        self.tokens, self.asked, self.running, self.most, self.hoped = tokens, [], 0, 0, 0
-        self.lock = threading.Lock()
+        self.tokens, self.opened = tokens, []
 
     def vocabulary(self):
         raise CapabilityError("top tokens only")
 
     def top_tokens(self, prompt, prefix, *, top_k):
-        with self.lock:
-            self.running += 1
-            self.most = max(self.most, self.running)
-        end = time.monotonic() + 60
-        while self.most < self.hoped and time.monotonic() < end:  # a busy machine must not make calls miss each other
-            time.sleep(0.001)
-        time.sleep(0.005)
-        with self.lock:
-            self.running -= 1
-            self.asked.append((prompt, tuple(prefix), top_k))
-        found = self.tokens(prompt)
-        return [(text.encode(), probability) for text, probability in found.items()]
-
-    async def atop_tokens(self, prompt, prefix, *, top_k):
-        self.running += 1
-        self.most = max(self.most, self.running)
-        await asyncio.sleep(0.005)
-        self.running -= 1
         return [(text.encode(), probability) for text, probability in self.tokens(prompt).items()]
 
+    async def atop_tokens(self, prompt, prefix, *, top_k):
+        return self.top_tokens(prompt, prefix, top_k=top_k)
+
     def open(self, prompts, prefix):
-        raise AssertionError("a public prompt needs no private session")
+        self.opened.append(tuple(prompts))
+        return TopSession([dict(self.top_tokens(prompt, prefix, top_k=self.max_top_k)) for prompt in prompts])
 
     def decode(self, tokens):
         return b"".join(tokens).decode("utf-8", "replace")
 
     def count_tokens(self, text):
         return len(text)
+
+
+class TopSession:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def score(self, domain):
+        return np.array([[row.get(token, 0.0) for token in domain] for row in self.rows])
+
+    async def ascore(self, domain):
+        return self.score(domain)
+
+    def close(self):
+        pass
 
 
 def by_table(table: dict[str, dict[str, float]]):
@@ -121,6 +116,7 @@ TABLE = {
 
 
 RAW = LabelAnswers(calibrate=False)
+COUNTED = LabelAnswers(calibrate=False, other_label="cash")
 
 
 def classifier(engine=None, **changes) -> LabelClassifier:
@@ -132,65 +128,23 @@ def classifier(engine=None, **changes) -> LabelClassifier:
 
 def test_the_worked_example_by_hand():
     one = classifier()
-    assert one._calibration() == pytest.approx([0.8, 0.2], abs=1e-12)
     assert one.probabilities(["atm kept it"]) == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
     assert one.batch(["atm kept it", "pin"]) == ["cash", "card"]
 
 
 def test_without_calibration_the_likelihoods_are_only_normalised():
-    one = classifier(answers=RAW)
-    assert one._calibration() is None
+    engine = Choices(by_table(TABLE))
+    one = classifier(engine, answers=RAW)
     assert not one.calibrates
     assert one.probabilities(["atm kept it"]) == pytest.approx(np.array([[0.7, 0.3]]), abs=1e-12)
     assert one.batch(["atm kept it", "pin"]) == ["card", "card"]
-    assert len(one._scorer._engine.calls) == 2
+    assert [len(prompts) for prompts, _ in engine.calls] == [1, 2]
 
 
-def rows(shape):
-    return hnp.arrays(np.float64, shape, elements=st.floats(-200, 200))
-
-
-@given(rows((4, 3)), st.integers(1, 4))
-def test_a_uniform_content_free_answer_changes_nothing(scores, count):
-    base = content_free_probabilities(np.full((count, 3), -7.0))
-    assert base == pytest.approx([1 / 3] * 3, abs=1e-15)
-    assert np.allclose(label_probabilities(scores, base), label_probabilities(scores), atol=1e-12)
-
-
-@given(rows((1, 4)))
-def test_a_calibrated_content_free_input_is_uniform(scores):
-    base = content_free_probabilities(scores)
-    assert np.allclose(label_probabilities(scores, base), 0.25, atol=1e-9)
-
-
-@given(rows((3, 4)), rows((2, 4)))
-def test_calibration_is_the_diagonal_matrix_of_the_paper(scores, content_free):
-    """Second source: W = diag(p_cf)^-1 applied to softmax probabilities (scipy), in the log domain."""
-    log_p = log_softmax(scores, axis=1)
-    log_cf = np.log(np.maximum(softmax(content_free, axis=1).mean(axis=0), np.finfo(float).tiny))
-    expected = softmax(log_p - log_cf, axis=1)
-    found = label_probabilities(scores, content_free_probabilities(content_free))
-    assert np.allclose(found, expected, atol=1e-9)
-    assert np.allclose(found.sum(axis=1), 1.0)
-
-
-@given(rows((2, 3)), rows((2, 1)), rows((1, 3)))
-def test_a_constant_per_row_changes_nothing(scores, constants, content_free):
-    base = content_free_probabilities(content_free)
-    shifted = label_probabilities(scores + constants, base)
-    assert np.allclose(shifted, label_probabilities(scores, base), atol=1e-9)
-
-
-@given(hnp.arrays(np.float64, (3, 3), elements=st.floats(allow_nan=True, allow_infinity=True)))
-def test_unreadable_scores_still_give_probabilities(scores):
-    finite = label_probabilities(scores, content_free_probabilities(scores))
-    assert np.isfinite(finite).all()
-    assert np.allclose(finite.sum(axis=1), 1.0)
-
-
-def test_an_impossible_label_is_never_chosen_and_a_failed_row_is_even():
-    scores = np.array([[-np.inf, -3.0], [np.nan, -3.0], [-np.inf, -np.inf]])
-    assert np.allclose(label_probabilities(scores), [[0, 1], [0, 1], [0.5, 0.5]])
+@pytest.mark.parametrize("impossible", [-math.inf, math.nan])
+def test_an_impossible_label_is_never_chosen(impossible):
+    one = classifier(Choices(lambda _prompt, choice: impossible if choice == " card" else -3.0), answers=RAW)
+    assert one.probabilities(["x"]).tolist() == [[0.0, 1.0]]
 
 
 # -- whole labels -------------------------------------------------------------------------------------------------
@@ -201,7 +155,7 @@ def test_multi_token_labels_are_scored_whole():
     steps = {(): {" top": 0.6, " cash": 0.4}, (b" top",): {" up": 0.5}, (b" cash",): {" withdrawal": 0.9}}
     engine = FakeBackend(lambda _prompt, prefix: steps[prefix], max_top_k=5)
     one = LabelClassifier(engine, labels=["top up", "cash withdrawal"])
-    assert one.score(["Queue:"]) == pytest.approx(np.log([[0.30, 0.36]]))
+    assert one.probabilities(["Queue:"]) == pytest.approx(np.array([[0.30, 0.36]]) / 0.66)
     assert (PromptTemplate.from_template("{input}\nQueue:") | one).batch(["x"]) == ["cash withdrawal"]
 
 
@@ -214,29 +168,36 @@ def test_verbalizers_are_scored_verbatim_and_labels_returned():
     assert engine.calls == [(("Ticket: x\nQueue:",), (" world", "\nsports"))]
 
 
+def test_a_label_may_have_several_texts():
+    likelihoods = {" card": 0.2, " cash": 0.3, " coin": 0.2}
+    engine = Choices(lambda _prompt, choice: math.log(likelihoods[choice]))
+    one = classifier(engine, verbalizers={"card": " card", "cash": [" cash", " coin"]}, answers=RAW)
+    assert one.probabilities(["x"]) == pytest.approx(np.array([[2 / 7, 5 / 7]]))
+
+
 def test_a_batch_is_one_call_and_calibration_is_measured_once():
     engine = Choices(by_table(TABLE))
     one = classifier(engine)
     one.batch(["pin", "atm kept it"])
     one.batch(["pin"])
-    assert [len(prompts) for prompts, _ in engine.calls] == [3, 2, 1]
-    assert engine.calls[0][0] == tuple(PROMPT.format(input=text) for text in ("N/A", "", "[MASK]"))
+    assert [len(prompts) for prompts, _ in engine.calls] == [5, 1]
+    assert engine.calls[0][0][:3] == tuple(PROMPT.format(input=text) for text in ("N/A", "", "[MASK]"))
 
 
-def test_the_calibrations_kept_are_bounded():
+def test_the_content_free_scores_kept_are_bounded():
     numbers = iter(range(10_000))
     shown = PromptTemplate.from_template("{number} {q}").partial(number=lambda: str(next(numbers)))
     one = classifier(Choices(lambda _prompt, _choice: -1.0), prompt=shown)
     for _ in range(200):
-        one._calibration()
-    assert len(one._calibrations) <= 64
+        one.invoke("x")
+    assert len(one._known) <= 192
 
 
 def test_no_prompts_need_no_call():
     engine = Choices(by_table(TABLE))
-    assert classifier(engine).score([]).shape == (0, 2)
-    assert engine.calls == []
+    assert classifier(engine).probabilities([]).shape == (0, 2)
     assert classifier(engine).batch([]) == []
+    assert engine.calls == []
 
 
 def test_queries_with_braces_are_scored_as_they_are():
@@ -257,43 +218,23 @@ def test_an_engine_that_answers_in_another_shape_is_reported():
     engine = Choices(lambda _prompt, _choice: -1.0)
     engine.score_choices = lambda prompts, choices: np.zeros((len(prompts), 3))
     with pytest.raises(ModelCallError, match="shape"):
-        classifier(engine).score(["a"])
+        classifier(engine).probabilities(["a"])
 
 
 # -- first tokens -------------------------------------------------------------------------------------------------
 
 
 def test_a_model_with_top_tokens_is_read_at_the_first_token():
-    engine = TopTokens(lambda _prompt: {" car": 0.5, "card": 0.1, " cash": 0.2, "The": 0.1})
-    scores = classifier(engine, answers=RAW).score(["one", "two"])
-    assert np.exp(scores) == pytest.approx(np.array([[0.6, 0.2]] * 2))
-    assert sorted(engine.asked) == [("one", (), 5), ("two", (), 5)]
+    engine = TopTokens(lambda _prompt: {" car": 0.5, "card": 0.1, " cash": 0.2, " ca": 0.1, "The": 0.1})
+    found = classifier(engine, answers=RAW).probabilities(["one", "two"])
+    assert found == pytest.approx(np.array([[0.75, 0.25]] * 2))
+    assert len(engine.opened) == 1
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ({" card": 0.9}, 1e-6),
-        ({" card": 0.9, "!": 1e-9}, 1e-9),
-        ({" card": 0.9, "!": 0.0}, 1e-6),
-    ],
-)
-def test_a_label_outside_the_top_counts_the_floor_and_never_more_than_a_reported_token(tokens, expected):
-    scores = classifier(TopTokens(lambda _prompt: tokens), answers=RAW).score(["x"])
-    assert np.exp(scores[0]) == pytest.approx([0.9, expected])
-
-
-def test_an_empty_answer_is_even():
-    probabilities = classifier(TopTokens(lambda _prompt: {}), answers=RAW).probabilities(["x"])
-    assert np.allclose(probabilities, 0.5)
-
-
-def test_labels_that_share_the_first_token_are_reported():
-    shared = classifier(TopTokens(lambda _prompt: {" ca": 0.7, " cash": 0.1}), answers=RAW)
-    with pytest.raises(ConfigurationError, match="first tokens"):
-        shared.score(["x"])
-    some = classifier(TopTokens(lambda _prompt: {" c": 0.3, " cash": 0.2, " card": 0.1}), answers=RAW)
-    assert np.exp(some.score(["x"])) == pytest.approx(np.array([[0.1, 0.2]]))
+def test_top_tokens_that_begin_no_label_alone_name_none():
+    for tokens in ({}, {" ca": 0.7, "The": 0.1}):
+        with pytest.raises(ModelCallError, match="names none of the labels"):
+            classifier(TopTokens(lambda _prompt, tokens=tokens: tokens), answers=RAW).probabilities(["x"])
 
 
 @pytest.mark.parametrize("labels", [["card", "card payment"], ["1", "10"]])
@@ -322,27 +263,12 @@ def test_first_tokens_are_calibrated_like_whole_labels():
     assert found == pytest.approx(np.array([[7 / 19, 12 / 19]]), abs=1e-12)
 
 
-async def test_calls_in_flight_are_limited():
-    engine = TopTokens(lambda _prompt: {" card": 0.5})
-    one = classifier(engine, answers=RAW)
-    engine.hoped = 3
-    one.score([str(number) for number in range(12)], max_concurrency=3)
-    assert engine.most == 3
-    assert len({prompt for prompt, _, _ in engine.asked}) == 12
-    engine.most = 0
-    await one.ascore([str(number) for number in range(12)], max_concurrency=3)
-    assert engine.most == 3
-    engine.most = engine.hoped = 0
-    one.batch(["a", "b", "c"], {"max_concurrency": 1})
-    assert engine.most == 1
-    await one.abatch(["a", "b", "c"], {"max_concurrency": 1})
-    assert engine.most == 1
-
-
 def test_rows_keep_the_order_of_the_prompts():
-    engine = TopTokens(lambda prompt: {" card": int(prompt) / 100, " cash": 0.001})
-    scores = classifier(engine, answers=RAW).score([str(number) for number in range(1, 20)])
-    assert np.exp(scores[:, 0]) == pytest.approx(np.arange(1, 20) / 100)
+    engine = TopTokens(lambda prompt: {" card": int(prompt) / 100, " cash": 1 - int(prompt) / 100})
+    one = LabelClassifier(engine, labels=LABELS)
+    numbers = [*range(1, 90), 5, 1]
+    assert one.probabilities([str(number) for number in numbers])[:, 0] == pytest.approx(np.array(numbers) / 100)
+    assert [len(prompts) for prompts in engine.opened] == [64, 24]  # the first is a public call alone
 
 
 # -- the Runnable -------------------------------------------------------------------------------------------------
@@ -365,7 +291,7 @@ async def test_a_batch_of_the_runnable_is_scored_as_one():
     chain = classifier(engine)
     chain.batch(["pin", "atm kept it", "pin"])
     await chain.abatch(["pin", "pin"])
-    assert [len(prompts) for prompts, _ in engine.calls] == [3, 3, 2]
+    assert [len(prompts) for prompts, _ in engine.calls] == [5, 1]  # three inputs without content; each text once
 
 
 async def test_one_bad_input_of_a_batch_fails_alone():
@@ -412,10 +338,9 @@ def test_the_runnable_shows_its_labels():
 def test_the_async_numbers_are_the_sync_numbers():
     async def both():
         one = classifier()
-        assert np.array_equal(await one._acalibration(), classifier()._calibration())
         assert np.array_equal(await one.aprobabilities(["pin"]), one.probabilities(["pin"]))
         assert await one.abatch(["pin", "atm kept it"]) == ["card", "cash"]
-        assert (await one.ascore([])).shape == (0, 2)
+        assert (await one.aprobabilities([])).shape == (0, 2)
 
     asyncio.run(both())
 
@@ -468,15 +393,16 @@ def few_shot_chat(selector):
 
 
 def leaning(prompt, choice):
-    """Card .8 below an example of card, .4 below one of cash."""
-    card = 0.8 if "Queue: card" in prompt else 0.4
+    """Card .8 below an example of card, .9 for "pin", .4 below one of cash."""
+    card = (0.9 if "Ticket: pin" in prompt else 0.8) if "Queue: card" in prompt else 0.4
     return math.log(card if choice.strip() == "card" else 1 - card)
 
 
 FEW_SHOT = pytest.mark.parametrize("template", [few_shot, few_shot_chat])
 FREE = [("sync", "N/A"), ("sync", ""), ("sync", "[MASK]")]
-# Content-free inputs get the example of card: (.8, .2). "the atm" gets that of cash: .4/.8 : .6/.2 = 1 : 6.
-BY_HAND = np.array([[1 / 7, 6 / 7], [1 / 2, 1 / 2]])
+# Content-free inputs get the example of card: (.8, .2). "the atm" gets that of cash: .4/.8 : .6/.2 = 1 : 6,
+# "pin" that of card: .9/.8 : .1/.2 = 9 : 4.
+BY_HAND = np.array([[1 / 7, 6 / 7], [9 / 13, 4 / 13]])
 
 
 @FEW_SHOT
@@ -484,7 +410,7 @@ def test_content_free_inputs_go_through_the_example_selector(template):
     selector = Chosen(only=("sync",))
     one = classifier(Choices(leaning), prompt=template(selector))
     assert one.probabilities(["the atm", "pin"]) == pytest.approx(BY_HAND)
-    assert selector.asked == [*FREE, ("sync", "the atm"), ("sync", "pin")]
+    assert selector.asked == [("sync", "the atm"), ("sync", "pin"), *FREE]
     assert one.batch(["the atm", {"input": "pin"}]) == ["cash", "card"]
 
 
@@ -493,7 +419,7 @@ async def test_awaited_examples_are_selected_by_awaiting_alone(template):
     selector = Chosen(only=("async",))
     one = classifier(Choices(leaning), prompt=template(selector))
     assert await one.aprobabilities(["the atm", "pin"]) == pytest.approx(BY_HAND)
-    assert selector.asked == [("async", text) for _, text in [*FREE, ("", "the atm"), ("", "pin")]]
+    assert selector.asked == [("async", text) for _, text in [("", "the atm"), ("", "pin"), *FREE]]
     assert await one.ainvoke("the atm") == "cash"
     assert await one.abatch(["pin", {"input": "the atm"}]) == ["card", "cash"]
 
@@ -522,9 +448,10 @@ async def test_an_example_selector_that_fails_for_one_input_fails_alone(template
 def test_examples_that_change_are_calibrated_anew(template):
     selector = Chosen()
     one = classifier(Choices(leaning), prompt=template(selector))
-    assert one._calibration() == pytest.approx([0.8, 0.2])
-    selector.bank.reverse()
-    assert one._calibration() == pytest.approx([0.4, 0.6])
+    assert one.probabilities(["pin"]) == pytest.approx(BY_HAND[1:])
+    selector.bank[1] = {"input": "atm ate it", "queue": "card"}
+    selector.bank[0] = {"input": "lost it", "queue": "cash"}
+    assert one.probabilities(["the atm"]) == pytest.approx(np.array([[6 / 7, 1 / 7]]))  # .8/.4 : .2/.6
 
 
 class Words(Embeddings):
@@ -600,7 +527,7 @@ def test_unusable_arguments_are_refused_by_name(changes, name):
 
 def test_a_single_text_is_not_read_letter_by_letter():
     one = classifier()
-    for call in (lambda: one.score("pin"), lambda: one.batch("pin"), lambda: one.batch({})):
+    for call in (lambda: one.probabilities("pin"), lambda: one.batch("pin"), lambda: one.batch({})):
         with pytest.raises(ConfigurationError, match="a list"):
             call()
 
@@ -692,7 +619,7 @@ async def test_votes_are_certain_and_go_to_the_label_that_is_written():
 def test_votes_cannot_be_calibrated():
     with pytest.raises(ConfigurationError, match=r"calibrate.*not probabilities"):
         classifier(voter({}), answers=LabelAnswers(calibrate=True))
-    assert classifier(voter({}), answers=RAW)._calibration() is None
+    assert not classifier(voter({}), answers=RAW).calibrates
 
 
 def test_labels_that_a_vote_could_not_tell_apart_are_refused_at_once():
@@ -728,9 +655,7 @@ def test_decisions_are_calibrated_on_request():
 # Engines whose answer to "pin" names no label, and to anything else names "cash".
 WITHOUT_A_LABEL = {
     "votes": voter({"pin": "I cannot tell."}, "cash"),
-    "minus infinity": Choices(lambda prompt, choice: -math.inf if "pin" in prompt else -float(choice != " cash")),
-    "NaN": Choices(lambda prompt, choice: math.nan if "pin" in prompt else -float(choice != " cash")),
-    "failed row": FakeBackend(lambda _prompt, _prefix: {" cash": 0.9}, max_top_k=2, fail_rows_containing="pin"),
+    "top tokens": TopTokens(lambda prompt: {"The": 0.9} if "pin" in prompt else {" cash": 0.9}),
 }
 
 
@@ -738,15 +663,36 @@ WITHOUT_A_LABEL = {
 async def test_an_answer_without_a_label_is_an_error_and_never_the_first_label(engine):
     one = classifier(engine, answers=RAW)
     assert one.batch(["atm"]) == ["cash"]
-    for call in (lambda: one.batch(["pin"]), lambda: one.score(["pin"])):
+    for call in (lambda: one.batch(["pin"]), lambda: one.probabilities(["pin"])):
         with pytest.raises(ModelCallError, match=r"names none of the labels.*other_label="):
             call()
-    for acall in (lambda: one.abatch(["atm", "pin"]), lambda: one.ascore(["pin"])):
+    for acall in (lambda: one.abatch(["atm", "pin"]), lambda: one.aprobabilities(["pin"])):
         with pytest.raises(ModelCallError, match="names none of the labels"):
             await acall()
     counted = classifier(engine, answers=LabelAnswers(calibrate=False, other_label="cash"))
     assert counted.batch(["pin", "atm"]) == await counted.abatch(["pin", "atm"])
     assert counted.probabilities(["pin"]).tolist() == [[0.0, 1.0]]
+
+
+# Engines of likelihoods that have none for any label after "pin": by their contract the call failed.
+WITHOUT_A_LIKELIHOOD = {
+    "minus infinity": Choices(lambda prompt, choice: -math.inf if "pin" in prompt else -float(choice != " cash")),
+    "NaN": Choices(lambda prompt, choice: math.nan if "pin" in prompt else -float(choice != " cash")),
+    "failed row": FakeBackend(lambda _prompt, _prefix: {" cash": 0.9}, max_top_k=2, fail_rows_containing="pin"),
+}
+
+
+@pytest.mark.parametrize("engine", WITHOUT_A_LIKELIHOOD.values(), ids=list(WITHOUT_A_LIKELIHOOD))
+async def test_an_engine_without_any_likelihood_has_failed_and_names_no_label(engine):
+    for one in (classifier(engine, answers=RAW), classifier(engine, answers=COUNTED)):
+        assert one.batch(["atm"]) == ["cash"]
+        with pytest.raises(ModelCallError, match="no likelihood for any label"):
+            one.batch(["atm", "pin"])
+        with pytest.raises(ModelCallError, match="no likelihood for any label"):
+            await one.aprobabilities(["pin"])
+        found = one.batch(["atm", "pin"], return_exceptions=True)
+        assert found[0] == "cash"
+        assert isinstance(found[1], ModelCallError)
 
 
 @pytest.mark.filterwarnings("ignore:.*OpenAIDecisions.*beta")
@@ -787,33 +733,19 @@ async def test_one_failed_call_of_a_batch_fails_alone(kind):
         await chain.ainvoke("dunno")
 
 
-async def test_after_an_error_no_further_call_is_made():
-    class Failing(TopTokens):
-        async def atop_tokens(self, prompt, prefix, *, top_k):
-            self.asked.append(prompt)
-            if prompt == "0":
-                failed.set()
-                raise ModelCallError("down")
-            await asyncio.to_thread(failed.wait, 60)
-            await asyncio.sleep(0.01)
-            return [(b" card", 0.5)]
-
-        def top_tokens(self, prompt, prefix, *, top_k):
-            return asyncio.run(self.atop_tokens(prompt, prefix, top_k=top_k))
-
-    failed = threading.Event()
-    engine = Failing(lambda _prompt: {})
-    one = classifier(engine, answers=RAW)
+async def test_after_an_error_no_further_batch_is_asked():
+    engine = Choices(lambda prompt, _choice: -math.inf if prompt == "0" else -1.0)
+    one = LabelClassifier(engine, labels=LABELS)
     prompts = [str(number) for number in range(200)]
-    with pytest.raises(ModelCallError, match="down"):
-        await one.ascore(prompts)
-    await asyncio.sleep(0.1)
-    assert len(engine.asked) < 20
-    engine.asked.clear()
-    failed.clear()
-    with pytest.raises(ModelCallError, match="down"):
-        await asyncio.to_thread(one.score, prompts)
-    assert len(engine.asked) < 20
+    for call in (one.aprobabilities, one.abatch):
+        engine.calls.clear()
+        with pytest.raises(ModelCallError, match="no likelihood"):
+            await call(prompts)
+        assert [len(prompts) for prompts, _ in engine.calls] == [64, 1]
+    engine.calls.clear()
+    kept = one.batch(prompts, return_exceptions=True)
+    assert [len(prompts) for prompts, _ in engine.calls] == [64, 1, 64, 64, 8]
+    assert [place for place, found in enumerate(kept) if isinstance(found, ModelCallError)] == [0]
 
 
 async def test_calls_of_voters_are_limited_by_the_run():
@@ -831,14 +763,23 @@ async def test_calls_of_voters_are_limited_by_the_run():
         return "card"
 
     one = classifier(TextVoteBackend(TextChat(say=say)))
-    one.score([str(number) for number in range(12)], max_concurrency=3)
+    one.batch([str(number) for number in range(12)], {"max_concurrency": 3})
     assert 1 < most <= 3
+    most = 0
+    await one.abatch([str(number) for number in range(6)], {"max_concurrency": 2})
+    assert most == 2
     most = 0
     one.batch(["a", "b", "c"], {"max_concurrency": 1})
     assert most == 1
 
 
-def test_content_free_inputs_without_a_label_are_an_error():
+def test_content_free_inputs_that_fail_are_an_error():
     engine = Choices(lambda prompt, _choice: -math.inf if "MASK" in prompt else -1.0)
-    with pytest.raises(ModelCallError, match="names none"):
+    with pytest.raises(ModelCallError, match="no likelihood"):
         classifier(engine).batch(["x"])
+
+
+def test_a_content_free_answer_that_names_no_label_is_left_out():
+    table = {"N/A": {" card": 0.8, " cash": 0.2}, "atm": {" card": 0.4, " cash": 0.6}}
+    engine = TopTokens(lambda prompt: next((row for text, row in table.items() if text in prompt), {"The": 0.9}))
+    assert classifier(engine).probabilities(["atm"]) == pytest.approx(np.array([[1 / 7, 6 / 7]]))

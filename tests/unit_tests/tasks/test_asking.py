@@ -12,8 +12,9 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompt_values import ChatPromptValue, StringPromptValue
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
+from langchain_dpicl._templates import Template
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.tasks.templates import FewShotTemplate, template_text
+from langchain_dpicl.tasks.templates import FewShotTemplate
 
 
 def wording(**changes: Any) -> FewShotTemplate:
@@ -139,7 +140,7 @@ def test_templates_that_cannot_be_filled_are_refused(change: dict[str, Any]) -> 
 
 
 def test_templates_are_texts_or_plain_prompt_templates() -> None:
-    assert template_text("suffix", PromptTemplate.from_template("{a}")) == "{a}"
+    assert Template.of("suffix", PromptTemplate.from_template("{a}")) == Template.of("suffix", "{a}")
     refused = [
         PromptTemplate.from_template("{{a}}", template_format="mustache"),
         ChatPromptTemplate.from_template("{a}"),
@@ -148,4 +149,12 @@ def test_templates_are_texts_or_plain_prompt_templates() -> None:
     ]
     for template in refused:
         with pytest.raises(ConfigurationError, match="suffix"):
-            template_text("suffix", template)
+            Template.of("suffix", template)
+
+
+def test_written_braces_belong_to_the_literal_text() -> None:
+    template = Template.of("suffix", "{{ {a} }} {b}{a}")
+    assert template.pieces == (("{ ", "a"), (" } ", "b"), ("", "a"))
+    assert template.names == ("a", "b")
+    assert template.fill({"a": "{b}", "b": "2"}) == "{ {b} } 2{b}"
+    assert template.fill_before("b", {"a": "1"}) == "{ 1 } "

@@ -197,7 +197,7 @@ class TestLogprobs:
 
     def test_for_five_tokens_are_enough_for_the_front_rooms(self) -> None:
         model = ScriptedLLM(answer=fixed(spread([" yes", " no", " a", " b", "\n"])))
-        scores = LabelClassifier(model, labels=["yes", "no"]).score(["is it?"])
+        scores = LabelClassifier(model, labels=["yes", "no"]).probabilities(["is it?"])
         assert scores[0, 0] > scores[0, 1]
         template = DPFewShotPromptTemplate.from_private_examples(
             PrivateExamples([{"text": f"case {number}"} for number in range(40)], public_size=40),

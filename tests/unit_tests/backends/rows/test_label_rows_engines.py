@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.language_models import FakeListChatModel
+from scipy.special import softmax
 
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.embedded.model import EmbeddedModel
@@ -19,7 +20,6 @@ from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
-from langchain_dpicl.serving.classifier import content_free_probabilities, label_probabilities
 from tests.canary import RECORD, VOTE, describe, leaks, observe
 from tests.contracts.backend import HOSTILE, same_bits
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError, by_word
@@ -37,8 +37,8 @@ def asked(rows: LabelRows, prompts: Any, *, is_async: bool = False) -> Rows:
 
 
 def asked_public(rows: LabelRows, prompts: Any, *, is_async: bool = False) -> Rows:
-    ask = rows.request_public(prompts)
-    return asyncio.run(ask.arun()) if is_async else ask.run()
+    ask = rows.request_public_rows([prompts])
+    return (asyncio.run(ask.arun()) if is_async else ask.run())[0]
 
 
 class TestEmbedded:
@@ -46,16 +46,16 @@ class TestEmbedded:
     prompts = tuple((PROMPT.format(word), PROMPT.format("N/A"), PROMPT.format("")) for word in WORDS)
 
     @DRIVERS
-    def test_rows_are_those_of_the_serving_side(self, is_async: bool) -> None:
+    def test_rows_are_likelihoods_calibrated_as_in_the_paper(self, is_async: bool) -> None:
         labels = ((" colour",), (" number",), (" animal",))
         rows = LabelRows(self.engine, labels, calibrate=True)
         assert rows.kind == "whole labels"
         found = asked(rows, self.prompts, is_async=is_async)
         texts = [text for (text,) in labels]
         for row, (query, *free) in zip(found, self.prompts, strict=True):
-            base = content_free_probabilities(self.engine.score_choices(free, texts))
-            expected = label_probabilities(self.engine.score_choices([query], texts), base)[0]
-            assert row == pytest.approx(expected, rel=1e-9)
+            base = softmax(self.engine.score_choices(free, texts), axis=1).mean(axis=0)
+            ratios = softmax(self.engine.score_choices([query], texts)[0]) / base
+            assert row == pytest.approx(ratios / ratios.sum(), rel=1e-9)
 
     def test_a_label_with_two_texts_has_the_likelihood_of_both(self) -> None:
         texts = [text for label in LABELS for text in label]

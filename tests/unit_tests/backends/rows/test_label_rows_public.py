@@ -269,8 +269,17 @@ class TestManyPublicPrompts:
     def test_each_batch_is_a_session_which_is_closed(self, is_async: bool) -> None:
         engine = ENGINES["first tokens"]()
         asked_rows(LabelRows(engine, LABELS, calibrate=False), MANY, is_async=is_async)
-        assert [len(opened) for opened in engine.opened] == [64, 64, 22]
+        assert [len(opened) for opened in engine.opened] == [64, 64, 21]  # the first goes alone, as a public call
         assert engine.closed == 3
+
+    @DRIVERS
+    def test_an_outage_is_detected_by_one_public_call(self, is_async: bool) -> None:
+        engine = PublicChoices("decisions")
+        rows = LabelRows(engine, LABELS, calibrate=True)
+        engine.calls.clear()
+        with pytest.raises(ModelCallError, match="the model is down"):
+            asked_rows(rows, [("a <down>", "a0"), ("b", "b0")], is_async=is_async)
+        assert engine.calls == []
 
     def test_without_calibration_only_the_queries_are_asked(self) -> None:
         engine = Choices()
@@ -317,6 +326,9 @@ class TestManyPublicPrompts:
             async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
                 return super().score_with_other(prompts, choices)
 
+            async def ascore_public(self, prompt: str, choices: Sequence[str]) -> Any:
+                return (await self.ascore_choices([prompt], choices))[0]
+
             def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Any:
                 assert not prompts
 
@@ -351,7 +363,7 @@ class TestManyPublicPrompts:
         fake = FakeBackend(pieces, max_top_k=5, fail_rows_containing="failed")
         rows = LabelRows(Tokens(fake), LABELS, calibrate=False)
         found = asked_rows(rows, [("a",), ("failed",), ("b",)], is_async=is_async)
-        assert fake.calls["public"] == 1
+        assert fake.calls["public"] == 2  # the first of all, and the failed one
         assert found.sum(axis=1) == pytest.approx(1.0)
 
     @DRIVERS
@@ -361,8 +373,11 @@ class TestManyPublicPrompts:
         engine = Votes(NAMED.get)
         rows = LabelRows(engine, LABELS, calibrate=False)
         engine.calls.clear()
-        assert asked_rows(rows, [("none",), ("a",)], is_async=is_async).tolist() == [[0, 0, 0], [0, 1, 0]]
-        assert [prompts for prompts, _ in engine.calls] == [("none", "a")]
+        assert asked_rows(rows, [("none",), ("a",), ("nothing",)], is_async=is_async)[1:].tolist() == [
+            [0, 1, 0],
+            [0, 0, 0],
+        ]
+        assert [prompts for prompts, _ in engine.calls] == [("none",), ("a", "nothing")]
 
     @DRIVERS
     def test_a_failed_call_takes_nothing_along_of_what_the_engine_raised(self, is_async: bool) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from langchain_dpicl.backends.rows.label_scoring import (
     LEAST_REPORTED,
@@ -22,7 +23,6 @@ from langchain_dpicl.backends.rows.label_scoring import (
     tokens_of_vocabulary,
 )
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.serving.classifier import content_free_probabilities, label_probabilities
 from tests.row_strategies import AWKWARD
 
 ANYTHING = st.lists(st.one_of(st.sampled_from(AWKWARD), st.floats(), st.floats(-40, 0)), min_size=2, max_size=6)
@@ -61,8 +61,8 @@ class TestSoftmax:
 
     @settings(max_examples=60, deadline=None)
     @given(LIKELIHOODS)
-    def test_agrees_with_the_serving_side(self, row: list[float]) -> None:
-        assert softmax(row) == pytest.approx(label_probabilities(np.array([row]))[0].tolist(), abs=1e-12)
+    def test_is_that_of_scipy(self, row: list[float]) -> None:
+        assert softmax(row) == pytest.approx(special.softmax(row).tolist(), abs=1e-12)
 
 
 class TestKept:
@@ -144,9 +144,10 @@ class TestCalibrated:
 
     @settings(max_examples=60, deadline=None)
     @given(LIKELIHOODS, st.lists(LIKELIHOODS, min_size=1, max_size=3))
-    def test_agrees_with_the_serving_side(self, own: list[float], free: list[list[float]]) -> None:
-        base = content_free_probabilities(np.array(free))
-        expected = label_probabilities(np.array([own]), base)[0]
+    def test_is_the_diagonal_matrix_of_the_paper(self, own: list[float], free: list[list[float]]) -> None:
+        """Second source: W = diag(p_cf)^-1 applied to the softmax of scipy, in the log domain."""
+        base = np.maximum(special.softmax(free, axis=1).mean(axis=0), LEAST_WEIGHT)
+        expected = special.softmax(special.log_softmax(own) - np.log(base))
         found = calibrate_contextually(softmax(own), [softmax(row) for row in free], least=LEAST_WEIGHT)
         assert found == pytest.approx(expected.tolist(), abs=1e-9)
 

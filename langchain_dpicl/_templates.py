@@ -1,0 +1,90 @@
+"""Parses templates with plain `{field}` names and fills texts into them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+
+from langchain_dpicl.exceptions import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A parsed f-string template; what is filled in is never parsed.
+
+    Attributes:
+      text: the template as it was written.
+      pieces: (literal text, name of the field behind it) pairs; the last one may have None for a name.
+      names: the fields, each once, in the order in which they appear.
+    """
+
+    text: str
+    pieces: tuple[tuple[str, str | None], ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, template: object) -> Template:
+        """Parses a text, or a `PromptTemplate` in f-string format and without partial variables.
+
+        Args:
+          name: of the option, for errors.
+          template: public.
+
+        Raises:
+          ConfigurationError: anything else, or more than plain `{field}` names.
+        """
+        text = template if isinstance(template, str) else getattr(template, "template", None)
+        is_other = not isinstance(template, str) and getattr(template, "template_format", None) != "f-string"
+        if not isinstance(text, str) or is_other or getattr(template, "partial_variables", None):
+            raise ConfigurationError(
+                f"{name}: expected text or a PromptTemplate in f-string format without partial variables, found "
+                f"{type(template).__name__!r}."
+            )
+        try:
+            parsed = list(Formatter().parse(text))
+        except ValueError:
+            parsed = None
+        if parsed is None or any(
+            field is not None and (not field.isidentifier() or spec or conversion)
+            for _, field, spec, conversion in parsed
+        ):
+            raise ConfigurationError(
+                f"{name}: expected plain {{field}} names in an f-string template, found {text!r}. Write {{{{ and }}}} "
+                "for braces."
+            )
+        pieces: list[tuple[str, str | None]] = []
+        before = ""
+        for literal, field, _, _ in parsed:
+            before += literal  # a written brace ends a part without a field behind it
+            if field is not None:
+                pieces.append((before, field))
+                before = ""
+        names = tuple(dict.fromkeys(field for _, field in pieces if field is not None))
+        return cls(text, (*pieces, (before, None)) if before else tuple(pieces), names)
+
+    def fill(self, values: Mapping[str, str], shown: Mapping[str, Mapping[str, str]] | None = None) -> str:
+        """Returns the template with `values` in it, or "" for those that it lacks.
+
+        Args:
+          values: text by field; may be private.
+          shown: by field, what stands for some of its values.
+        """
+        out = ""
+        for literal, name in self.pieces:
+            out += literal
+            if name is not None:
+                value = values.get(name, "")
+                out += shown[name].get(value, value) if shown and name in shown else value
+        return out
+
+    def fill_before(self, field: str, values: Mapping[str, str]) -> str:
+        """Returns the filled template up to where `field` first stands.
+
+        Args:
+          field: one of `names`.
+          values: text by field, of those before it.
+        """
+        place = [name for _, name in self.pieces].index(field)
+        *before, (last, _) = self.pieces[: place + 1]
+        return Template("", tuple(before), ()).fill(values) + last
