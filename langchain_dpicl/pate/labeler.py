@@ -264,7 +264,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
             continues from it, with the same ledger, data set and options only; `result.save` writes the labels.
           executor: a `RayExecutor`, or "ray": inputs are labelled by workers, each with its own records, model and
             connection to the ledger; a rerun finds the releases of this `component`. Needs a new sample per input.
-            None: inputs are labelled in this process.
+            A `LocalExecutor` or None: inputs are labelled in this process.
 
         Raises:
           ConfigurationError: a public fault; nothing was charged and no private call was made.

@@ -29,7 +29,7 @@ from langchain_dpicl.exceptions import ModelCallError, UnsilencableModelError
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.release.sample import SecretSample
-from langchain_dpicl.released import base
+from langchain_dpicl.runs.journal import RunJournal
 from tests import check_leaks
 from tests.canary import RECORD, VOTE
 from tests.check_leaks import PROCESSES
@@ -214,8 +214,9 @@ class TestPlantedBugs:
 
     @pytest.mark.parametrize("entry", LABELS.entries)
     def test_a_record_in_a_file_alone(self, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        write = base.write_whole
-        monkeypatch.setattr(base, "write_whole", lambda path, text: write(path, text + RECORD))
+        append = RunJournal.append
+        noted = lambda self, entry, **more: append(self, {**entry, "note": RECORD}, **more)  # noqa: E731
+        monkeypatch.setattr(RunJournal, "append", noted)
         seen = {"usage callback", "exception: text, args, attributes, cause, context"}  # a broken run's file too
         assert red((entry,), LABELS, seen) == seen
 

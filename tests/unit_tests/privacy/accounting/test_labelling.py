@@ -33,7 +33,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     RunInterruptedError,
 )
-from langchain_dpicl.options import ConfidentGNMax
+from langchain_dpicl.options import ConfidentGNMax, LocalExecutor
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -716,6 +716,11 @@ def test_an_answer_that_came_meanwhile_is_not_paid_for_again(awaited: bool, monk
     monkeypatch.setattr(PromptPATELabeler, "_events", events)
     assert (asyncio.run(made.alabel(CARD)) if awaited else made.label(CARD)).label == "card"
     assert counts(made._budget) == {"reserve label": 1, "commit label": 1}
+
+
+def test_a_local_executor_labels_here() -> None:
+    made = labeler(executor=LocalExecutor(max_concurrency=2))
+    assert told(made.run()) == [("labelled", "card"), ("labelled", "transfer")]
 
 
 def test_by_default_the_share_pays_for_the_distinct_inputs() -> None:
