@@ -17,7 +17,7 @@ from langchain_dpicl.runs import answer_memo
 from langchain_dpicl.runs import private_tool as tools
 from langchain_dpicl.runs.answer_memo import AnswerMemo
 from langchain_dpicl.runs.query_runnable import QueryRunnable
-from langchain_dpicl.stores import SQLiteMemo, sqlite_memo, sqlite_per_call
+from langchain_dpicl.stores import SQLiteMemo, memos, sqlite_memo, sqlite_per_call
 from tests.memo_house import House, house, no_prices
 from tests.unit_tests import test_graph_memo
 from tests.unit_tests.agents import test_agents
