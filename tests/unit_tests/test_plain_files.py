@@ -192,7 +192,7 @@ def test_a_file_that_fills_the_memory_as_it_is_parsed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    path.write_text("{}")
+    path.write_text("{}\n")
 
     def full(*_: Any, **__: Any) -> None:
         raise MemoryError
