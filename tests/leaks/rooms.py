@@ -441,7 +441,7 @@ def documents(scene: Scene) -> Runnable[Any, Any]:
             decoding=Decoding(candidates=3),
             **_paid(scene, 80.0),
         )
-        scene.objects += [found, found._writer, found._private, private, backend]
+        scene.objects += [found, found._script, found._private, private, backend]
         return found
 
     def told(found: DocumentSynthesizer) -> str:
