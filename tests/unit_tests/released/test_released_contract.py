@@ -1,0 +1,92 @@
+"""What every released value must do, whatever made it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import (
+    LabelledPool,
+    ReleasedCounts,
+    ReleasedDemonstrations,
+    SoftPrompt,
+    SyntheticDocuments,
+    verify_report,
+)
+from langchain_dpicl.released.base import Released
+from tests.unit_tests import test_fuzzed_files as made
+
+KINDS: tuple[type[Released], ...] = (
+    ReleasedDemonstrations,
+    LabelledPool,
+    SyntheticDocuments,
+    ReleasedCounts,
+    SoftPrompt,
+)
+TERMS = [
+    "format",
+    "private",
+    "method",
+    "component",
+    "ledger_id",
+    "dataset_id",
+    "unit",
+    "adjacency",
+    "epsilon",
+    "delta",
+    "plan",
+    "budget",
+]
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    folder = tmp_path_factory.mktemp("released")
+    targets = {**made.released(), **made.trained(folder)}
+    return {
+        kind.__name__: targets[kind.__name__].read(made.written(folder / kind.__name__, targets[kind.__name__].files))
+        for kind in KINDS
+    }
+
+
+def test_no_released_value_is_left_out() -> None:
+    assert set(Released.__subclasses__()) == set(KINDS)
+
+
+@pytest.mark.parametrize("name", [kind.__name__ for kind in KINDS])
+class TestEveryReleasedValue:
+    def test_has_the_one_report(self, values: Mapping[str, Any], name: str) -> None:
+        report = values[name].report
+        assert set(TERMS) <= set(report)
+        assert report["format"] == 2
+        assert report["private"] is True
+        assert values[name].epsilon == report["epsilon"] > 0
+        assert values[name].delta == report["delta"] >= 0
+
+    def test_shows_its_plan(self, values: Mapping[str, Any], name: str) -> None:
+        assert values[name].plan["method"] == values[name].report["method"]
+
+    def test_is_verified(self, values: Mapping[str, Any], name: str) -> None:
+        assert values[name].verify().ok
+        assert 0 < verify_report(values[name]).epsilon <= values[name].epsilon
+
+    def test_is_the_same_after_a_file_a_copy_and_a_pickle(
+        self, values: Mapping[str, Any], name: str, tmp_path: Path
+    ) -> None:
+        value = values[name]
+        value.save(tmp_path / "file")
+        for again in (
+            type(value).load(tmp_path / "file"),
+            copy.deepcopy(value),
+            pickle.loads(pickle.dumps(value)),  # noqa: S301
+        ):
+            assert again.report == value.report
+            assert made.shown(again) == made.shown(value)
+
+    def test_shows_its_report_as_a_table(self, values: Mapping[str, Any], name: str) -> None:
+        assert str(values[name].report["component"]) in values[name]._repr_html_()
