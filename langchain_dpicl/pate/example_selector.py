@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, get_args
@@ -498,8 +499,9 @@ class PromptPATEExampleSelector(BaseExampleSelector):
             if missing := [name for name in wanted if name not in values]:
                 raise fail("input_keys", f"variables among {sorted(map(str, values))}", missing)
             return {name: values[name] for name in wanted}
-        suffix = self._labels.plan.get("suffix")
-        known = Template.of("suffix", suffix).names if isinstance(suffix, str) else ()
+        known: tuple[str, ...] = ()
+        with suppress(ConfigurationError):  # a pool that was loaded may show any text as its template, or none
+            known = Template.of("suffix", self._labels.plan.get("suffix")).names
         own = {name: values[name] for name in known if name in values}
         return own or values
 
