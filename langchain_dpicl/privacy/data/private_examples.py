@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Required, TypedDict, Unpack, runtime_checkable
 
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import (
@@ -45,6 +45,20 @@ class _UnitBinding:
         self.by_declaration: dict[Declaration, PrivateExamples] = {}
         self.ledger_id: str | None = None
         self.exposed = False  # opened without a charge
+
+
+class Declared(TypedDict, total=False):
+    """The keyword arguments of `PrivateExamples`."""
+
+    public_size: Required[int | Mapping[str, int]]
+    text_key: str
+    label_key: str | None
+    labels: Iterable[str] | None
+    unit_key: str | None
+    fields: Iterable[str]
+    dataset_id: str
+    max_chars: int
+    records_per_unit: int
 
 
 @runtime_checkable
@@ -142,7 +156,7 @@ class PrivateExamples(Opaque):
         self._adopt(declared, make_opaque_pool(units), _UnitBinding(_keeping(label_of, declared)))
 
     @classmethod
-    def from_documents(cls, documents: Iterable[Any] | DocumentLoader, **declared: Any) -> PrivateExamples:
+    def from_documents(cls, documents: Iterable[Any] | DocumentLoader, **declared: Unpack[Declared]) -> PrivateExamples:
         """Builds private examples from LangChain documents.
 
         Args:
