@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -267,6 +268,18 @@ class JournalContract(ReleaseRunContract):
             with pytest.raises(ConfigurationError, match="another run's"):
                 self.build(other, Calls(), checkpoint=path, **options)
         assert path.read_bytes() == before
+
+    def test_a_checkpoint_that_the_ledger_has_not_paid_for_is_refused(
+        self, durable: Callable[[], Budget], tmp_path: Path
+    ) -> None:
+        path, ledger, older = tmp_path / "run.jsonl", tmp_path / "ledger.db", tmp_path / "older.db"
+        shutil.copy(ledger, older)
+        budget = durable()
+        self.build(budget, Calls(), checkpoint=path).run(progress=False)
+        budget.close()
+        shutil.copy(older, ledger)  # a backup is put back
+        with pytest.raises(ConfigurationError, match="checkpoint: expected"):
+            self.build(durable(), Calls(), checkpoint=path)
 
     def test_two_runs_do_not_write_one_checkpoint(self, budget: Budget, tmp_path: Path) -> None:
         path = tmp_path / "run.jsonl"
