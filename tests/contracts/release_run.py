@@ -19,11 +19,13 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerUnavailableError,
     ModelCallError,
     PrivacyBudgetError,
+    PrivacyBudgetMismatchError,
     RunInterruptedError,
 )
 from langchain_dpicl.privacy.ledger.shares import Reservation
@@ -164,6 +166,18 @@ class ReleaseRunContract:
         made.run(progress=False)
         assert "no other run" in refused[0]
         assert made.is_finished
+
+    @BOTH
+    def test_another_budget_in_the_config_or_around_the_call_is_refused(self, budget: Budget, awaited: bool) -> None:
+        made, other = self.build(budget, Calls()), PrivacyBudgetCallbackHandler(epsilon=1.0, delta=1e-5)
+        with pytest.raises(PrivacyBudgetMismatchError, match="given to the constructor"):
+            started(made, awaited=awaited, config={"callbacks": [other]})
+        with (
+            get_privacy_budget_callback(epsilon=1.0, delta=1e-5),
+            pytest.raises(PrivacyBudgetMismatchError, match="given to the constructor"),
+        ):
+            started(made, awaited=awaited)
+        assert not made.share.sealed
 
     @BOTH
     def test_handlers_of_the_config_hear_what_is_charged(self, budget: Budget, awaited: bool) -> None:
