@@ -396,8 +396,10 @@ class DisjointBatches(Opaque):
     def finish(self, label: str | None) -> None:
         """Commits a label's ticket once all its demonstrations are written, and forgets the deal."""
         if label in self._dealt:
-            self._dealt.pop(label).close()
-            self._reserved[label].commit()
+            self._dealt[label].close()
+            if self._reserved[label].uncommitted:  # Ctrl-C may come between the commit and the `del`
+                self._reserved[label].commit()
+            del self._dealt[label]
 
 
 class DraftRun(ReleaseRun[Item, Result]):
@@ -458,9 +460,18 @@ class DraftRun(ReleaseRun[Item, Result]):
                     self._keep(item)
                 raise
         self._keep(item)
-        if self._deals is not None and all(one.done for one in self._drafts.values() if one.label == item.label):
-            # The partition of a label is secret and no longer needed.
-            self._deals.finish(item.label)
+        self._finish(item.label)
+
+    def _finish(self, label: str | None) -> None:
+        """Ends the deal of a label whose texts are complete: its partition is secret and no longer needed."""
+        if self._deals is not None and all(one.done for one in self._drafts.values() if one.label == label):
+            self._deals.finish(label)
+
+    def _settle(self) -> None:
+        super()._settle()
+        for label in {draft.label for draft in self._drafts.values()}:
+            if not any(one.busy for one in self._drafts.values() if one.label == label):
+                self._finish(label)  # whose last line could not be written
 
     def _reserve(self, draft: PartialText, events: RunEvents) -> Opener | None:
         """Reserves what a text still needs, and returns what opens its blocks.
