@@ -37,7 +37,7 @@ from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.sample import Record
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.journal import RunJournal, check_paid
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 
 
@@ -207,6 +207,7 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
             for population in populations:
                 # The ledger may have charged more rounds than the file holds; the smaller number is safe.
                 remaining = self.share.remaining(ROUND_TEMPLATE, label=population.label)
+                check_paid(population.rounds, used=plan.rounds - remaining, what="rounds")
                 population.owed = min(population.owed, remaining)
                 population.done = not population.owed and population.rounds > 0
 

@@ -54,7 +54,7 @@ from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.release.token_block import ReleaseBlock
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.journal import RunJournal, check_paid
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
@@ -396,8 +396,10 @@ class DisjointBatches(Opaque):
     def finish(self, label: str | None) -> None:
         """Commits a label's ticket once all its demonstrations are written, and forgets the deal."""
         if label in self._dealt:
-            self._dealt.pop(label).close()
-            self._reserved[label].commit()
+            self._dealt[label].close()
+            if self._reserved[label].uncommitted:  # Ctrl-C may come between the commit and the `del`
+                self._reserved[label].commit()
+            del self._dealt[label]
 
 
 class DraftRun(ReleaseRun[Item, Result]):
@@ -458,9 +460,18 @@ class DraftRun(ReleaseRun[Item, Result]):
                     self._keep(item)
                 raise
         self._keep(item)
-        if self._deals is not None and all(one.done for one in self._drafts.values() if one.label == item.label):
-            # The partition of a label is secret and no longer needed.
-            self._deals.finish(item.label)
+        self._finish(item.label)
+
+    def _finish(self, label: str | None) -> None:
+        """Ends the deal of a label whose texts are complete: its partition is secret and no longer needed."""
+        if self._deals is not None and all(one.done for one in self._drafts.values() if one.label == label):
+            self._deals.finish(label)
+
+    def _settle(self) -> None:
+        super()._settle()
+        for label in {draft.label for draft in self._drafts.values()}:
+            if not any(one.busy for one in self._drafts.values() if one.label == label):
+                self._finish(label)  # whose last line could not be written
 
     def _reserve(self, draft: PartialText, events: RunEvents) -> Opener | None:
         """Reserves what a text still needs, and returns what opens its blocks.
@@ -513,6 +524,25 @@ class DraftRun(ReleaseRun[Item, Result]):
         at = len(before["tokens"]) if before["segment"] == state["segment"] else 0
         line = {"label": draft.label, "number": draft.number, **state, "tokens": state["tokens"][at:], "at": at}
         self._record(line, *tickets)
+
+    def _resume(self) -> None:
+        super()._resume()
+        if self._journal is not None:
+            # A checkpoint from elsewhere must not bring tokens that this share has not paid for.
+            for label, _ in self._blocks.plan.branches:
+                check_paid(self._burnt_for(label), used=self._reserved_for(label), what="tickets")
+
+    def _burnt_for(self, label: str | None) -> int:
+        """Returns how many tickets the texts of a label name as theirs."""
+        drafts = [draft for draft in self._drafts.values() if draft.label == label]
+        if self._deals is not None:
+            return int(any(draft.tokens or self._is_written(draft) for draft in drafts))
+        return sum(draft.spent.total() for draft in drafts)
+
+    def _reserved_for(self, label: str | None) -> int:
+        """Returns how many tickets of a label the ledger has charged."""
+        tickets = (ticket for ticket in self._blocks.plan.tickets() if ticket.label == label)
+        return sum(ticket.max_count - self.share.remaining(ticket.template, label=label) for ticket in tickets)
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
         is_known = False

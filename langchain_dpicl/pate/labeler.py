@@ -57,7 +57,7 @@ from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.journal import RunJournal, check_paid
 from langchain_dpicl.runs.query_plan import recommended_design
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, carrying, new_bar, tick
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
@@ -210,7 +210,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         self._holder: tuple[int, int | None] | None = None
         self._resume()
         # A checkpoint from elsewhere must not bring labels that this share has not paid for.
-        _check_paid(sum(item.done for item in self._items), used=self._teachers.used)
+        check_paid(sum(item.done for item in self._items), used=self._teachers.used, what="labels")
 
     @classmethod
     @door("PromptPATELabeler")
@@ -580,13 +580,6 @@ def _caller() -> tuple[int, int | None]:
     except RuntimeError:  # no event loop runs here
         task = None
     return threading.get_ident(), None if task is None else id(task)
-
-
-def _check_paid(released: int, *, used: int) -> None:
-    """Refuses a checkpoint with more releases than the share has paid for."""
-    if released > used:
-        expected = f"at most the {used} labels that this component has paid for on this ledger"
-        raise fail("checkpoint", expected, released, "Give the component that paid, or another file.")
 
 
 def _checked_noise(noise: object, answers: LabelAnswers) -> Noise | ConfidentGNMax:

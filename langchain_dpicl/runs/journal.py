@@ -149,6 +149,13 @@ class RunJournal:
             raise fail("checkpoint", "one of this run", f"another run's: differences in {other}", advice)
 
 
+def check_paid(released: int, *, used: int, what: str) -> None:
+    """Refuses a checkpoint with more releases than the share has paid for, such as one beside an older ledger."""
+    if released > used:
+        expected = f"at most the {used} {what} that this component has paid for on this ledger"
+        raise fail("checkpoint", expected, released, "Give the component that paid, or another file.")
+
+
 def _read(path: Path) -> tuple[list[tuple[dict[str, Any], str]], int, bytes]:
     """Returns the entries of a file with their digests, the size of its whole lines, and its unfinished last line."""
     if not path.exists():

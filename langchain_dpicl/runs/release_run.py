@@ -32,7 +32,7 @@ from langchain_dpicl.backends.sync_async import (
 )
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
-from langchain_dpicl.budget.handler import check_config
+from langchain_dpicl.budget.handler import check_config, resolve_budget
 from langchain_dpicl.distributed.executor import RemoteExecution, iterate_in_threads, tickets_missing
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, RunInterruptedError
 from langchain_dpicl.options import LocalExecutor
@@ -157,7 +157,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         Raises:
           RunInterruptedError: a model call failed. Released values are kept, and `error.run.run()` continues with the
             unburnt tickets. Other errors and Ctrl-C carry `run` too.
-          PrivacyBudgetError: the tickets could not be reserved.
+          PrivacyBudgetError: the tickets could not be reserved, or the config or the context holds another budget.
           LedgerError: the ledger cannot be read or written; nothing is granted.
         """
         for _ in self.stream(progress=progress, config=config):
@@ -317,6 +317,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             self._unstored.pop()
 
     def _events(self, config: RunnableConfig | None) -> RunEvents:
+        resolve_budget(self._budget, config)  # refuses another budget in the config or the context
         return RunEvents(type(self).__name__, budget=self._budget, share=self.share, config=config)
 
     def _events_of_item(self, call: RunCall) -> RunEvents | nullcontext[RunEvents]:

@@ -30,7 +30,7 @@ from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.soft_prompt import SoftPrompt, base_of
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.journal import RunJournal, check_paid
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, report_of
 from langchain_dpicl.soft_prompts.engines import engine_of
 from langchain_dpicl.soft_prompts.options import (
@@ -238,7 +238,7 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
             raise failure  # a failure that does not depend on records is found before anything is bound or charged
         share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[engine])
         # A checkpoint from elsewhere must not bring weights that this share has not paid for.
-        _check_paid(state.step, used=plan.steps - share.remaining(STEP_TEMPLATE))
+        check_paid(state.step, used=plan.steps - share.remaining(STEP_TEMPLATE), what="steps")
         return cls(
             private,
             share,
@@ -398,10 +398,3 @@ def _describe(engine: Any, init_text: str | None) -> dict[str, Any]:
         "init_text": init_text,
         "task": engine.task.to_dict(),
     }
-
-
-def _check_paid(step: int, *, used: int) -> None:
-    """Refuses a checkpoint with more steps than the share has paid for."""
-    if step > used:
-        expected = f"at most the {used} steps that this component has paid for on this ledger"
-        raise fail("checkpoint", expected, step, "Pass the component that paid, or another file.")

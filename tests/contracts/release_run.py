@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +19,13 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler, get_privacy_budget_callback
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerUnavailableError,
     ModelCallError,
     PrivacyBudgetError,
+    PrivacyBudgetMismatchError,
     RunInterruptedError,
 )
 from langchain_dpicl.privacy.ledger.shares import Reservation
@@ -165,6 +168,18 @@ class ReleaseRunContract:
         assert made.is_finished
 
     @BOTH
+    def test_another_budget_in_the_config_or_around_the_call_is_refused(self, budget: Budget, awaited: bool) -> None:
+        made, other = self.build(budget, Calls()), PrivacyBudgetCallbackHandler(epsilon=1.0, delta=1e-5)
+        with pytest.raises(PrivacyBudgetMismatchError, match="given to the constructor"):
+            started(made, awaited=awaited, config={"callbacks": [other]})
+        with (
+            get_privacy_budget_callback(epsilon=1.0, delta=1e-5),
+            pytest.raises(PrivacyBudgetMismatchError, match="given to the constructor"),
+        ):
+            started(made, awaited=awaited)
+        assert not made.share.sealed
+
+    @BOTH
     def test_handlers_of_the_config_hear_what_is_charged(self, budget: Budget, awaited: bool) -> None:
         heard: list[tuple[str, Any]] = []
 
@@ -267,6 +282,18 @@ class JournalContract(ReleaseRunContract):
             with pytest.raises(ConfigurationError, match="another run's"):
                 self.build(other, Calls(), checkpoint=path, **options)
         assert path.read_bytes() == before
+
+    def test_a_checkpoint_that_the_ledger_has_not_paid_for_is_refused(
+        self, durable: Callable[[], Budget], tmp_path: Path
+    ) -> None:
+        path, ledger, older = tmp_path / "run.jsonl", tmp_path / "ledger.db", tmp_path / "older.db"
+        shutil.copy(ledger, older)
+        budget = durable()
+        self.build(budget, Calls(), checkpoint=path).run(progress=False)
+        budget.close()
+        shutil.copy(older, ledger)  # a backup is put back
+        with pytest.raises(ConfigurationError, match="checkpoint: expected"):
+            self.build(durable(), Calls(), checkpoint=path)
 
     def test_two_runs_do_not_write_one_checkpoint(self, budget: Budget, tmp_path: Path) -> None:
         path = tmp_path / "run.jsonl"

@@ -14,6 +14,7 @@ import pytest
 from langchain_dpicl import Budget, Rows
 from langchain_dpicl.backends.sync_async import concurrency_limit
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
+from langchain_dpicl.generation.plan import deal_name
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import GenerationTask, LocalExecutor, OpenLabel
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -132,6 +133,25 @@ def test_a_deal_that_is_gone_leaves_out_the_texts_it_was_for(process: Process) -
     made = process.start(rows=deal)
     assert [example["topic"] for example in made.run(progress=False).examples] == ["card", "transfer", "transfer"]
     assert process.start(rows=deal).is_finished
+
+
+def test_a_deal_ends_also_where_its_last_line_could_not_be_written(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real = process.start(rows=Rows(sampling="disjoint", slots=10)), os.fsync
+
+    def full(number: int) -> None:
+        if made.is_finished:
+            raise OSError("disk full")
+        real(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="disk full"):
+            made.run(progress=False)
+    assert made.share.committed(deal_name(2), label=LABELS[-1]) == 0
+    made.run(progress=False)
+    assert {label: made.share.committed(deal_name(2), label=label) for label in LABELS} == dict.fromkeys(LABELS, 1)
 
 
 def test_the_tokens_of_a_block_that_failed_are_in_the_file(process: Process) -> None:

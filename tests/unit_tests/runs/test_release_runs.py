@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions.unit_values import UnitValues
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.runs.journal import RunJournal
+from langchain_dpicl.runs.journal import RunJournal, check_paid
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 from tests.contracts.release_run import CANARY, Calls, JournalContract, ReleaseRunContract, raises
 
@@ -49,6 +49,8 @@ class Lines(ReleaseRun[str, tuple[str, ...]]):
         self._calls = calls
         self.limits: list[int | None] = []
         self._resume()
+        done = sum(item.done for item in self._items)
+        check_paid(done, used=NUM_LINES + 2 - self.share.remaining("line"), what="lines")
 
     def _make(self, item: Line, call: RunCall) -> EffectGenerator[None]:
         item.ticket = self.share.reserve("line")
