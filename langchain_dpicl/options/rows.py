@@ -46,6 +46,8 @@ class Rows(Option):
             )
         if self.units is not None and (self.shots > 1 or self.sampling != "poisson" or self.fill is not None):
             raise fail("Rows(units=)", "shots=1, sampling='poisson' and no fill", self, "Use slots= for these.")
+        if self.fill is not None and self.slots is None and self.shots == 1 and self.sampling == "poisson":
+            raise fail("Rows.fill", "None without slots", self.fill, "Give slots=, whose shots it fills.")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -14,6 +14,11 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.released.files import parse_json, plain_json, write_bytes
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover  Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT = "langchain-dpicl/run"
 VERSION = 1
 _TERMS = ("component", "ledger_id", "dataset_id", "plan")
@@ -96,7 +101,11 @@ class RunJournal:
 
     def flush(self) -> None:
         """Writes and syncs what is not written yet; errors as in `append`."""
+        if self._size + len(self._pending) > MAX_TEXT:
+            raise fail("checkpoint", f"at most {MAX_TEXT:,} bytes, which is what can be read again", "more")
         with _opened(self._path, may_create=not self._size) as file:
+            if fcntl is not None:  # another run may not write between the look and the line
+                fcntl.flock(file, fcntl.LOCK_EX)
             if not self._is_ours(file):
                 advice = "Two runs cannot share one: build this one again to continue from the file, or take another."
                 raise fail("checkpoint", "the file as this run left it", "one that another run wrote to", advice)

@@ -140,6 +140,7 @@ class TestChecks:
             (lambda: Rows(slots=2, units=2), "expected slots or units"),
             (lambda: Rows(units=2, shots=2), "shots=1, sampling='poisson'"),
             (lambda: Rows(units=2, sampling="fixed"), "shots=1, sampling='poisson'"),
+            (lambda: Rows(fill=2.0), "Rows.fill: expected None without slots"),
             (lambda: Rows(redraw_every="text"), "a valid integer or 'run'"),  # type: ignore[arg-type]
             (lambda: Rows(slots=2**63), "less than"),
             (lambda: Noise("gausian"), "'gumbel', 'gaussian' or 'permute_and_flip', found 'gausian'"),  # type: ignore[arg-type]
