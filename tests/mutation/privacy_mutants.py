@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from langchain_dpicl.pate import run
+from langchain_dpicl.pate import teachers
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedLogitMean
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms
@@ -102,7 +102,7 @@ def twice_the_sampling_rate(patch: Patch) -> None:
 
 def tests_free_where_answered(patch: Patch) -> None:
     """Only the answer is paid for, where there is one."""
-    real = run.release_once
+    real = teachers.release_once
 
     def release(private: Any, test: Any, **named: Any) -> Any:
         released = yield from real(private, pate._Unburnt(test), **named)
@@ -110,7 +110,7 @@ def tests_free_where_answered(patch: Patch) -> None:
             test.burn()
         return released
 
-    patch.setattr(run, "release_once", release)
+    patch.setattr(teachers, "release_once", release)
 
 
 def answers_alone_are_priced(patch: Patch) -> None:

@@ -118,7 +118,7 @@ class TestValues:
     def test_a_live_object_is_shown_by_its_name(self) -> None:
         class Model:
             model_name = "the-model"
-            secret = "sk-1"
+            hidden = "never shown"
 
         model: Any = Model()
         assert Student(llm=model).to_dict() == {"llm": "the-model"}
