@@ -46,6 +46,8 @@ class Rows(Option):
             )
         if self.units is not None and (self.shots > 1 or self.sampling != "poisson" or self.fill is not None):
             raise fail("Rows(units=)", "shots=1, sampling='poisson' and no fill", self, "Use slots= for these.")
+        if self.fill is not None and self.sampling in {"fixed", "partition"}:
+            raise fail("Rows.fill", "None where slots have a fixed number of records", self.fill)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
