@@ -45,6 +45,7 @@ from langchain_dpicl.tasks.labels import (
     VoteOutcome,
     VotingTask,
     abstention_of,
+    check_other_label,
     outcome_from_json,
     outcome_to_json,
     reader_of,
@@ -184,9 +185,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         answers = option_of("answers", answers, LabelAnswers)
         voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
         below = abstention_of(answers, voting.labels, usual="never")
-        if answers.other_label not in {"", LabelAnswers().other_label}:
-            advice = "A vote that names no label counts for none."
-            raise fail("LabelAnswers.other_label", "the default", answers.other_label, advice)
+        check_other_label(answers)
         options, store = served(serving, budget=spender, component=component)
         noise = noise_of(noise, Noise)
         llm = as_model(llm)

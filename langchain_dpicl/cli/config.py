@@ -16,7 +16,7 @@ from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import OPTIONS, Option
 from langchain_dpicl.options.base import Count, CountOrZero, Positive, Probability, Share, Texts
-from langchain_dpicl.privacy._validate import Adjacency, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_epsilon, fail
 
 METHODS = {
     "generation": "langchain_dpicl.generation.synthesizer:DemonstrationSynthesizer",
@@ -215,7 +215,8 @@ class Settings:
     @property
     def share_epsilon(self) -> float:
         """The component's epsilon: its own, or that of the budget."""
-        return float(self.get("epsilon") or self.budget.new()["epsilon"])
+        own = self.get("epsilon")
+        return check_epsilon(self.budget.new()["epsilon"] if own is None else own)
 
     @property
     def share_delta(self) -> float:
@@ -276,7 +277,9 @@ def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect
         )
     words = re.findall(r"\w+", str(takes[key].annotation))
     options = [option for option in OPTIONS if option.__name__ in words]
-    if not options or not isinstance(value, Mapping):
+    # The name of a mechanism is short for its noise.
+    is_table = key != "noise" and bool(options) and set(words) <= {"None", *(option.__name__ for option in options)}
+    if not is_table and not (options and isinstance(value, Mapping)):
         return tuple(value) if isinstance(value, list) else value
     table = dict(_table(key, value))
     if isinstance(table.get("grammar"), Mapping):

@@ -348,13 +348,26 @@ def _generation_option_text(option: dict[str, Any], *, has_logits: bool) -> str:
 # -- votes -----------------------------------------------------------------------------------------------------------
 
 
-def _abstention(settings: Settings) -> float | None:
-    answers = settings.get("answers") or LabelAnswers()
-    return answers.abstain_below if isinstance(answers.abstain_below, float) else None
+def _abstention(settings: Settings, labels: int, *, usual: str) -> float | None:
+    """Returns the share of the expected votes that an answer needs, as a run would."""
+    below = (settings.get("answers") or LabelAnswers()).abstain_below or usual
+    if below == "never":
+        return None
+    return 0.5 / labels if below == "auto" else float(below)
+
+
+def _vote_mechanism(settings: Settings) -> str:
+    """Returns the mechanism of votes, as a run would: scores are released by the Gaussian one alone."""
+    has_scores = (settings.get("answers") or LabelAnswers()).scores
+    asked = noise_of(settings.get("noise"), Noise).mechanism or ("gaussian" if has_scores else "gumbel")
+    if has_scores and asked != "gaussian":
+        raise fail("noise", "'gaussian' with answers.scores (the others release only an index)", asked)
+    return asked
 
 
 def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.planning.expected_utility import RowDesign
+    from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
     from langchain_dpicl.runs.query_plan import (
         compare_queries,
         expected_rows,
@@ -363,15 +376,18 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         recommended_design,
     )
 
-    size, labels, mechanism = sum(sizes.values()), _num_labels(settings), _mechanism(settings)
+    size, labels, mechanism = sum(sizes.values()), _num_labels(settings), _vote_mechanism(settings)
     shared = {**_terms(settings), "max_queries": _needed(settings, "max_queries")}
     design = RowDesign.of(settings.get("rows"), smallest_size=size)
     if design is None:
         design = recommended_design(size, labels=labels, mechanism=mechanism, **shared)
-    share, guess = _abstention(settings), settings.guess
-    constants = () if share is None else (share * expected_rows(design, size),)
+    share, guess = _abstention(settings, labels, usual="never"), settings.guess
+    # Released votes are compared with a threshold afterwards; a released index needs a candidate to abstain with.
+    constants = () if share is None or mechanism == "gaussian" else (share * expected_rows(design, size),)
+    is_soft = (settings.get("answers") or LabelAnswers()).votes == "soft"
     plan = plan_queries(
         size,
+        aggregation=ProbabilitySum() if is_soft else VoteSum(),
         **shared,
         noise_multiplier=_given_noise(settings),
         width=labels + len(constants),
@@ -571,7 +587,7 @@ def _pate_options(settings: Settings, size: int, labels: int, *, compares: bool)
         mechanisms=(mechanism, *get_args(NoiseName)) if compares else (mechanism,),
         designs=None if design is None else [design],
         max_queries=settings.get("max_queries"),
-        abstain_below=_abstention(settings),
+        abstain_below=_abstention(settings, labels, usual="never"),
         agreement=guess.agreement,
         chance=guess.chance,
     )

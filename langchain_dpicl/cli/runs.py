@@ -20,7 +20,7 @@ from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-    from langchain_dpicl.discovery import DiscoveryPlan
+    from langchain_dpicl.discovery import DiscoveryPlan, UnitCounter, ValueDiscovery
     from langchain_dpicl.distributed.executor import Workplace
     from langchain_dpicl.documents.plan import DocumentsPlan
     from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
@@ -121,9 +121,10 @@ def _release(
     run: Any, arguments: argparse.Namespace, *, say: Say, complain: Say, shown: Callable[[Any], str], budget: Any
 ) -> int:
     """Runs to the end, printing each item; saves what was released, whatever ends the run."""
-    code, stopped = 0, ""
+    code, stopped, has_some = 0, "", False
     try:
         for item in run.stream(progress=False if arguments.quiet else None):
+            has_some = True
             if not arguments.quiet:
                 say(shown(item))
     except RunInterruptedError as error:
@@ -131,12 +132,18 @@ def _release(
     except KeyboardInterrupt:
         code, stopped = _INTERRUPTED, "Interrupted. Tickets that burnt stay charged."
     finally:
-        save_or_print(run.result, arguments.out, say=say)
+        # A run without tickets left has nothing to save, and must not replace what an earlier one paid for.
+        has_some = has_some or run.is_finished or bool(getattr(run, "topics", ()))
+        if has_some or not arguments.out.exists():
+            save_or_print(run.result, arguments.out, say=say)
     if stopped:
         again = "A new run starts over, on a budget of its own."
         if getattr(arguments, "ray", None) is not None:
             again = "The same command continues where this one stopped."
-        complain(f"{stopped} What was released is saved in {arguments.out}. {again}")
+        elif budget.budget.durable:
+            again = "With --set checkpoint=FILE from the start the same command continues where it stopped."
+        saved = "What was released is saved in" if has_some else "Nothing was released into"
+        complain(f"{stopped} {saved} {arguments.out}. {again}")
     if not arguments.quiet:
         say(str(budget.report()))
     return code
@@ -399,6 +406,7 @@ def _plan_documents(arguments: argparse.Namespace, settings: Settings) -> Docume
         topic_noise=topics.noise,
         least_units=topics.min_units,
         topic_size=topics.topic_size,
+        noise_multiplier=noise.multiplier,
         mechanism=TokenRule.of(noise, decoding.temperature),
         design=RowDesign.of(rows, smallest_size=size) or RowDesign.choose(smallest_size=size),
         redraw_every=None if rows is None else rows.redraw_every,
@@ -461,43 +469,51 @@ def run_discover(arguments: argparse.Namespace, *, say: Say) -> int:
     from langchain_dpicl.discovery import plan_discovery
 
     settings = read_settings(arguments, methods=("counts",))
+    if others := sorted(set(settings.component) - {"epsilon", "noise", "component"}):
+        raise fail("settings", "--by, --value, --max-values and --keep-case for what is counted", others)
+    if arguments.by is None and arguments.value is not None:
+        raise fail("--by", "the field that holds the values", None)
     counted = {"values": arguments.value, "max_values": arguments.max_values, "fold_case": not arguments.keep_case}
-    plan = plan_discovery(
-        arguments.by,
-        **counted,
-        epsilon=settings.share_epsilon,
-        delta=settings.share_delta,
-        adjacency=settings.adjacency,
-        partition=settings.data.dataset_id or "private-examples",
-    )
+    noise = noise_of(settings.get("noise"), Noise)
     if arguments.dry_run or arguments.out is None:
+        plan = plan_discovery(
+            arguments.by,
+            **counted,
+            epsilon=settings.share_epsilon,
+            delta=settings.share_delta,
+            adjacency=settings.adjacency,
+            noise_multiplier=noise.multiplier,
+            partition=settings.data.dataset_id or "private-examples",
+        )
         say(_discovery_text(plan))
         return 0
     check_out(arguments.out, _records_of(settings))
-    released, budget = _release_counts(arguments, settings, counted)
+    run, budget = _counting(arguments, settings, counted, noise)
+    released = run.run()
     save_or_print(released, arguments.out, say=say)
     if not arguments.quiet:
-        say("\n".join((_discovery_text(plan), "", *_counts_text(released), "", str(budget.report()))))
+        say("\n".join((_discovery_text(run.plan), "", *_counts_text(released), "", str(budget.report()))))
     return 0
 
 
-def _release_counts(
-    arguments: argparse.Namespace, settings: Settings, counted: dict[str, Any]
-) -> tuple[ReleasedCounts, PrivacyBudgetCallbackHandler]:
+def _counting(
+    arguments: argparse.Namespace, settings: Settings, counted: dict[str, Any], noise: Noise
+) -> tuple[UnitCounter | ValueDiscovery, PrivacyBudgetCallbackHandler]:
     from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 
-    size = settings.data.public_size
+    budget, size = budget_of(settings), settings.data.public_size
     data = settings.data.replace(
-        public_size=max(1, int(0.1 / settings.share_delta)) if size is None else size,
+        public_size=max(1, int(0.1 / budget.delta)) if size is None else size,
         text_key=arguments.by or settings.data.text_key,
     )
-    told = dataclasses.replace(settings, data=data)
-    private, budget = private_examples(told), budget_of(told)
-    paid = {"budget": budget, "noise": Noise(delta=settings.share_delta), **_shared(arguments, told)}
+    private = private_examples(dataclasses.replace(settings, data=data))
+    if noise.delta is None:
+        noise = noise.replace(delta=settings.budget.delta)
+    paid = {**_shared(arguments, settings), **settings.only("component"), "budget": budget, "noise": noise}
     if arguments.by is not None and arguments.value is None:
         del counted["values"]
-        return ValueDiscovery.from_private_examples(private, field=arguments.by, **counted, **paid).run(), budget
-    return UnitCounter.from_private_examples(private, field=arguments.by, **counted, **paid).run(), budget
+        return ValueDiscovery.from_private_examples(private, field=arguments.by, **counted, **paid), budget
+    return UnitCounter.from_private_examples(private, field=arguments.by, **counted, **paid), budget
 
 
 def _discovery_text(plan: DiscoveryPlan) -> str:

@@ -242,7 +242,8 @@ def plan_documents(
         epsilon=epsilon if kind.fixes_noise else None,
         delta=delta,
         adjacency=adjacency,
-        noise_multiplier=None if kind.fixes_noise else 1.0 if noise_multiplier is None else noise_multiplier,
+        # Refused there where clip and temperature decide the noise.
+        noise_multiplier=1.0 if noise_multiplier is None and not kind.fixes_noise else noise_multiplier,
         mechanism=kind,
         design=_coin_drawn_design(design),
         redraw_every=redraw_every,

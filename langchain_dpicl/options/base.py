@@ -145,6 +145,8 @@ class Option(metaclass=_NamesChecked):
         Raises:
           ConfigurationError: a name or a value is wrong; says which, and which name is close to it.
         """
+        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+            raise fail(cls.__name__, "a table of fields by name", plain_or_type(state))
         parts = {name: part for name, value in state.items() if (part := _option_in(cls, name, value)) is not None}
         return cls(**{**state, **parts})
 

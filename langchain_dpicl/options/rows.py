@@ -48,6 +48,8 @@ class Rows(Option):
             raise fail("Rows(units=)", "shots=1, sampling='poisson' and no fill", self, "Use slots= for these.")
         if self.fill is not None and self.slots is None and self.shots == 1 and self.sampling == "poisson":
             raise fail("Rows.fill", "None without slots", self.fill, "Give slots=, whose shots it fills.")
+        if self.fill is not None and self.sampling in {"fixed", "partition"}:
+            raise fail("Rows.fill", "None where slots have a fixed number of records", self.fill)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -67,9 +67,20 @@ class FewShotTask(Option):
         """Takes the wording of a LangChain few-shot template, without its examples.
 
         Args:
-          template: the template.
+          template: the template, in f-string format and without partial variables.
           changes: further fields.
+
+        Raises:
+          ConfigurationError: it is no such template.
         """
+        kind = getattr(template, "template_format", None)
+        if (
+            not hasattr(template, "example_prompt")
+            or kind != "f-string"
+            or getattr(template, "partial_variables", None)
+        ):
+            expected = "a FewShotPromptTemplate in f-string format without partial variables"
+            raise fail("template", expected, kind or type(template))
         return cls(
             template.example_prompt,
             template.suffix,

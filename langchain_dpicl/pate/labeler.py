@@ -601,8 +601,8 @@ def _teachers(rows: Rows, public_size: int) -> tuple[TeacherKind, RowDesign | No
     if rows.sampling != "partition":
         kind: TeacherKind = "one_sample" if rows.redraw_every == "run" else "fresh"
         return kind, RowDesign.of(rows, smallest_size=public_size)
-    if rows.redraw_every is not None or rows.fill is not None:
-        raise fail("Rows(sampling='partition')", "no redraw_every and no fill: a partition is drawn once", rows)
+    if rows.redraw_every is not None:
+        raise fail("Rows(sampling='partition')", "no redraw_every: a partition is drawn once", rows)
     if rows.slots is None and rows.shots == 1:
         return "fixed", None
     return "fixed", RowDesign.of(rows, smallest_size=public_size)

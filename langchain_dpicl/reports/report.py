@@ -463,7 +463,7 @@ def _verify_release(data: Mapping[str, Any]) -> tuple[VerifiedReport, Component 
         raise _no_report(f"a release whose 'budget' is {type(inner).__name__}")
     whole, shares = _verify_budget(inner)
     terms, cost = shares.get(name if isinstance(name, str) else "", (None, math.inf))
-    problems = (*whole.problems, *claim_problems(data, inner, terms))
+    problems = (*whole.problems, *problems_in(claim_problems(data, inner, terms), "its claims"))
     if terms is None:
         return VerifiedReport(math.inf, whole.delta, ok=False, problems=problems), None
     epsilon = cost if whole.epsilon < math.inf else math.inf

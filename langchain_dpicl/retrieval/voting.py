@@ -39,7 +39,7 @@ from langchain_dpicl.retrieval.plan import (
 )
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, TicketCharge, served
-from langchain_dpicl.tasks.labels import VoteOutcome, VotingTask, check_abstain_label, reader_of
+from langchain_dpicl.tasks.labels import VoteOutcome, VotingTask, check_abstain_label, check_other_label, reader_of
 from langchain_dpicl.tasks.templates import Query
 from langchain_dpicl.voting import LabelRunnable, vote_memo
 
@@ -221,6 +221,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
         words = document_task(private, FewShotTask.of(task, example_prompt, suffix, prefix))
         voted = VotingTask.of(private, words, wanted)
         check_abstain_label(wanted, voted.labels)
+        check_other_label(wanted)
         text_of_query(voted.wording, ("",) * len(voted.wording.input_variables))
         fields, memo = served(serving, budget=spender, component=component)
         plan = plan_documents(

@@ -155,6 +155,13 @@ def check_abstain_label(answers: LabelAnswers, labels: tuple[str, ...]) -> None:
         raise fail("LabelAnswers.abstain_label", f"a text that is none of {labels!r}", answers.abstain_label)
 
 
+def check_other_label(answers: LabelAnswers) -> None:
+    """Refuses a name of votes that name no label, for components that do not count them."""
+    if answers.other_label not in {"", LabelAnswers().other_label}:
+        advice = "A vote that names no label counts for none."
+        raise fail("LabelAnswers.other_label", "the default", answers.other_label, advice)
+
+
 def reader_of(
     llm: Any, task: VotingTask, *, is_wanted: bool | None, shots: int, other: bool = False
 ) -> tuple[VotingTask, LabelRows, dict[str, str]]:

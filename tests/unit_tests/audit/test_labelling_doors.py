@@ -204,7 +204,6 @@ FAULTS: list[dict[str, Any]] = [
     {"noise": SURE.replace(max_answers=2), "answers": PLAIN.replace(abstain_below=None)},
     {"rows": "units"},
     {"rows": FIXED},  # the room's budget is add_remove
-    {"rows": FIXED.replace(fill=1.5)},
     {"rows": FIXED.replace(redraw_every="run")},
     {"rows": Rows(sampling="partition")},
     {"rows": Rows(sampling="disjoint")},

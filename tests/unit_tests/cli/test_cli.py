@@ -438,6 +438,28 @@ def comma_separated() -> bytes:
     return ("text,topic\r\n" + f"{','.join(CARD)}\r\n{','.join(TRANSFER)}\r\n" * 150).encode()
 
 
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [
+        ("voting", "answers=5"),
+        ("pate", "rows=5"),
+        ("generation", "decoding=x"),
+        ("evolution", "evolution=5"),
+        ("retrieval", "retrieval=x"),
+        ("training", "training=x"),
+        ("voting", "epsilon=x"),
+        ("voting", "epsilon=0"),
+        ("voting", "epsilon=[1]"),
+    ],
+)
+def test_a_value_of_another_form_is_explained(method: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "1000", "--no-compare"]
+    guessed = ["--set", "guess.labels=2", "--set", "guess.public_inputs=10"]
+    guessed += ["--set", "max_queries=10"] if method == "voting" else []
+    assert main(["plan", "--method", method, *given, *guessed, "--set", key]) == 2
+    assert f"{key.partition('=')[0]}: expected" in capsys.readouterr().err
+
+
 def generate(records: Path, out: Path | str, *more: str, model: str = "tests.engines:ENGINE") -> int:
     labels = ["--label-key", "topic", "--label", "card", "--label", "transfer"]
     sizes = ["--public-size", "card=150", "--public-size", "transfer=150"]
@@ -659,6 +681,18 @@ class TestAnInterruptedRun:
         assert f"saved in {out}" in capsys.readouterr().err
         assert len(ReleasedDemonstrations.load(out).examples) == 1
 
+    def test_a_run_without_tickets_left_keeps_what_an_earlier_one_saved(self, records: Path, tmp_path: Path) -> None:
+        ledger, out = str(tmp_path / "ledger.db"), tmp_path / "out.json"
+        assert cli.main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-5"]) == 0
+        again = f"generate({str(records)!r}, {str(out)!r}, '--ledger', {ledger!r}, '--component', 'mine')"
+        code = f"import sys; from tests.unit_tests.cli.test_cli import generate; sys.exit({again})"
+        root = Path(__file__).resolve().parents[3]
+        assert generate(records, out, "--ledger", ledger, "--component", "mine") == 0
+        kept = out.read_text()
+        done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+        assert "remaining" in done.stderr
+        assert out.read_text() == kept
+
     def test_a_reader_of_stdout_that_leaves_does_not_stop_it(self, records: Path, tmp_path: Path) -> None:
         out = tmp_path / "out.json"
         code = f"import sys; from tests.unit_tests.cli.test_cli import generate; sys.exit(generate({str(records)!r}, {str(out)!r}))"
@@ -682,3 +716,16 @@ class TestAnInterruptedRun:
         first, second = written.getvalue().splitlines()
         assert json.loads(first) == {"text": "caf\xe9"}
         assert second == b"caf\\xe9"
+
+
+@pytest.mark.parametrize(
+    ("answers", "mechanism"), [("scores=true", "gaussian"), ("votes=soft", "gumbel"), ("abstain_below=auto", "gumbel")]
+)
+def test_a_plan_of_votes_is_that_of_the_answers_that_are_asked_for(
+    answers: str, mechanism: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--max-queries", "100", *TWO, "--no-compare"]
+    assert main(["plan", "--method", "voting", *terms, "--set", f"answers.{answers}", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan["mechanism"] == mechanism
+    assert bool(plan["constants"]) == (answers == "abstain_below=auto")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,40 @@ def test_what_is_paid_for_is_printed_where_it_cannot_be_saved(
     monkeypatch.setattr(ReleasedCounts, "save", full)
     assert discover(films, "--by", "director", "--out", str(tmp_path / "out.json"), "--quiet") == 2
     assert ReleasedCounts.from_json(capsys.readouterr().out).values == ("christopher nolan", "greta gerwig")
+
+
+def test_the_noise_that_is_asked_for_is_used(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (("--dry-run",), ("--out", str(tmp_path / "out.json"))):
+        assert discover(films, "--by", "director", "--value", "no", "--set", "noise.multiplier=50", *more) == 0
+        assert "scale 50.000" in capsys.readouterr().out
+
+
+def test_a_key_that_a_flag_stands_for_is_refused(films: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert discover(films, "--by", "director", "--dry-run", "--set", "max_values=5") == 2
+    assert "--max-values" in capsys.readouterr().err
+
+
+def elsewhere(*typed: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a process of its own, as a shell would."""
+    code = "import sys; from langchain_dpicl.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run([sys.executable, "-c", code, *typed], capture_output=True, text=True, check=False)
+
+
+def test_the_same_component_is_not_counted_twice(films: Path, tmp_path: Path) -> None:
+    ledger, out = str(tmp_path / "ledger.db"), tmp_path / "out.json"
+    assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
+    paid = ("--by", "director", "--value", "no", "--ledger", ledger, "--out", str(out), "--component", "mine")
+    first = elsewhere("discover", str(films), *TERMS, *paid)
+    assert "  mine " in first.stdout, first.stderr
+    kept = out.read_text()
+    again = elsewhere("discover", str(films), *TERMS, *paid)
+    assert (again.returncode, out.read_text()) == (2, kept)
+    assert "remaining 0" in again.stderr
+
+
+@pytest.mark.parametrize("delta", [(), ("--delta", "1e-8")])
+def test_a_ledger_gives_the_delta_and_the_size(films: Path, tmp_path: Path, delta: tuple[str, ...]) -> None:
+    ledger, out = str(tmp_path / "ledger.db"), str(tmp_path / "out.json")
+    assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
+    paid = ("--ledger", ledger, "--component", "mine", "--epsilon", "1", *delta, "--out", out)
+    assert main(["discover", str(films), "--text-key", "director", *paid]) == 0

@@ -117,6 +117,8 @@ def test_a_mechanism_that_fixes_its_noise_is_priced_or_refused() -> None:
         plan(mechanism=TokenRule("difference_clip", clip=40.0, temperature=0.1), candidates=1_000)
     with pytest.raises(ConfigurationError, match="cost together"):
         plan(noise_multiplier=0.2)
+    with pytest.raises(ConfigurationError, match="expected None where clip and temperature are both given"):
+        plan(mechanism=fixed, candidates=1_000, noise_multiplier=50.0)
     assert plan(noise_multiplier=5.0).generation.noise_multiplier == 5.0
 
 

@@ -47,7 +47,7 @@ from langchain_dpicl.options.rows import noise_of
 from langchain_dpicl.planning.expected_utility import RowDesign
 
 FULL: tuple[Option, ...] = (
-    Rows(slots=20, shots=4, sampling="fixed", fill=1.25, redraw_every="run"),
+    Rows(slots=20, shots=4, sampling="disjoint", fill=1.25, redraw_every="run"),
     Rows(units=40, redraw_every=3),
     Noise("gaussian", multiplier=2.5, delta=1e-7),
     LogitNoise("clip_and_blend", clip=3.0, blend_weight=0.5, center="max", multiplier=1.0, delta=1e-8),
@@ -141,6 +141,9 @@ class TestChecks:
             (lambda: Rows(units=2, shots=2), "shots=1, sampling='poisson'"),
             (lambda: Rows(units=2, sampling="fixed"), "shots=1, sampling='poisson'"),
             (lambda: Rows(fill=2.0), "Rows.fill: expected None without slots"),
+            (lambda: Rows(slots=2, sampling="fixed", fill=2.0), "Rows.fill: expected None"),
+            (lambda: Rows(slots=2, sampling="partition", fill=2.0), "Rows.fill: expected None"),
+            (lambda: Rows.from_dict(5), "Rows: expected a table"),  # type: ignore[arg-type]
             (lambda: Rows(redraw_every="text"), "a valid integer or 'run'"),  # type: ignore[arg-type]
             (lambda: Rows(slots=2**63), "less than"),
             (lambda: Noise("gausian"), "'gumbel', 'gaussian' or 'permute_and_flip', found 'gausian'"),  # type: ignore[arg-type]
@@ -253,6 +256,15 @@ class TestUse:
         task = FewShotTask.from_template(template, labels=("a", "b"))
         assert (task.suffix, task.prefix, task.labels) == ("{input} ->", "Queues:", ("a", "b"))
         assert task.to_dict()["example_prompt"] == "{text} -> {queue}"
+        jinja = FewShotPromptTemplate(
+            examples=[],
+            example_prompt=PromptTemplate.from_template("{{ text }}", template_format="jinja2"),
+            suffix="{{ input }}",
+            template_format="jinja2",
+        )
+        for wrong in (jinja, template.partial(input="x"), 5):
+            with pytest.raises(ConfigurationError, match="f-string format without partial variables"):
+                FewShotTask.from_template(wrong)  # type: ignore[arg-type]
 
 
 def _toml(value: Any) -> str:

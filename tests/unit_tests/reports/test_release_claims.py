@@ -270,3 +270,15 @@ def test_counts_whose_plan_holds_something_else_are_refused_as_ours(part: str, m
     state["plan"]["counts"][part] = mechanism
     with pytest.raises(ConfigurationError, match="plan: expected the plan of a release of counts"):
         ReleasedCounts.from_json(json.dumps(sealed(state)))
+
+
+@pytest.mark.parametrize("where", [("epsilon",), ("plan", "noise_multiplier")])
+def test_a_claim_that_json_cannot_write_is_a_problem_and_no_crash(where: tuple[str, ...]) -> None:
+    state = json.loads(_counted().to_json())
+    claims: State = state["report"]
+    for name in where[:-1]:
+        claims = claims[name]
+    claims[where[-1]] = float("nan")
+    found = verify_report(json.dumps(state))
+    assert not found.ok
+    assert any("its claims cannot be read" in problem for problem in found.problems)

@@ -30,6 +30,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
 )
+from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances, ParticipationPlan
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.release.filtered_sample import FilteredQuery
@@ -516,3 +517,8 @@ def test_a_blank_question_is_refused_before_anything_is_charged(blank: str) -> N
             ask(blank)
     assert made.share.remaining("query") == made.plan.max_queries
     assert made.share.remaining(FILTER_TEMPLATE) == 1
+
+
+def test_a_name_for_votes_that_are_not_counted_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="other_label"):
+        voter(examples(*COUGHS), answers=LabelAnswers(other_label="unclear"))
