@@ -85,7 +85,9 @@ def rows_and_noise(arguments: dict[str, Any]) -> dict[str, Any]:
     noise = Noise(arguments.pop("mechanism", None), multiplier=multiplier)
     fill, is_units = arguments.pop("overfill"), arguments.pop("rows") == "units"
     slots = {"shots": arguments.pop("shots_per_slot", 1), "sampling": arguments.pop("sampling", "poisson")}
-    return {"rows": Rows(units=count) if is_units else Rows(slots=count, fill=fill, **slots), "noise": noise}
+    # Slots of a fixed number of records take no fill.
+    slots["fill"] = fill if slots["sampling"] == "poisson" else None
+    return {"rows": Rows(units=count) if is_units else Rows(slots=count, **slots), "noise": noise}
 
 
 def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPVotingRunnable:
@@ -153,7 +155,8 @@ def labeler_of(
     if teachers == "fixed":
         shape = Rows(slots=slots, shots=shots_per_slot, sampling="partition")
     elif rows == "slots":
-        shape = Rows(slots=slots, shots=shots_per_slot, sampling=sampling, fill=1.0)
+        fill = 1.0 if sampling == "poisson" else None
+        shape = Rows(slots=slots, shots=shots_per_slot, sampling=sampling, fill=fill)
     noise: Noise | ConfidentGNMax = Noise(mechanism, multiplier=noise_multiplier)
     if confident is not None:
         noise = ConfidentGNMax(*confident, max_answers=max_answers)
