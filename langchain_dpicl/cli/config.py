@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import OPTIONS, Option
-from langchain_dpicl.options.base import Count, CountOrZero, Positive, Probability, Share, Texts
+from langchain_dpicl.options.base import Count, CountOrZero, NotNegative, Positive, Probability, Share, Texts
 from langchain_dpicl.privacy._validate import Adjacency, check_epsilon, fail
 
 METHODS = {
@@ -30,7 +31,6 @@ METHODS = {
 }
 """The component of each method; its constructor's parameters are the keys of the settings."""
 _NOT_KEYS = frozenset({"private", "llm", "budget", "executor", "public_inputs"})
-NonNegative: TypeAlias = float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -105,12 +105,12 @@ class Model(Option):
     """The table [model]: what reads the records.
 
     Args:
-      name: "embedded", the folder of a Hugging Face model, module:attribute, or provider:model.
+      name: "embedded", the folder of a Hugging Face model, or module:attribute.
       device: of a folder: cpu, cuda, cuda:1, ...
       dtype: of a folder.
       max_prompt_tokens: of a folder: length that every prompt is padded or cut to.
       chat: of a folder: whether a prompt is a user's message.
-      embeddings: module:attribute of LangChain embeddings, which receive the records; of evolution and retrieval.
+      embeddings: module:attribute of LangChain embeddings, which receive the records; of evolution.
     """
 
     name: str = "embedded"
@@ -163,8 +163,8 @@ class Prices(Option):
       examples_per_unit: examples of one person at most (training).
     """
 
-    price_in: NonNegative = 0.0
-    price_out: NonNegative = 0.0
+    price_in: NotNegative = 0.0
+    price_out: NotNegative = 0.0
     record_tokens: Count = 60
     query_tokens: Count = 60
     answer_tokens: Count = 1
@@ -236,7 +236,14 @@ class Settings:
 
 
 def _shown(value: Any) -> Any:
-    return value.to_dict() if isinstance(value, Option) else list(value) if isinstance(value, tuple) else value
+    """Returns a value as a file would hold it."""
+    if not isinstance(value, Option):
+        return list(value) if isinstance(value, tuple) else value
+    grammar = getattr(value, "grammar", None)
+    if grammar is None:
+        return value.to_dict()
+    source = json.loads(grammar.source) if grammar.kind in {"json_schema", "choices"} else grammar.source
+    return {**value.to_dict(), "grammar": {grammar.kind: source}}
 
 
 def component_of(method: str) -> Any:

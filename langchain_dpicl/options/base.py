@@ -24,7 +24,6 @@ from typing import (
 
 from annotated_types import Gt, Interval
 from pydantic import ConfigDict, SkipValidation, Strict, TypeAdapter, ValidationError, WithJsonSchema
-from pydantic_core import to_jsonable_python
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import MAX_INT, fail, plain_or_type
@@ -255,7 +254,7 @@ def _checked(option: type[Option], name: str, value: Any) -> Any:
         return tuple(found) if isinstance(found, list) else found
     except ValidationError as error:
         expected = " or ".join(dict.fromkeys(_expected(line) for line in error.errors(include_input=False)))
-    raise fail(f"{option.__name__}.{name}", expected, value)
+    raise fail(f"{option.__name__}.{name}", expected, plain_or_type(value))  # a collection may be of records
 
 
 def _expected(line: Any) -> str:
@@ -275,14 +274,19 @@ def _equals(value: Any, default: Any) -> bool:
 
 
 def _shown(value: Any) -> Any:
-    """Returns a JSON value; a live object is shown by its name, or by that of its class."""
+    """Returns a JSON value; a live object is shown by its name or that of its class, and by none of its fields."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if isinstance(value, Option):
         return value.to_dict()
-    if isinstance(template := getattr(value, "template", None), str):
-        return template
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(name): _shown(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_shown(part) for part in value]
-    return to_jsonable_python(value, fallback=_name_of)
+    template = getattr(value, "template", None)
+    return template if isinstance(template, str) else _name_of(value)
 
 
 def _name_of(value: Any) -> str:

@@ -729,3 +729,9 @@ def test_a_plan_of_votes_is_that_of_the_answers_that_are_asked_for(
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert plan["mechanism"] == mechanism
     assert bool(plan["constants"]) == (answers == "abstain_below=auto")
+
+
+def test_a_price_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "500", "--no-compare"]
+    assert main(["plan", *terms, "--set", "cost.price_in=-1.0"]) == 2
+    assert "Prices.price_in: expected a number greater than or equal to 0" in capsys.readouterr().err

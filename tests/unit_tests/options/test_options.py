@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
+from pydantic import BaseModel
 
 from langchain_dpicl import options
 from langchain_dpicl.exceptions import ConfigurationError
@@ -124,6 +125,14 @@ class TestValues:
         assert Student(llm=model).to_dict() == {"llm": "the-model"}
         assert repr(TrainableModel(object())) == "TrainableModel(model='object')"
 
+    def test_no_field_of_a_live_object_is_shown(self) -> None:
+        class Client(BaseModel):
+            address: str = "http://user:canary@host"
+
+        model: Any = Client()
+        assert Student(llm=model).to_dict() == {"llm": "Client"}
+        assert "canary" not in repr(Serving(memo=model)) + Serving(memo=model)._repr_html_()
+
     def test_a_mapping_given_later_changed_does_not_change_the_value(self) -> None:
         given: dict[str, Any] = {"a": ("x",)}
         task = FewShotTask(verbalizers=given)
@@ -132,6 +141,13 @@ class TestValues:
 
 
 class TestChecks:
+    @pytest.mark.parametrize("given", [{"text": "canary"}, ["canary"], ({"text": "canary"},)])
+    def test_a_collection_in_the_wrong_place_is_shown_by_its_type(self, given: Any) -> None:
+        for build in (lambda: Rows(slots=given), lambda: Noise(given), lambda: Topics(num_topics=given)):
+            with pytest.raises(ConfigurationError, match=type(given).__name__) as caught:
+                build()
+            assert "canary" not in str(caught.value)
+
     @pytest.mark.parametrize(
         ("build", "message"),
         [
