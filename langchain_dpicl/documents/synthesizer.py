@@ -172,8 +172,6 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         Source: Mori et al. (2025), DP-SynRAG (arXiv 2510.06719), with topics that split the units.
         """
         spender = resolve_budget(budget)
-        if not isinstance(private, PrivateExamples):
-            raise fail("private", "PrivateExamples", type(private).__name__)
         # A list becomes a tuple of texts there; a single text is refused.
         found = topics if isinstance(topics, Topics) else Topics(cast("tuple[str, ...] | None", topics))
         mechanism = noise_of(noise, Noise, LogitNoise)

@@ -266,8 +266,6 @@ class PrivateEvolution(ReleaseRun[dict[str, str], ReleasedDemonstrations]):
           (2024), the same 2: Text.
         """
         spender = resolve_budget(budget)
-        if not isinstance(private, PrivateExamples):
-            raise fail("private", "PrivateExamples", type(private).__name__)
         labels: tuple[str | None, ...] = private.labels or (None,)
         wording = EvolutionTemplate.of(
             GenerationTask.of(task, instruction),

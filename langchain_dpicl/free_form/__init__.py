@@ -1,1 +1,1 @@
-"""Free-form answers by private votes over candidates, keywords or embeddings (Wu et al. 2023)."""
+"""Free-form answers from a private release of embeddings or keywords (Wu et al. 2024)."""

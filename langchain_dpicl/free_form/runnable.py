@@ -98,8 +98,6 @@ class AnswerMaker:
         near: Any = None,
     ) -> Self:
         """Checks the options and builds what they ask for; `near`: the embeddings of retrieved documents."""
-        if not isinstance(private, PrivateExamples):
-            raise fail("private", "PrivateExamples", type(private).__name__)
         if task.labels is not None or task.verbalizers is not None:
             raise fail("task", "no labels and no verbalizers, because the answers are texts", "some")
         wording = wording_of(private, task)

@@ -59,7 +59,7 @@ class LabelAnswers(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EmbeddingAnswers(Option):
-    """Free answers by embeddings: the public candidate nearest to a noisy mean (Panda et al. 2023).
+    """Free answers by embeddings: the public candidate nearest to a noisy mean (Wu et al. 2024).
 
     Args:
       embeddings: receive the private answers; None: local ones, or those of `Retrieval`.
@@ -89,7 +89,7 @@ class EmbeddingAnswers(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class KeywordAnswers(Option):
-    """Free answers by keywords, from which the public model writes the answer (Panda et al. 2023).
+    """Free answers by keywords, from which the public model writes the answer (Wu et al. 2024).
 
     Args:
       keywords: the public domain; None: words of the query and of public candidates.

@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.release.filtered_sample import FilteredQuery
 from langchain_dpicl.results import FreeFormResult
-from langchain_dpicl.retrieval.plan import document_task, plan_documents, similar_texts, text_of_query, text_to_compare
+from langchain_dpicl.retrieval.plan import document_task, plan_answers, similar_texts, text_of_query, text_to_compare
 from langchain_dpicl.retrieval.voting import RetrievalRunnable
 from langchain_dpicl.runs.answer_memo import TenantRegistry
 from langchain_dpicl.runs.door import door
@@ -130,7 +130,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormR
         text_of_query(maker.wording, ("",) * len(maker.wording.input_variables))
         if not wanted.abstain_answer.strip() or wanted.abstain_answer.strip() in (maker.public.fixed or ()):
             raise fail("abstain_answer", "a text that is none of the candidates", wanted.abstain_answer)
-        plan = plan_documents(
+        plan = plan_answers(
             private,
             spender,
             near,

@@ -221,7 +221,7 @@ def plan_retrieval(
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier)
 
 
-def plan_documents(
+def plan_answers(
     private: PrivateExamples,
     budget: Budget,
     retrieval: Retrieval,
@@ -251,8 +251,6 @@ def plan_documents(
 
 def document_task(private: PrivateExamples, task: FewShotTask) -> FewShotTask:
     """Returns the wording with the default for unlabelled documents: their text, and a question."""
-    if not isinstance(private, PrivateExamples):
-        raise fail("private", "PrivateExamples", type(private).__name__)
     if private.label_key is not None:
         return task
     example = f"{{{private.text_key}}}" if task.example_prompt is None else task.example_prompt

@@ -32,7 +32,7 @@ from langchain_dpicl.retrieval.plan import (
     document_task,
     least_votes,
     open_balances,
-    plan_documents,
+    plan_answers,
     similar_texts,
     text_of_query,
     text_to_compare,
@@ -224,7 +224,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
         check_other_label(wanted)
         text_of_query(voted.wording, ("",) * len(voted.wording.input_variables))
         fields, memo = served(serving, budget=spender, component=component)
-        plan = plan_documents(
+        plan = plan_answers(
             private,
             spender,
             near,

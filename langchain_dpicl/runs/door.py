@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.options import OPTIONS
 from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,13 +22,14 @@ def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a constructor under its `@classmethod`.
 
     A refusal of the budget becomes an event of the caller's run, and a keyword that the constructor does not take
-    becomes an error that names the one that was meant, or the option value that holds it.
+    becomes an error that names the one that was meant, or the option value that holds it. The first argument of every
+    constructor is the private examples.
 
     Args:
       component: name of the class in events.
 
     Raises:
-      ConfigurationError: an unknown or missing argument; no value is shown.
+      ConfigurationError: an unknown or missing argument, or records that were not declared; no value is shown.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -39,6 +41,10 @@ def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 owner = getattr(args[0], "__name__", component)  # also a subclass
                 del args, kwargs
                 raise fail(f"{owner}.{function.__name__}", *fault)
+            found = type(args[1] if len(args) > 1 else kwargs["private"])
+            if not issubclass(found, PrivateExamples):
+                del args, kwargs
+                raise fail("private", "PrivateExamples", found.__name__, "Declare them: PrivateExamples(records, ...).")
             given: Any = kwargs.get("budget")
             config = given if isinstance(given, Mapping) else None
             with RunEvents(component, budget=given if config is None else None, config=config):  # type: ignore[arg-type]

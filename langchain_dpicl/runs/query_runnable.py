@@ -495,9 +495,9 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         """Adds to a refusal what the share paid for, and what to do."""
         if isinstance(error, TenantCapExceededError):
             return  # its message is complete: the share is not involved
-        spent = f"Its {self.plan.max_queries} queries cost epsilon {self.share.epsilon:.4g} at {self.share.delta:.4g}"
+        price = f"epsilon {self.share.epsilon:.4g} at delta {self.share.delta:.4g}"
         advice = "Build another component for more, or take Serving(on_exhausted='zero_shot')."
-        error.args = (f"{error.args[0]} {spent.replace(' at ', ' at delta ')} together. {advice}",)
+        error.args = (f"{error.args[0]} Its {self.plan.max_queries} queries cost {price} together. {advice}",)
 
     def _read_memo(self, tenant: Tenant, query: Query) -> Any:
         """Returns the cached outcome of this query for the tenant, or None."""

@@ -197,9 +197,6 @@ class PromptDPSGD(ReleaseRun[TrainingStep, SoftPrompt]):
         Source: Duan et al. (2023), Flocks of Stochastic Parrots; docs/soft-prompts.md lists the differences.
         """
         spender = resolve_budget(budget)
-        if not isinstance(private, PrivateExamples):
-            advice = "To train without privacy, use soft_prompt_without_privacy."
-            raise fail("private", "PrivateExamples", type(private).__name__, advice)
         if not isinstance(training, Training):
             raise fail("training", "Training(...)", type(training).__name__)
         wanted = noise_of(noise, Noise)

@@ -99,6 +99,15 @@ class TestEveryConstructor:
             component.from_private_examples([{"text": "secret canary"}], epsilom=1.0)
         assert "canary" not in str(caught.value)
 
+    def test_says_how_to_declare_records_that_are_given_as_they_are(self, component: type[Any]) -> None:
+        required: dict[str, Any] = {
+            one.name: None for one in parameters(component)[1:] if one.default is inspect.Parameter.empty
+        }
+        expected = r"private: expected PrivateExamples, found 'list'\. Declare them: PrivateExamples\(records, \.\.\.\)"
+        with pytest.raises(ConfigurationError, match=expected) as caught:
+            component.from_private_examples([{"text": "secret canary"}], **required)
+        assert "canary" not in str(caught.value)
+
 
 def test_all_words_together_are_few() -> None:
     flat = {one.name for component in COMPONENTS for one in parameters(component)}
