@@ -17,6 +17,11 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 P = ParamSpec("P")
 R = TypeVar("R")
 
+UNDECLARED = (
+    "Declare them: PrivateExamples(records, ...). For public records see the functions without privacy in "
+    "langchain_dpicl.baselines."
+)
+
 
 def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a constructor under its `@classmethod`.
@@ -44,7 +49,7 @@ def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             found = type(args[1] if len(args) > 1 else kwargs["private"])
             if not issubclass(found, PrivateExamples):
                 del args, kwargs
-                raise fail("private", "PrivateExamples", found.__name__, "Declare them: PrivateExamples(records, ...).")
+                raise fail("private", "PrivateExamples", found.__name__, UNDECLARED)
             given: Any = kwargs.get("budget")
             config = given if isinstance(given, Mapping) else None
             with RunEvents(component, budget=given if config is None else None, config=config):  # type: ignore[arg-type]

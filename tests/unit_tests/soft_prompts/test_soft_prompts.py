@@ -213,8 +213,8 @@ def test_a_share_that_costs_more_than_asked_is_refused_and_told() -> None:
     assert [data["component"] for data in observer.named(REFUSED)] == ["PromptDPSGD"]
 
 
-def test_what_is_no_private_examples_is_refused_with_the_name_of_the_baseline() -> None:
-    with pytest.raises(ConfigurationError, match="soft_prompt_without_privacy"):
+def test_what_is_no_private_examples_is_refused_with_the_place_of_the_baselines() -> None:
+    with pytest.raises(ConfigurationError, match=r"found 'list'.*langchain_dpicl\.baselines"):
         PromptDPSGD.from_private_examples(PUBLIC, llm=LogisticEngine(), budget=house(), **RUN)  # type: ignore[arg-type]
 
 
