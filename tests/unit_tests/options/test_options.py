@@ -127,7 +127,7 @@ class TestValues:
 
     def test_no_field_of_a_live_object_is_shown(self) -> None:
         class Client(BaseModel):
-            address: str = "http://user:canary@host"
+            address: str = "http://host/canary"
 
         model: Any = Client()
         assert Student(llm=model).to_dict() == {"llm": "Client"}
