@@ -6,6 +6,8 @@ WORDS ?= DESC=description ENTY=thing HUM=person LOC=place NUM=number
 INSTRUCTION ?= Questions and the kind of answer they ask for.
 # What bench-voting reads: the data sets of Panda et al. The last one is taken apart further.
 VOTING_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
+# What bench-embedded asks, beside the public tasks of CORPUS: nothing of the model was chosen on these.
+EMBEDDED_DATA ?= $(addprefix ../shared/data/,agnews.jsonl.gz dbpedia.jsonl.gz trec.jsonl.gz amazon.jsonl.gz)
 # What bench-pate reads: the data sets of Duan et al., and for two of them public inputs of another data set.
 PATE_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
 PATE_PUBLIC ?= sst2=../shared/data/ood_imdb.jsonl.gz trec=../shared/data/ood_qqp_questions.jsonl.gz
@@ -25,13 +27,14 @@ EVOLUTION_PUBLIC ?= ../shared/data/ood_qqp_questions.jsonl.gz
 DOCUMENTS_DATA ?= bank $(addprefix ../shared/data/,agnews.jsonl.gz trec.jsonl.gz)
 RETRIEVAL_DATA ?= ../shared/data/agnews.jsonl.gz
 CORPUS ?= ../shared/corpus
+WORDNET ?= /usr/share/wordnet
 # Environments beside that of the tests take the newest versions that pyproject.toml allows, and the torch of the tests.
 PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 # The environment of the tests is installed from tests/constraints.txt: every package at one version, by its hashes.
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-trec bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -127,6 +130,9 @@ bench-trec: .venv/.ready  ## accuracy table on TREC (or --data any file of its f
 bench-voting: .venv/.ready  ## private votes per query: accuracy, noise, speed (or ARGS="--data FILE", ARGS=--full)
 	.venv/bin/python benchmarks/bench_voting.py --data $(if $(filter file,$(origin DATA)),$(VOTING_DATA),$(DATA)) $(ARGS)
 
+bench-embedded: .venv/.ready  ## the embedded model: labels, rows that are alike, leaks, nearest texts, private writing, speed (or EMBEDDED_DATA=FILE, ARGS="--parts labels")
+	.venv/bin/python benchmarks/bench_embedded.py --data $(EMBEDDED_DATA) $(if $(wildcard $(CORPUS)),--corpus $(CORPUS)) $(ARGS)
+
 bench-pate: .venv/.ready  ## PromptPATE: honest epsilons, students against zero-shot and the best private prompt (or ARGS="--data FILE --public FILE", ARGS=--full)
 	.venv/bin/python benchmarks/bench_pate.py $(if $(filter file,$(origin DATA)),--data $(PATE_DATA) --public $(PATE_PUBLIC),--data $(DATA)) $(ARGS)
 
@@ -176,7 +182,11 @@ pictures: .venv/.ready  ## draw the pictures of the pages anew (docs/pictures)
 	.venv/bin/python docs/tools/pictures.py
 
 model: .venv-test/.ready  ## rebuild the tables of the embedded model from public text (same input, same bytes)
-	.venv-test/bin/python -m langchain_dpicl.backends.embedded.build --corpus $(CORPUS) --out langchain_dpicl/backends/data
+	@test -f $(WORDNET)/data.noun || { \
+	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install wordnet-base > /dev/null; \
+	} || { echo "WordNet is not in $(WORDNET) and cannot be installed from here: install wordnet-base"; exit 1; }
+	.venv-test/bin/python -m langchain_dpicl.backends.embedded.build --corpus $(CORPUS) --wordnet $(WORDNET) --out langchain_dpicl/backends/data
 
 .venv/.ready: $(STAMP)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

@@ -1,7 +1,10 @@
 """The main job, offline: private bank-customer questions in, private demonstrations out, and what they are worth.
 
-Run with `make demo`. Everything runs on the embedded model; the "private" records are made up by
-`bank_questions.py`. A picture is saved to `out/demo.png`.
+The questions are sorted into four queues whose names say nothing: what a queue is for, only the records know. So an
+instruction alone is no better than guessing, and the private demonstrations show what the records bring.
+
+Run with `make demo`. Everything runs on the embedded model, which writes keywords rather than sentences; the "private"
+records are made up by `bank_questions.py`. A picture is saved to `out/demo.png`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bank_questions import LABELS, bank_questions, new_questions
+from bank_questions import LABELS as TOPICS
+from bank_questions import bank_questions, new_questions
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 
@@ -39,19 +43,26 @@ from langchain_dpicl.baselines import (
 EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-5
 SIZE = 1500
+QUEUES = dict(zip(TOPICS, ("queue A", "queue B", "queue C", "queue D"), strict=True))
+LABELS = tuple(QUEUES.values())
 INSTRUCTION = "Questions of bank customers."
-GENERATION = "topic: {label}\nquestion: {text}"
+GENERATION = "queue: {label}\nquestion: {text}"
 TASK = {
-    "example_prompt": PromptTemplate.from_template("question: {text}\ntopic: {label}"),
+    "example_prompt": PromptTemplate.from_template("question: {text}\nqueue: {label}"),
     "prefix": INSTRUCTION,
-    "suffix": "question: {input}\ntopic:",
+    "suffix": "question: {input}\nqueue:",
 }
+
+
+def in_queues(questions: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Returns the questions with the name of their queue as label."""
+    return [{**question, "label": QUEUES[question["label"]]} for question in questions]
 
 
 def private_examples() -> PrivateExamples:
     """A fresh opaque holder of the same made-up records."""
     return PrivateExamples(
-        bank_questions(num_per_label=SIZE),
+        in_queues(bank_questions(num_per_label=SIZE)),
         label_key="label",
         labels=LABELS,
         public_size=dict.fromkeys(LABELS, SIZE),
@@ -104,13 +115,13 @@ def section(title: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="generations per method")
-    parser.add_argument("--shots", type=int, default=2, help="demonstrations per label")
+    parser.add_argument("--shots", type=int, default=4, help="demonstrations per label")
     parser.add_argument("--queries", type=int, default=60, help="new questions per label")
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
     started = time.perf_counter()
     model = EmbeddedLLM()
-    queries = new_questions(num_per_label=arguments.queries)
+    queries = in_queues(new_questions(num_per_label=arguments.queries))
 
     section("One private prompt copies a record; a noisy majority does not")
     one = demonstrations_without_privacy(
@@ -118,7 +129,7 @@ def main() -> int:
         llm=model,
         task=GenerationTask(INSTRUCTION, GENERATION),
         max_tokens=40,
-        rows=Rows(slots=1, redraw_every="run"),
+        rows=Rows(slots=1, shots=4, redraw_every="run"),
         decoding=Decoding(candidates="all"),
     )
     print("one prompt, no noise (epsilon = infinity):")
@@ -138,7 +149,7 @@ def main() -> int:
             f"   {query['text']!r} -> {chain.invoke({'input': query['text']}).strip()!r} (should be {query['label']!r})"
         )
 
-    section("Accuracy on new questions (4 topics), raw and calibrated, mean and standard deviation")
+    section("Accuracy on new questions (4 queues), raw and calibrated, mean and standard deviation")
     table = measure(model, queries, arguments.repeats, arguments.shots)
 
     section("The budget report of one run")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
-from langchain_dpicl.backends.embedded.model import load_tables
+from langchain_dpicl.backends.embedded.tables import load_tables
 from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS, Keywords
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.budget.budget import Budget

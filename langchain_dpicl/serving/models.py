@@ -350,18 +350,20 @@ def flatten_messages(messages: Sequence[BaseMessage]) -> str:
 
     Contents are joined by blank lines; an AI message stands on the line after the message it answers. Where earlier AI
     messages show how answers look, the answer asked for starts on a line of its own; otherwise the model continues the
-    last message where it ends. A last message by the AI is continued, too.
+    last message where it ends. A last message by the AI is continued, too, and stands where it would have been written.
 
     >>> from langchain_core.messages import AIMessage, HumanMessage
     >>> flatten_messages([HumanMessage("red"), AIMessage("colour"), HumanMessage("blue")])
     'red\ncolour\n\nblue\n'
     """
     prompt = ""
+    answered = any(isinstance(message, AIMessage) for message in messages[:-1])
     for number, message in enumerate(messages):
-        if number:
-            prompt += "\n" if isinstance(message, AIMessage) else "\n\n"
+        if isinstance(message, AIMessage):
+            prompt += "\n" if answered and number else ""
+        elif number:
+            prompt += "\n\n"
         prompt += str(message.text)
-    answered = any(isinstance(message, AIMessage) for message in messages)
     return prompt + "\n" if answered and not isinstance(messages[-1], AIMessage) else prompt
 
 
@@ -551,7 +553,9 @@ class ChatLocal(_ServedChat):
 
 
 class EmbeddedLLM(_ServedLLM):
-    r"""The embedded model as a completion model: a toy that reads its demonstrations (docs/embedded-model.md).
+    r"""The embedded model as a completion model: it writes keywords, and reads its demonstrations.
+
+    Judge no task by it; docs/embedded-model.md has what it can do, in numbers.
 
     It writes until the end of its segment (a blank line), a stop string or `max_tokens`.
 

@@ -159,7 +159,7 @@ class TestFreeForm:
         served.clear()
         blank = helper(
             served,
-            answers=vectors_of(served).replace(stop=("Is", "The")),
+            answers=vectors_of(served).replace(stop=("Is", "The", "a")),
             serving=Serving(on_exhausted="zero_shot"),
             max_queries=1,
         )

@@ -183,11 +183,11 @@ class TestVllmChat(Writes, Serves):
         served = servers.served(dialect="vllm", echo_prefix=echo)
         backend = LangChainBackend(openai_model("ChatOpenAI", served.url))
         assert (backend.continuation, backend.prefill) == ("prefill", "vllm")
-        domain = [token for token, _ in backend.top_tokens("The name", [], top_k=20)]
+        domain = [token for token, _ in backend.top_tokens(f"{CARD} The name of", [], top_k=20)]
         session = backend.open([CARD, TRANSFER], [b" The name", b" of"])
         served.clear()
         for rows in (session.score(domain), await session.ascore(domain)):
-            raw = engine().open([f"{CARD}\n The name of", f"{TRANSFER}\n The name of"])
+            raw = engine().open([f"{CARD} The name of", f"{TRANSFER} The name of"])
             expected = raw.score([engine().encode(token.decode())[0] for token in domain])
             seen = rows > 0.0
             assert seen.any(axis=1).all()

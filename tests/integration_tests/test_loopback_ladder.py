@@ -90,10 +90,9 @@ class TestVllm:
     def test_rows_are_those_of_the_same_rendered_prompt_as_a_completion(self, vllm: Provider, prefix: bytes) -> None:
         chat, completion = as_backend(model(vllm, "chat")), as_backend(model(vllm, "completion"))
         said = [prefix] if prefix else []
-        rendered = [f"{prompt}\n" if prefix else prompt for prompt in PROMPTS]  # how the provider puts them together
-        domain = tops(completion, rendered, said)
+        domain = tops(completion, PROMPTS, said)
         rows = chat.open(PROMPTS, said).score(domain)
-        assert np.array_equal(rows, completion.open(rendered, said).score(domain))
+        assert np.array_equal(rows, completion.open(PROMPTS, said).score(domain))
         assert rows.any(axis=1).all()
 
     @pytest.mark.parametrize("kind", KINDS)

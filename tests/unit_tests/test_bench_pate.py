@@ -432,7 +432,7 @@ class TestCommand:
     def test_a_server_of_the_usual_kind_can_be_the_model(self, tmp_path: Path) -> None:
         pytest.importorskip("langchain_openai")
         begins = dict(
-            zip(WORDS, ("What", "How"), strict=True)
+            zip(WORDS, ("Why", "funds"), strict=True)
         )  # among the five words that the served model begins with
         rows = [{**row, "label_name": begins[str(row["label_name"])]} for row in ROWS]
         with provider() as served:

@@ -31,7 +31,7 @@ CHOICE = {
     "instructions": "Which label comes next?",
     "choices": [{"value": "card"}, {"value": "transfer", "description": "Of money."}, {"value": "top up"}],
 }
-BEGUN = {"role": "assistant", "content": "The card"}
+BEGUN = {"role": "assistant", "content": " The card"}
 
 
 def client(served: Provider, **options: Any) -> Any:
@@ -113,9 +113,9 @@ class TestChat:
 
     def test_a_trailing_assistant_message_starts_a_new_message(self, openai_like: Provider) -> None:
         anew = self.ask(openai_like, USER, BEGUN).choices[0].logprobs.content[0]
-        continued = row_of(f"{PROMPT}\nThe card")
+        continued = row_of(f"{PROMPT} The card")
         assert math.exp(anew.logprob) != pytest.approx(continued.max())
-        assert math.exp(anew.logprob) == pytest.approx(row_of(f"{PROMPT}\nThe card\n\n{PROMPT}\n").max())
+        assert math.exp(anew.logprob) == pytest.approx(row_of(f"{PROMPT} The card\n\n{PROMPT}\n").max())
 
     def test_what_is_refused_comes_back_as_a_refusal(self) -> None:
         with provider(refuse="declined") as served:
@@ -153,14 +153,14 @@ class TestVllm:
 
     def test_the_last_message_is_continued_only_when_told_to(self, vllm_like: Provider) -> None:
         told = {"continue_final_message": True, "add_generation_prompt": False}
-        continued = row_of(f"{PROMPT}\nThe card").max()
+        continued = row_of(f"{PROMPT} The card").max()
         right = self.ask(vllm_like, USER, BEGUN, **told)
         assert math.exp(right.logprobs.content[0].logprob) == pytest.approx(continued)
-        assert right.message.content.startswith("The card")
+        assert right.message.content.startswith(" The card")
         for extra in ({}, {"add_generation_prompt": False}):
             anew = self.ask(vllm_like, USER, BEGUN, **extra)
             assert math.exp(anew.logprobs.content[0].logprob) != pytest.approx(continued)
-            assert not anew.message.content.startswith("The card")
+            assert not anew.message.content.startswith(" The card")
         for extra in ({"continue_final_message": True}, {**told, "add_generation_prompt": True}):
             with pytest.raises(openai.BadRequestError, match="Cannot set both"):
                 self.ask(vllm_like, USER, BEGUN, **extra)
@@ -193,7 +193,7 @@ class TestVllm:
     def test_the_echo_can_be_left_out(self) -> None:
         with provider(dialect="vllm", echo_prefix=False) as served:
             found = self.ask(served, USER, BEGUN, continue_final_message=True, add_generation_prompt=False)
-        assert not found.message.content.startswith("The card")
+        assert not found.message.content.startswith(" The card")
 
 
 class TestCompletions:

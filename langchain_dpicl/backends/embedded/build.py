@@ -11,9 +11,9 @@ import lzma
 import re
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +21,18 @@ import regex  # type: ignore[import-untyped]
 import scipy.sparse as sp
 import tiktoken
 from numpy.typing import NDArray
-from scipy.sparse.linalg import svds
 
-from langchain_dpicl.backends.embedded.model import (
+from langchain_dpicl.backends.embedded.tables import (
     END,
+    GROUP_SCALE,
     LOG_STEP,
+    NO_WORD,
     PATTERN,
     VECTOR_SCALE,
     WEIGHT_SCALE,
     Floats,
     Ints,
+    unit_rows,
 )
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -42,7 +44,7 @@ class Source:
     Attributes:
       work: its title and author.
       repository: where its text was taken from, without "https://".
-      commit: all 40 hexadecimal digits of the version that was taken.
+      commit: all 40 hexadecimal digits of the version that was taken, or the version of a Debian package.
       licence: of the text at that commit.
     """
 
@@ -53,9 +55,11 @@ class Source:
 
     def __post_init__(self) -> None:
         """Refuses a source that cannot be traced."""
-        if not (self.work and self.repository and self.licence and re.fullmatch("[0-9a-f]{40}", self.commit)):
+        is_pinned = re.fullmatch(r"[0-9a-f]{40}|[0-9]+:[0-9.]+-[0-9]+", self.commit)
+        if not (self.work and self.repository and self.licence and is_pinned):
             raise ConfigurationError(
-                f"expected a work with a repository, a commit of 40 hexadecimal digits and a licence, found {self!r}"
+                "expected a work with a repository, a commit of 40 hexadecimal digits (or a Debian version such as "
+                f"1:3.0-37) and a licence, found {self!r}"
             )
 
 
@@ -87,6 +91,15 @@ def _openstax(title: str, name: str, commit: str) -> Source:
         licence="CC BY 4.0",
     )
 
+
+_WORDNET = (
+    Source(
+        work="WordNet 3.0, by Princeton University",
+        repository="packages.debian.org/source/bookworm/wordnet",
+        commit="1:3.0-37",
+        licence="WordNet 3.0 license",
+    ),
+)
 
 SOURCES: Mapping[str, TracedFile] = {
     "banking77.txt.xz": TracedFile(
@@ -131,6 +144,14 @@ SOURCES: Mapping[str, TracedFile] = {
                 "Introduction to Business 2e", "introduction-business", "f99a5bb2eeec22a6fb042f8d95435d5b9e5564da"
             ),
         ),
+    ),
+    "data.adj": TracedFile(sha256="c89120dfc1f046ddff4a631bf9b7e9fa1a36b5e86565a23bf82dbe14f30b88a7", sources=_WORDNET),
+    "data.adv": TracedFile(sha256="444a63bf3955080ab7524f5079cfc07ff9bc682cb98bdb1db73b0fb9829f1139", sources=_WORDNET),
+    "data.noun": TracedFile(
+        sha256="fea17d2f9656611334eac790e5d69e47645fa180c4aa481fb4cd9b3520754ca2", sources=_WORDNET
+    ),
+    "data.verb": TracedFile(
+        sha256="adcf43e35b581e8036d8b5a52d63d9cd3d3b4870b2720d3c03c799df44777bc2", sources=_WORDNET
     ),
     "opentrivia.txt.xz": TracedFile(
         sha256="47d45b5f5420f0de5a5d3a009e25828e7dd5542ddde07df5c40bb5cdd21d0d87",
@@ -199,88 +220,274 @@ PROMPT_WORDS = (*_WORDS.split(), *_WORDS.lower().split())
 class Recipe:
     """Every number that the build depends on; the manifest records it."""
 
-    vocabulary: int = 8192
+    vocabulary: int = 12288
     weights: Mapping[str, float] = field(
-        default_factory=lambda: {"banking77": 30.0, "opentrivia": 2.0, "books": 0.5},
+        default_factory=lambda: {
+            "banking77": 4.0,
+            "books": 0.4,
+            "opentrivia": 1.5,
+            "wikitext_vt": 3.0,
+            "wordnet": 1.5,
+        },
     )
-    """How often a file counts, by name; 1 where not named."""
+    """How often a file counts in n-grams and vocabulary, by name; 1 where not named."""
     labelled: tuple[str, ...] = ("banking77", "opentrivia")
     """Files of "label: text"; n-grams see one of `PROMPT_WORDS` in the label's place, topics see the label."""
     discount: float = 0.75
     order: int = 4
-    thresholds: tuple[float, ...] = (2.0, 2.0, 2.0)
+    thresholds: tuple[float, ...] = (4.0, 4.0, 4.0)
     """An n-gram (n = 2, 3, ...) stays if it gains this many (weighted) nats over its backoff."""
-    dimensions: int = 128
-    window: int = 10
-    vector_weight_cap: float = 10.0
-    """Topic vectors count a file at most this often."""
-    smoothing: float = 3e-3
-    """Smooth inverse frequency (Arora et al., 2017): a token of probability p weighs a / (a + p)."""
+    words: int = 30_000
+    """Most words with a topic."""
+    rare: int = 8
+    """Words seen less often have no topic."""
+    most_characters: int = 9_000_000
+    """Topics read this much of a file; only the books are longer."""
+    topic_weights: Mapping[str, float] = field(default_factory=lambda: {"banking77": 10.0, "wordnet": 3.0})
+    """How often a file counts in topics, by name; 1 where not named."""
+    contexts: int = 5_000
+    """The most frequent words, beside which words are counted."""
+    window: int = 8
+    thinning: float = 2e-4
+    """A word of frequency f is counted a share sqrt(thinning / f) of the times that it stands in the text."""
+    dimensions: int = 256
+    smoothing: float = 1e-3
+    """Smooth inverse frequency (Arora et al., 2017): a word of probability p weighs a / (a + p)."""
     shrinkage: float = 0.2
     passage: int = 40
-    """Tokens in one passage when the topic space is whitened within documents."""
-    rare: int = 10
-    """Tokens seen less often carry no topic; nor do tokens without a letter."""
-    clusters: int = 512
-    """Groups of tokens that the tilt of the base tells apart."""
+    """Words in one passage when the topic space is whitened within documents."""
+    neighbours: int = 12
+    """Nearest words that say what a word means as a label."""
+    label_centring: float = 0.5
+    """Share of the mean text that is taken off a label's meaning."""
+    clusters: int = 1536
+    """Most groups of tokens that the tilt tells apart."""
+    alike: float = 0.9
+    """Tokens of a larger cosine are in one group."""
+    class_words: int = 1_500
+    """Nouns that name classes of things, as labels do; each is made a token of its own."""
 
     def weight(self, name: str) -> float:
         """Returns how often the file `name` counts."""
         return self.weights.get(name, 1.0)
 
+    def topic_weight(self, name: str) -> float:
+        """Returns how often the file `name` counts in topics."""
+        return self.topic_weights.get(name, 1.0)
 
-# Sources: Levy and Goldberg (2014) for factorised PPMI; Arora et al. (2017) for smooth inverse frequency.
-def cooccurrences(streams: Mapping[str, Ints], recipe: Recipe) -> sp.csr_matrix:
-    """Returns symmetric, weighted counts of token pairs within a window of one document."""
-    base = recipe.vocabulary
-    total = np.zeros(base * base, np.float32)
-    for name, stream in streams.items():
-        document = np.cumsum(stream == END)
-        weight = np.float32(min(recipe.weight(name), recipe.vector_weight_cap))
+
+# Sources: Levy and Goldberg (2014) for factorised PPMI; Mikolov et al. (2013) for leaving out frequent words; Halko et
+# al. (2011) for the decomposition by subspace iteration; Arora et al. (2017) for smooth inverse frequency.
+WORDNET = ("data.noun", "data.verb", "data.adj", "data.adv")
+
+
+@dataclass(frozen=True)
+class WordNet:
+    """Synsets of WordNet as text.
+
+    Attributes:
+      definitions: "lemmas (topic): gloss", for n-grams and the vocabulary.
+      relations: lemmas, the words that they are kinds of, derived from or about, and the gloss, for topics.
+      classes: nouns that others are kinds or instances of, or belong to as a topic; by how many do.
+    """
+
+    definitions: list[str]
+    relations: list[str]
+    classes: Mapping[str, int]
+
+    @classmethod
+    def read(cls, folder: Path) -> WordNet:
+        """Reads the data files of WordNet 3.0 (format: wndb(5WN))."""
+        lemmas: dict[str, list[str]] = {}
+        synsets: list[tuple[list[str], list[tuple[str, str]], str]] = []
+        for name in WORDNET:
+            for line in (folder / name).read_text(encoding="latin-1").splitlines():
+                if line.startswith("  "):  # the licence
+                    continue
+                head, _, gloss = line.partition("| ")
+                fields = head.split()
+                number = int(fields[3], 16)
+                own = [fields[4 + 2 * place].partition("(")[0].replace("_", " ") for place in range(number)]
+                first = 4 + 2 * number
+                pointers = [
+                    (fields[first + 1 + 4 * place], fields[first + 3 + 4 * place] + fields[first + 2 + 4 * place])
+                    for place in range(int(fields[first]))
+                ]
+                lemmas[name[5] + fields[0]] = own
+                synsets.append((own, pointers, gloss.strip()))
+        definitions, relations = [], []
+        classes: Counter[str] = Counter()
+        for own, pointers, gloss in synsets:
+            above = [target for kind, target in pointers if kind in {"@", "@i", ";c"} and target.startswith("n")]
+            classes.update(lemma for target in above for lemma in lemmas.get(target, [])[:2])
+            topics = [lemmas[target][0] for kind, target in pointers if kind == ";c" and target in lemmas]
+            near = [
+                lemma
+                for kind, target in pointers
+                if kind in {"@", "@i", ";c", "+", "&"}
+                for lemma in lemmas.get(target, [])[:2]
+            ]
+            definitions.append(f"{', '.join(own[:3])}{f' ({topics[0]})' if topics else ''}: {gloss}")
+            relations.append(" ".join([*own, *near, *own, gloss]))
+        return cls(definitions, relations, {noun: count for noun, count in classes.items() if noun.isalpha()})
+
+
+_PARTS = re.compile("(?<![a-z])[a-z]{2,}(?![a-z]|['’]t)")
+"""What the model counts as words; neither "isn" nor "t" of "isn't" is one."""
+
+
+@dataclass(frozen=True)
+class WordStreams:
+    """The words that have topics, the most frequent first, and each file as one stream of their numbers.
+
+    Attributes:
+      words: the words.
+      frequency: float64[words], sums to 1.
+      streams: int64[...] by file; -1 opens every document and closes the last.
+    """
+
+    words: list[str]
+    frequency: Floats
+    streams: dict[str, Ints]
+
+    @classmethod
+    def count(cls, corpus: Mapping[str, Sequence[str]], recipe: Recipe) -> WordStreams:
+        """Counts the words of the corpus; large files are read up to `recipe.most_characters`."""
+        documents = {
+            name: [_PARTS.findall(text.lower()) for text in _beginning(texts, recipe.most_characters)]
+            for name, texts in corpus.items()
+        }
+        counts: Counter[str] = Counter()
+        for texts in documents.values():
+            for text in texts:
+                counts.update(text)
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: recipe.words]
+        words = [word for word, count in ranked if count >= recipe.rare]
+        number = {word: place for place, word in enumerate(words)}
+        streams = {
+            name: np.array(
+                [-1, *(part for text in texts for part in (*(number[word] for word in text if word in number), -1))],
+                dtype=np.int64,
+            )
+            for name, texts in documents.items()
+        }
+        seen = np.array([counts[word] for word in words], dtype=np.float64)
+        return cls(words, seen / seen.sum(), streams)
+
+
+def _beginning(texts: Sequence[str], most: int) -> Iterator[str]:
+    """Yields documents until `most` characters were reached."""
+    for text in texts:
+        yield text
+        most -= len(text)
+        if most <= 0:
+            return
+
+
+def thin_out(stream: Ints, share: Floats) -> Ints:
+    """Leaves out frequent words evenly: of word w every 1 / share[w]-th occurrence stays, in order."""
+    order = np.argsort(stream, kind="stable")
+    values = stream[order]
+    first = np.flatnonzero(np.diff(values, prepend=-2))
+    occurrence = np.arange(len(values)) - np.repeat(first, np.diff(np.append(first, len(values))))
+    kept = np.where(values < 0, 1.0, np.append(share, 1.0)[values])
+    stays = np.zeros(len(stream), bool)
+    stays[order] = np.floor((occurrence + 1) * kept + 0.5) != np.floor(occurrence * kept + 0.5)
+    return np.asarray(stream[stays])
+
+
+def cooccurrences(text: WordStreams, recipe: Recipe) -> sp.csr_matrix:
+    """Returns float32[words, contexts]: weighted counts of pairs within a window; near pairs count more."""
+    shape = len(text.words), min(recipe.contexts, len(text.words))
+    share = np.minimum(1.0, np.sqrt(recipe.thinning / text.frequency))
+    total = sp.csr_matrix(shape, dtype=np.float32)
+    for name, stream in text.streams.items():
+        thin = thin_out(stream, share)
+        document = np.cumsum(thin < 0)[thin >= 0]
+        thin = thin[thin >= 0]
         for distance in range(1, recipe.window + 1):
-            left, right = stream[:-distance], stream[distance:]
-            same = (document[:-distance] == document[distance:]) & (left != END)
-            pairs = (left * base + right)[same]
-            total += weight * np.bincount(pairs, minlength=base * base).astype(np.float32)
-    square = total.reshape(base, base)
-    return sp.csr_matrix(square + square.T)
+            same = document[:-distance] == document[distance:]
+            left, right = thin[:-distance][same], thin[distance:][same]
+            word, context = np.concatenate([left, right]), np.concatenate([right, left])
+            known = context < shape[1]
+            weight = np.full(int(known.sum()), recipe.topic_weight(name) / (1 + distance / 4), np.float32)
+            total += sp.coo_matrix((weight, (word[known], context[known])), shape=shape).tocsr()
+    return total
 
 
-def topic_vectors(streams: Mapping[str, Ints], tokens: Sequence[bytes], recipe: Recipe) -> tuple[Floats, Floats]:
-    """Returns directions float64[V, k] (unit length, or zero for tokens without a topic) and weights float64[V]."""
-    counts = cooccurrences(streams, recipe).tocoo()
-    frequency = np.bincount(counts.row, counts.data, minlength=recipe.vocabulary)
-    smoothed = frequency**0.75 / np.sum(frequency**0.75)
-    ppmi = np.log(counts.data / (frequency[counts.row] * smoothed[counts.col]))
-    positive = ppmi > 0
-    matrix = sp.csr_matrix((ppmi[positive], (counts.row[positive], counts.col[positive])), shape=counts.shape)
-    start = np.ones(recipe.vocabulary)
-    left, values, _ = svds(matrix, k=recipe.dimensions, v0=start / np.linalg.norm(start))
-    vectors = left[:, np.argsort(-values)]
+def word_vectors(text: WordStreams, recipe: Recipe) -> Floats:
+    """Returns float64[words, k]: unit vectors of factorised positive pointwise mutual information."""
+    counts = cooccurrences(text, recipe).tocoo()
+    rows = np.bincount(counts.row, counts.data, minlength=counts.shape[0])
+    columns = np.bincount(counts.col, counts.data, minlength=counts.shape[1]) ** 0.75
+    information = np.log(counts.data * columns.sum() / (rows[counts.row] * columns[counts.col]))
+    positive = information > 0
+    places = (counts.row[positive], counts.col[positive])
+    matrix = sp.csr_matrix((information[positive].astype(np.float32), places), shape=counts.shape)
+    dimensions = min(recipe.dimensions, counts.shape[1])
+    # The rows of the most frequent words, not random ones: equal input gives equal bytes.
+    basis = matrix[: dimensions + 40].T.toarray()
+    for _ in range(6):
+        basis, _ = np.linalg.qr(matrix.T @ (matrix @ basis))
+    left, values, _ = np.linalg.svd(matrix @ basis, full_matrices=False)
+    vectors = left[:, :dimensions] * np.sqrt(values[:dimensions])
     vectors *= np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])])
-    probability = frequency / frequency.sum()
-    vectors *= (recipe.smoothing / (recipe.smoothing + probability))[:, None]
-    vectors = vectors @ _within_documents(streams, vectors, recipe)
-    seen = np.bincount(np.concatenate(list(streams.values())), minlength=recipe.vocabulary)
-    lettered = [any(map(str.isalpha, token.decode("utf-8", "ignore"))) for token in tokens]
-    vectors[(seen < recipe.rare) | ~np.array(lettered)] = 0.0
+    return unit_rows(vectors.astype(np.float64))
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topic space.
+
+    Attributes:
+      directions: float64[words, k], unit vectors.
+      weights: float64[words]: what a word adds to a topic is direction times weight.
+      centre: float64[k], the mean of the unit topics of passages.
+      meanings: float64[words, k]: what a word says of the texts it labels, itself and its nearest words; common words
+        are shorter.
+    """
+
+    directions: Floats
+    weights: Floats
+    centre: Floats
+    meanings: Floats
+
+
+def topic_space(text: WordStreams, recipe: Recipe) -> Topics:
+    """Weighs words by rarity, whitens variation within documents, and finds what each word means as a label."""
+    rarity = recipe.smoothing / (recipe.smoothing + text.frequency)
+    vectors = word_vectors(text, recipe) * rarity[:, None]
+    vectors = vectors @ _within_documents(text.streams, vectors, recipe)
     weights = np.linalg.norm(vectors, axis=1)
-    return vectors / np.maximum(weights, 1e-12)[:, None], weights
+    directions = unit_rows(vectors)
+    centre = _mean_passage(text.streams, vectors, recipe)
+    near = np.zeros_like(directions)
+    for first in range(0, len(directions), 1024):
+        cosine = directions[first : first + 1024] @ directions.T
+        nearest = np.argpartition(-cosine, min(recipe.neighbours, cosine.shape[1]) - 1, axis=1)[:, : recipe.neighbours]
+        shares = np.take_along_axis(cosine, nearest, axis=1) ** 2
+        near[first : first + 1024] = (shares[:, :, None] * directions[nearest]).sum(axis=1)
+    meanings = unit_rows(unit_rows(directions + unit_rows(near)) - recipe.label_centring * centre)
+    return Topics(directions, weights, centre, meanings * rarity[:, None])
+
+
+def _documents(stream: Ints) -> Iterator[Ints]:
+    borders = np.flatnonzero(stream < 0).tolist()
+    for first, last in pairwise(borders):
+        yield stream[first + 1 : last]
 
 
 def _within_documents(streams: Mapping[str, Ints], vectors: Floats, recipe: Recipe) -> Floats:
     """Whitens variation between passages of one document, so that directions that separate documents count more."""
     scatter, number, size = np.zeros((vectors.shape[1],) * 2), 0, recipe.passage
     for stream in streams.values():
-        borders: list[int] = np.flatnonzero(stream == END).tolist()
-        for first, last in pairwise(borders):
-            if last - first <= 4 * size:
+        for words in _documents(stream):
+            if len(words) <= 4 * size:
                 continue
-            tokens = stream[first + 1 : first + 1 + min((last - first - 1) // size, 12) * size]
-            passages = vectors[tokens].reshape(-1, size, vectors.shape[1]).sum(axis=1)
-            passages /= np.maximum(np.linalg.norm(passages, axis=1, keepdims=True), 1e-12)
-            spread = passages - passages.mean(axis=0)
-            scatter += spread.T @ spread / len(passages)
+            passages = vectors[words[: min(len(words) // size, 12) * size]].reshape(-1, size, vectors.shape[1])
+            units = unit_rows(passages.sum(axis=1))
+            spread = units - units.mean(axis=0)
+            scatter += spread.T @ spread / len(units)
             number += 1
     dimensions = len(scatter)
     if not number:
@@ -291,20 +498,74 @@ def _within_documents(streams: Mapping[str, Ints], vectors: Floats, recipe: Reci
     return np.asarray(basis @ np.diag(values**-0.5) @ basis.T)
 
 
-def cluster(directions: Floats, number: int) -> tuple[Ints, Floats]:
-    """Spherical k-means from evenly spaced starts: group int64[V] (`number` where there is no topic) and centroids."""
-    topical = np.flatnonzero(directions.any(axis=1))
-    vectors = directions[topical]
-    centroids = vectors[np.linspace(0, len(vectors) - 1, number).astype(np.int64)]
-    for _ in range(25):
-        nearest = (vectors @ centroids.T).argmax(axis=1)
-        sums = np.zeros_like(centroids)
-        np.add.at(sums, nearest, vectors)
-        length = np.linalg.norm(sums, axis=1, keepdims=True)
-        centroids = np.where(length > 0, sums / np.maximum(length, 1e-12), centroids)
-    groups = np.full(len(directions), number)
-    groups[topical] = (vectors @ centroids.T).argmax(axis=1)
-    return groups, centroids
+def _mean_passage(streams: Mapping[str, Ints], vectors: Floats, recipe: Recipe) -> Floats:
+    """Returns the mean unit topic of the openings of every third document of at least twelve words."""
+    total, number = np.zeros(vectors.shape[1]), 0
+    for stream in streams.values():
+        for words in islice(_documents(stream), 0, None, 3):
+            if len(words) >= 12:
+                total += unit_rows(vectors[words[: recipe.passage * 3 // 2]].sum(axis=0, keepdims=True))[0]
+                number += 1
+    return np.asarray(total / max(number, 1))
+
+
+def token_words(tokens: Sequence[bytes], words: Sequence[str]) -> Ints:
+    """Returns int64[V]: the word that a token is, or -1.
+
+    A short token without space or capital mostly continues a word, and short ones that are rare as words are pieces.
+    """
+    number = {word: place for place, word in enumerate(words)}
+    found = np.full(len(tokens), -1)
+    for place, token in enumerate(tokens):
+        text = token.decode("utf-8", "ignore")
+        word = text.strip(" ").lower()
+        opens = text[:1] == " " or text[:1].isupper()
+        if (opens or len(word) > 4) and word.isalpha() and word in number and (len(word) > 3 or number[word] < 600):
+            found[place] = number[word]
+    return found
+
+
+def token_meanings(tokens: Sequence[bytes], text: WordStreams, topics: Topics, own: Ints) -> Floats:
+    """Returns float64[V, k]: the meaning of a token that is a word, or the mean one of the words that it opens."""
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    encoding = tiktoken.Encoding("build", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+    meanings = np.zeros((len(tokens), topics.meanings.shape[1]))
+    mass = np.zeros(len(tokens))
+    for place, word in enumerate(text.words):
+        for spelling in (f" {word}", word.capitalize(), f" {word.capitalize()}"):
+            first = encoding.encode_ordinary(spelling)[0]
+            meanings[first] += text.frequency[place] * topics.meanings[place]
+            mass[first] += text.frequency[place]
+    meanings /= np.where(mass > 0, mass, 1.0)[:, None]
+    meanings[own >= 0] = topics.meanings[own[own >= 0]]
+    lettered = [len(token.decode("utf-8", "ignore").strip(" ")) > 2 for token in tokens]
+    meanings[~np.array(lettered)] = 0.0
+    return meanings
+
+
+def cluster(meanings: Floats, frequency: Floats, recipe: Recipe) -> tuple[Ints, Floats]:
+    """Groups tokens by meaning, around the most frequent ones that are not alike.
+
+    Returns:
+      int64[V], the group of each token (the last one where there is no meaning), and float64[groups, k], their mean
+      meanings by frequency: frequent words keep their own.
+    """
+    units = unit_rows(meanings)
+    has_meaning = np.any(meanings, axis=1)
+    ranked = np.argsort(-np.where(has_meaning, frequency, -1.0), kind="stable")[: np.count_nonzero(has_meaning)]
+    leaders = np.zeros((recipe.clusters, meanings.shape[1]))
+    number = 0
+    for token in ranked:
+        if number == recipe.clusters:
+            break
+        if not (leaders[:number] @ units[token] > recipe.alike).any():
+            leaders[number] = units[token]
+            number += 1
+    groups = np.full(len(meanings), number)
+    groups[ranked] = (units[ranked] @ leaders[:number].T).argmax(axis=1)
+    means = np.zeros((number, meanings.shape[1]))
+    np.add.at(means, groups[ranked], meanings[ranked] * frequency[ranked, None])
+    return groups, means / np.bincount(groups[ranked], frequency[ranked], minlength=number)[:, None]
 
 
 # Sources: Sennrich et al. (2016) for byte pairs; Kneser and Ney (1995) with absolute discounting; Seymore and Rosenfeld
@@ -340,8 +601,8 @@ def with_headers(documents: Sequence[str]) -> list[str]:
 # ---- vocabulary
 
 
-def count_pieces(corpus: Mapping[str, Sequence[str]], recipe: Recipe) -> dict[str, float]:
-    """Counts pre-tokens by weight; the words of prompts are counted as frequent."""
+def count_pieces(corpus: Mapping[str, Sequence[str]], recipe: Recipe, classes: Iterable[str]) -> dict[str, float]:
+    """Counts pre-tokens by weight; the words of prompts and names of classes are counted as frequent."""
     pattern = regex.compile(PATTERN)
     total: dict[str, float] = defaultdict(float)
     for name, documents in corpus.items():
@@ -351,9 +612,10 @@ def count_pieces(corpus: Mapping[str, Sequence[str]], recipe: Recipe) -> dict[st
         for piece, count in pieces.items():
             total[piece] += recipe.weight(name) * count
     plenty = max(total.values(), default=1.0)
-    for word in PROMPT_WORDS:
-        for spelling in (word, " " + word):
-            total[spelling] += round(0.001 * plenty)
+    spellings = [spelling for word in PROMPT_WORDS for spelling in (word, f" {word}")]
+    spellings += [f" {spelling}" for noun in classes for spelling in (noun, noun.capitalize())]
+    for spelling in spellings:
+        total[spelling] += round(0.001 * plenty)
     return total
 
 
@@ -560,44 +822,63 @@ def unigrams(streams: Mapping[str, Ints], recipe: Recipe) -> Floats:
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
     """Writes an .npz whose bytes depend on the arrays only (fixed order and time stamps)."""
-    with zipfile.ZipFile(path, "w", compression=zipfile.ZIP_LZMA) as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         for name, array in sorted(arrays.items()):
             entry = zipfile.ZipInfo(f"{name}.npy")
-            entry.compress_type = zipfile.ZIP_LZMA
+            # LZMA packs noise no better, and reads it ten times slower.
+            entry.compress_type = zipfile.ZIP_DEFLATED if array.dtype == np.int8 else zipfile.ZIP_LZMA
             with archive.open(entry, "w") as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def build(corpus_folder: Path, out: Path, recipe: Recipe, sources: Mapping[str, TracedFile]) -> dict[str, object]:
-    """Builds `model.npz` and `manifest.json` in `out` and returns the manifest; refuses files without a source."""
-    files = trace_sources(corpus_files(corpus_folder), sources)
-    corpus = read_corpus(corpus_folder)
-    tokens = learn_vocabulary(count_pieces(corpus, recipe), recipe.vocabulary)
-    streams = encode_corpus(corpus, tokens)
-    logger.info("tokens per file: %s", {name: len(stream) for name, stream in streams.items()})
+def build_arrays(
+    corpus: Mapping[str, list[str]], wordnet: WordNet, recipe: Recipe
+) -> tuple[dict[str, NDArray[np.generic]], dict[str, int]]:
+    """Returns the arrays of `model.npz`, and how many n-grams of each order are in them."""
+    spoken = {**corpus, "wordnet": wordnet.definitions}
+    text = WordStreams.count({**corpus, "wordnet": wordnet.relations}, recipe)
+    classes = sorted(set(text.words) & wordnet.classes.keys(), key=lambda noun: (-wordnet.classes[noun], noun))
+    tokens = learn_vocabulary(count_pieces(spoken, recipe, classes[: recipe.class_words]), recipe.vocabulary)
     headed = {name: with_headers(corpus[name]) for name in recipe.labelled if name in corpus}
-    plain = streams | encode_corpus(headed, tokens)
-    unigram = unigrams(plain, recipe)
-    levels = prune([count_level(plain, n, recipe) for n in range(2, recipe.order + 1)], unigram, recipe)
+    streams = encode_corpus({**spoken, **headed}, tokens)
+    logger.info("tokens per file: %s", {name: len(stream) for name, stream in streams.items()})
+    unigram = unigrams(streams, recipe)
+    levels = prune([count_level(streams, n, recipe) for n in range(2, recipe.order + 1)], unigram, recipe)
     logger.info("n-grams kept: %s", [len(level.keys) for level in levels])
-    directions, weights = topic_vectors(streams, tokens, recipe)
-    groups, centroids = cluster(directions, recipe.clusters)
+    topics = topic_space(text, recipe)
+    logger.info("words with a topic: %s", len(text.words))
+    own = token_words(tokens, text.words)
+    groups, centroids = cluster(token_meanings(tokens, text, topics, own), unigram, recipe)
+    logger.info("groups: %s", len(centroids))
     arrays: dict[str, NDArray[np.generic]] = {
         **pack_trie(levels, recipe.vocabulary),
         "unigram": unigram.astype(np.float32),
         "token_bytes": np.frombuffer(b"".join(tokens), np.uint8),
         "token_lengths": np.array([len(token) for token in tokens], np.uint8),
+        "token_words": np.where(own < 0, NO_WORD, own).astype(np.uint16),
+        "words": np.frombuffer(" ".join(text.words).encode(), np.uint8),
+        "directions": np.clip(np.rint(topics.directions * VECTOR_SCALE), -127, 127).astype(np.int8),
+        "weights": np.rint(topics.weights / max(topics.weights.max(), 1e-12) * WEIGHT_SCALE).astype(np.uint8),
+        "centre": topics.centre.astype(np.float32),
         "groups": groups.astype(np.uint16),
-        "centroids": np.clip(np.rint(centroids * VECTOR_SCALE), -127, 127).astype(np.int8),
-        "directions": np.clip(np.rint(directions * VECTOR_SCALE), -127, 127).astype(np.int8),
-        "weights": np.rint(weights / max(weights.max(), 1e-12) * WEIGHT_SCALE).astype(np.uint8),
+        "centroids": np.clip(np.rint(centroids * GROUP_SCALE), -127, 127).astype(np.int8),
     }
+    return arrays, {str(order): len(level.keys) for order, level in enumerate(levels, start=2)}
+
+
+def build(
+    corpus_folder: Path, wordnet_folder: Path, out: Path, recipe: Recipe, sources: Mapping[str, TracedFile]
+) -> dict[str, object]:
+    """Builds `model.npz` and `manifest.json` in `out` and returns the manifest; refuses files without a source."""
+    files = trace_sources([*corpus_files(corpus_folder), *(wordnet_folder / name for name in WORDNET)], sources)
+    corpus, wordnet = read_corpus(corpus_folder), WordNet.read(wordnet_folder)
+    arrays, ngrams = build_arrays(corpus, wordnet, recipe)
     out.mkdir(parents=True, exist_ok=True)
     write_arrays(out / "model.npz", arrays)
     manifest: dict[str, object] = {
         "sha256": hashlib.sha256((out / "model.npz").read_bytes()).hexdigest(),
         "corpus": files,
-        "ngrams": {str(order): len(level.keys) for order, level in enumerate(levels, start=2)},
+        "ngrams": ngrams,
         "recipe": asdict(recipe),
     }
     (out / "manifest.json").write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -608,10 +889,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the build from the command line."""
     parser = argparse.ArgumentParser(description="Builds the tables of the embedded model from public text.")
     parser.add_argument("--corpus", type=Path, required=True, help="folder of *.txt.xz files")
+    parser.add_argument("--wordnet", type=Path, required=True, help="folder of the data files of WordNet 3.0")
     parser.add_argument("--out", type=Path, required=True, help="folder for model.npz and manifest.json")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    build(options.corpus, options.out, Recipe(), SOURCES)
+    build(options.corpus, options.wordnet, options.out, Recipe(), SOURCES)
 
 
 if __name__ == "__main__":

@@ -1,186 +1,156 @@
-"""The small offline default model in numpy: its tables, its next-token rows, and the engine over them."""
+"""The small offline default model in numpy: its next-token rows, and the engine over them."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from itertools import chain, pairwise
-from pathlib import Path
+from itertools import chain
 from typing import TypeGuard
 
 import numpy as np
-import tiktoken
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows, Token
+from langchain_dpicl.backends.embedded.tables import (
+    END,
+    GROUP_SCALE,
+    UNIT,
+    VECTOR_SCALE,
+    WEIGHT_SCALE,
+    Floats,
+    Ints,
+    ModelTables,
+    load_tables,
+    unit_rows,
+)
 from langchain_dpicl.exceptions import ConfigurationError
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-PATTERN = r"\n\n|'(?i:[sdmt]|ll|ve|re)(?!\p{L})| ?\p{L}{1,40}| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]{1,8}|\n|\s"
-"""How text is cut before byte pairs are merged; every character belongs to one piece."""
-
-END = 256
-"""The blank line: it separates segments, opens every prompt, and ends a text (EOS)."""
-
-LOG_STEP = 1 / 16
-"""Stored log-probabilities are multiples of this, rounded down."""
-
-VECTOR_SCALE = 254
-"""Directions are unit vectors times this, as int8 (a coordinate beyond one half is cut)."""
-
-WEIGHT_SCALE = 255
-"""The heaviest token's topic weight, as uint8."""
-
-_LOADING = threading.Lock()
-
-
-@dataclass(frozen=True)
-class NgramLevel:
-    """The n-grams of one order as children of the order below: parent i owns entries starts[i] to starts[i + 1]."""
-
-    starts: Ints
-    tokens: NDArray[np.uint16]
-    probabilities: Floats
-
-
-class ModelTables:
-    """Read-only arrays; one instance serves every model and thread.
-
-    Attributes:
-      encoding: the byte-pair vocabulary.
-      token_bytes: the bytes of each token.
-      readable: bool[V], whether those bytes are complete UTF-8.
-      unigram: float64[V], sums to 1.
-      groups: int64[V], the topic group of each token; the last group has no topic.
-      centroids: float32[groups, k] of integers: unit vectors times `VECTOR_SCALE`, zeros for the last group.
-      contributions: float32[V, k] of integers, direction times weight: what a token adds to its segment's topic.
-    """
-
-    def __init__(self, path: Path) -> None:
-        with np.load(path, allow_pickle=False) as arrays:
-            text, lengths = arrays["token_bytes"].tobytes(), arrays["token_lengths"]
-            borders = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
-            self.token_bytes: tuple[bytes, ...] = tuple(text[first:last] for first, last in pairwise(borders))
-            unigram = arrays["unigram"].astype(np.float64)
-            self.unigram: Floats = unigram / unigram.sum()
-            self._levels: list[NgramLevel] = []
-            while (order := len(self._levels) + 2) and f"tokens{order}" in arrays:
-                self._levels.append(
-                    NgramLevel(
-                        np.concatenate([[0], np.cumsum(arrays[f"children{order}"], dtype=np.int64)]),
-                        arrays[f"tokens{order}"],
-                        np.exp(-LOG_STEP * arrays[f"steps{order}"].astype(np.float64)),
-                    )
-                )
-            centroids = arrays["centroids"].astype(np.float32)
-            self.centroids: NDArray[np.float32] = np.vstack([centroids, np.zeros_like(centroids[:1])])
-            self.groups: Ints = arrays["groups"].astype(np.int64)
-            weights = arrays["weights"].astype(np.float32)
-            self.contributions: NDArray[np.float32] = arrays["directions"] * weights[:, None]
-        self.readable = np.array([_is_text(token) for token in self.token_bytes])
-        self.encoding = tiktoken.Encoding(
-            "dpicl-embedded",
-            pat_str=PATTERN,
-            mergeable_ranks={token: rank for rank, token in enumerate(self.token_bytes)},
-            special_tokens={},
-        )
-
-    @property
-    def size(self) -> int:
-        """Number of tokens."""
-        return len(self.token_bytes)
-
-    @property
-    def order(self) -> int:
-        """The longest n-gram."""
-        return len(self._levels) + 1
-
-    def next_token(self, context: Sequence[int]) -> Floats:
-        """Returns float64[V]: the interpolated n-gram distribution after `context` (at most order - 1 tokens count)."""
-        row = self.unigram.copy()
-        for length in range(1, self.order):
-            if length > len(context):
-                break
-            entries = self._entries(context[len(context) - length :])
-            if entries is None:
-                continue
-            level = self._levels[length - 1]
-            continuations = level.probabilities[entries]
-            row *= 1.0 - continuations.sum()
-            row[level.tokens[entries]] += continuations
-        return row
-
-    def _entries(self, context: Sequence[int]) -> slice | None:
-        """Returns the trie entries that continue `context`, or None where it was never seen."""
-        node = int(context[0])
-        for level, token in zip(self._levels, context[1:], strict=False):
-            first, last = level.starts[node], level.starts[node + 1]
-            node = int(first + np.searchsorted(level.tokens[first:last], token))
-            if node == last or level.tokens[node] != token:
-                return None
-        starts = self._levels[len(context) - 1].starts
-        return slice(int(starts[node]), int(starts[node + 1])) if starts[node] < starts[node + 1] else None
-
-
-def _is_text(token: bytes) -> bool:
-    """Whether bytes are complete UTF-8."""
-    try:
-        token.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-@cache
-def _load(path: Path) -> ModelTables:
-    return ModelTables(path)
-
-
-def load_tables(path: Path | None = None) -> ModelTables:
-    """Returns the shipped tables (or those at `path`), read once per process."""
-    with _LOADING:
-        if path is not None:
-            return _load(path)
-        with resources.as_file(resources.files("langchain_dpicl.backends") / "data" / "model.npz") as shipped:
-            return _load(shipped)
-
-
-# A row is (prior * base + votes) / (prior + total votes). The base is an n-gram tilted towards the topic of the present
-# segment; a vote comes from every place of the prompt's complete segments whose past matches the present. Each row is
-# computed from its own tokens by exact integers in floats and by reductions within the row, so it has the same bits
-# whatever other rows are in the batch.
+# Every place of the prompt's complete segments whose past matches the present votes for the token that followed there.
+# A row that writes is (prior * base + votes) / (prior + total votes): the base is an n-gram, tilted towards the topic
+# of the prompt. A row that answers a short field is their product: what a token means, times the examples that gave it.
+# Each row is computed from its own tokens by exact integers in floats and by reductions within the row, so it has the
+# same bits whatever other rows are in the batch.
 NEWLINE = 10
-UNIT = 4096
-"""Topics of segments are unit vectors times this, rounded, so that their sums are exact."""
 
 SLACK = 1.0 - 1e-12
 """Rows are shrunk by this, so that rounding never lifts a sum above 1."""
 
+_HEADER = re.compile(r"[^\W\d_][^:\n]{0,30}:")
+"""The name of a field, at the start of its line."""
+
+_SHORT = 5
+"""Words in a short field, in the median of those that the prompt shows."""
+
+_CONTENT = 4
+"""Words of an earlier field that can be asked about."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Induction:
-    """The fixed features of the model; the defaults were chosen on public text.
+    """The fixed features of the model; the defaults were chosen on public text (docs/embedded-model.md).
 
     Attributes:
       longest_match: longer matches count as this many tokens.
       match_base: each matching token multiplies a vote by this.
       topic_vote: a vote is multiplied by exp(topic_vote * cosine of its segment's topic and the present segment's).
-      topic_tilt: the base is multiplied by exp(topic_tilt * cosine of the present segment's topic and the token's).
-      prior: votes of this total weight share a row equally with the base; infinite: nothing is copied.
+      prior: votes of this total weight share a row that writes equally with the base; infinite: nothing is copied.
+      writing_tilt: the base of a row that writes is multiplied by exp(writing_tilt * cosine of topic and token).
+      examples_share: weight of the complete segments in the topic that a row writes about, beside the present one.
+      topical_share: share of words with a topic, whatever stands before, in the base of a row that writes.
+      repeat: each time that a word was written, its weight in the base is multiplied by this.
+      early_end: the end weighs this share of its weight in the base before the tenth token.
+      answer_tilt: an answer's tokens are multiplied by exp(answer_tilt * cosine of topic and token).
+      answer_content: a question whose telling words weigh this much, together, tilts half as much as one of many.
+      answer_most: cosines of answers level off here: what lies nearest the question is a word of it, not its label.
+      answer_same: an example is multiplied by exp(answer_same * (cosine of the two questions - 1/2)), if larger than 1.
+      answer_prior: an example as near as the mean one makes its answer more likely by 1 / answer_prior, and by more
+        where answers come up again: the share of those that came up once estimates how many are still unseen (Good,
+        1953). Infinite: the examples say nothing.
+      answer_meaning: what a token means counts as this many examples of it.
     """
 
     longest_match: int = 8
     match_base: float = 6.0
-    topic_vote: float = 6.0
-    topic_tilt: float = 2.0
+    topic_vote: float = 9.0
     prior: float = 36.0
+    writing_tilt: float = 16.0
+    examples_share: float = 1.0
+    topical_share: float = 0.2
+    repeat: float = 0.05
+    early_end: float = 0.001
+    answer_tilt: float = 15.0
+    answer_content: float = 0.5
+    answer_most: float = 0.3
+    answer_same: float = 18.0
+    answer_prior: float = 0.15
+    answer_meaning: float = 4.0
+
+
+_SHORTEST_TEXT = 10
+"""Tokens before an end is as likely as the base says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment of a prompt, read.
+
+    Attributes:
+      tokens: END and its tokens.
+      topic: float32[k], what the words of its fields add to its topic; the fields' names are not among them.
+      question: float32[k], the same of all fields but the last.
+      names: the names of its fields; a line without a name is called by its place.
+      sizes: how many words each field has.
+      asks: whether fields before the last hold something that can be asked about.
+      begun: what the last field holds.
+    """
+
+    tokens: list[int]
+    topic: NDArray[np.float32]
+    question: NDArray[np.float32]
+    names: list[str]
+    sizes: list[int]
+    asks: bool
+    begun: str
+
+    @classmethod
+    def read(cls, tables: ModelTables, text: str) -> Segment:
+        """Reads the text between two blank lines."""
+        names, values = [], []
+        for place, line in enumerate(text.split("\n")):
+            header = _HEADER.match(line)
+            names.append(header[0] if header else str(place))
+            values.append(line[header.end() :] if header else line)
+        sizes = [len(value.split()) for value in values]
+        earlier, last = tables.words_of(" ".join(values[:-1])), tables.words_of(values[-1])
+        topic = tables.contributions.take(earlier + last, axis=0).sum(axis=0)
+        question = tables.contributions.take(earlier, axis=0).sum(axis=0) if last else topic
+        # A text without a small letter, such as N/A, asks on purpose about nothing.
+        asks = len(names) > 1 and (max(sizes[:-1]) >= _CONTENT or min(map(_is_capital, values[:-1])))
+        return cls([END, *tables.encoding.encode_ordinary(text)], topic, question, names, sizes, asks, values[-1])
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a field has a name: those of an instruction have none."""
+        return any(name.endswith(":") for name in self.names)
+
+
+def _is_capital(text: str) -> bool:
+    return text == text.upper()
+
+
+def answers(complete: Sequence[Segment], present: Segment) -> bool:
+    """Whether the last field is a short one that the prompt asks for: as others show, or else by what stands before."""
+    *earlier, last = present.names
+    if not earlier:
+        return False
+    shown = [segment for segment in complete if last in segment.names]
+    if not shown:
+        return present.asks
+    sizes = [(segment.sizes[segment.names.index(last)], sum(segment.sizes)) for segment in shown]
+    return 2 * sum(size <= min(_SHORT, everything - size) for size, everything in sizes) >= len(sizes)
 
 
 @dataclass(frozen=True)
@@ -189,11 +159,15 @@ class RowPositions:
 
     Attributes:
       recent: int64[rows, longest_match], the latest tokens (-1: before the prompt).
-      topic: float64[rows, k], the topic sum of the present segment.
+      topic: float64[rows, k], the sum of what the present segment's words add to its topic.
+      written: int64[rows, tokens], what the last field holds (-1: less).
+      gates: float64[complete segments], how close each is to the present one; see `InductionBatch._gates`.
     """
 
     recent: Ints
     topic: Floats
+    written: Ints
+    gates: Floats
 
 
 class InductionBatch:
@@ -205,33 +179,98 @@ class InductionBatch:
 
     def __init__(self, tables: ModelTables, prompts: Sequence[str], induction: Induction) -> None:
         self.tables, self._induction = tables, induction
-        encode = tables.encoding.encode_ordinary
-        rows = [[END, *encode(prompt.rstrip(" "))] for prompt in prompts]
-        self.num_rows = len(rows)
-        self._lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        self._tokens = np.fromiter(chain.from_iterable(rows), np.int64, int(self._lengths.sum()))
-        row_of = np.repeat(np.arange(len(rows)), self._lengths)
-        starts = np.flatnonzero(self._tokens == END)
-        segment_row = row_of[starts]
-        present = np.searchsorted(segment_row, np.arange(len(rows)), side="right") - 1
-        self._set_topics(starts, segment_row, present)
-        self._set_sources(row_of, starts[present])
+        texts = [prompt.rstrip(" ").split("\n\n") for prompt in prompts]
+        number = {text: place for place, text in enumerate(dict.fromkeys(chain.from_iterable(texts)))}
+        read = [Segment.read(tables, text) for text in number]
+        order = np.fromiter((number[text] for row in texts for text in row), np.int64)
+        self.num_rows = len(texts)
+        per_row = np.array([len(row) for row in texts], np.int64)
+        segment_row = np.repeat(np.arange(len(texts)), per_row)
+        present = np.cumsum(per_row) - 1
+        lengths = np.array([len(segment.tokens) for segment in read], np.int64)[order]
+        self._tokens = np.fromiter(chain.from_iterable(read[place].tokens for place in order.tolist()), np.int64)
+        self._lengths = np.bincount(segment_row, lengths, minlength=self.num_rows).astype(np.int64)
+        self._set_sources(np.repeat(segment_row, lengths), (np.cumsum(lengths) - lengths)[present])
+        rows = ([read[number[text]] for text in row] for row in texts)
+        self._answers = np.array([answers(row[:-1], row[-1]) for row in rows], dtype=bool)
+        is_named = np.array([segment.is_named for segment in read], dtype=bool)[order]
+        shape = -1, len(tables.centre)
+        sums = np.array([segment.topic for segment in read], np.float64).reshape(shape)
+        asked = np.array([segment.question for segment in read], np.float64).reshape(shape)
+        # What is written of the last field counts by token, so that a prompt and its prefix are one.
+        encoded = {place: tables.encoding.encode_ordinary(read[place].begun) for place in set(order[present].tolist())}
+        longest = max(map(len, encoded.values()), default=0)
+        padded = {place: [-1] * (longest - len(tokens)) + tokens for place, tokens in encoded.items()}
+        begun = np.array([padded[place] for place in order[present].tolist()], np.int64)
+        begun = begun.reshape(self.num_rows, longest)
+        words = np.where(begun < 0, len(tables.words), tables.token_words[begun])
+        present_sum = asked[order[present]] + tables.contributions[words].sum(axis=1, dtype=np.float64)
+        topics = tables.topics(sums)[order]
+        topics[present] = tables.topics(present_sum)
+        self._set_topics(topics, is_named, segment_row, present)
+        self._start = self._ends(topics[present], present_sum, begun)
+        # A header that is answered ends the prompt; a match must reach back to the line's beginning.
+        is_break = (self._start.recent == NEWLINE) | (self._start.recent == END)
+        since = np.where(is_break.any(axis=1), is_break[:, ::-1].argmax(axis=1), is_break.shape[1])
+        self._header = np.maximum(since, 1)
+        questions = tables.topics(asked)[order]
+        self._set_tilt(questions[present], asked[order[present]])
+        self._same = self._likeness(questions, segment_row, present)
 
-    def _set_topics(self, starts: Ints, segment_row: Ints, present: Ints) -> None:
-        """Sums what each segment's tokens add to its topic, and separates complete segments from present ones."""
-        contributions = self.tables.contributions
-        borders = [*starts.tolist(), len(self._tokens)]
-        sums = np.zeros((len(starts), contributions.shape[1]))
-        for segment, (first, last) in enumerate(pairwise(borders)):
-            sums[segment] = contributions[self._tokens[first:last]].sum(axis=0)
-        complete = np.ones(len(starts), bool)
+    def _likeness(self, questions: Floats, segment_row: Ints, present: Ints) -> Floats:
+        """Returns float64[complete segments]: how much more an example counts that is nearly the question itself."""
+        complete = np.ones(len(questions), bool)
         complete[present] = False
-        self._units, self._unit_row = _unit(sums[complete]), segment_row[complete]
+        here = questions[present][segment_row[complete]]
+        alike = (questions[complete] * here).sum(axis=1) / UNIT**2
+        return np.asarray(np.exp(self._induction.answer_same * np.maximum(alike - 0.5, 0.0)))
+
+    def _set_topics(self, topics: Floats, is_named: NDArray[np.bool_], segment_row: Ints, present: Ints) -> None:
+        """Separates complete segments from present ones."""
+        complete = np.ones(len(topics), bool)
+        complete[present] = False
+        self._units, self._unit_row, self._unit_is_named = topics[complete], segment_row[complete], is_named[complete]
         self._num_units = np.bincount(self._unit_row, minlength=self.num_rows)
-        self._unit_sum = np.zeros((self.num_rows, sums.shape[1]))
-        np.add.at(self._unit_sum, self._unit_row, self._units)
-        self._topic = sums[present]
-        self._tilt = _tilt(self.tables, self._topic, self._induction.topic_tilt)
+        self._unit_sum = self._sum_by_row(self._units)
+
+    def _ends(self, present: Floats, present_sum: Floats, begun: Ints) -> RowPositions:
+        """Returns the end of every prompt."""
+        ends = np.cumsum(self._lengths)
+        index = ends[:, None] - np.arange(self._induction.longest_match, 0, -1)
+        inside = index >= (ends - self._lengths)[:, None]
+        recent = np.where(inside, self._tokens[np.maximum(index, 0)], -1)
+        return RowPositions(recent, present_sum, begun, self._gates(present))
+
+    def _sum_by_row(self, values: Floats) -> Floats:
+        """Returns float64[rows, k]: the sums of what belongs to the complete segments of each row."""
+        total = np.zeros((self.num_rows, values.shape[1]))
+        has_some = self._num_units > 0
+        if has_some.any():
+            starts = (np.cumsum(self._num_units) - self._num_units)[has_some]
+            total[has_some] = np.add.reduceat(values, starts, axis=0)
+        return total
+
+    def _set_tilt(self, present: Floats, present_sum: Floats) -> None:
+        """Sets float64[rows, groups]: how much more likely the prompt makes the tokens of each group.
+
+        Args:
+          present: float64[rows, k], topics of the fields before the last.
+          present_sum: float64[rows, k], what their words add.
+        """
+        options = self._induction
+        # What all examples share says nothing of their labels.
+        centred = unit_rows(present - self._unit_sum / (self._num_units + 1)[:, None])
+        shown = self._sum_by_row((self._gates(present) * self._unit_is_named)[:, None] * self._units)
+        about = unit_rows(unit_rows(present) + options.examples_share * unit_rows(shown))
+        topic = np.where(self._answers[:, None], centred, about)
+        cosine = _cosines(topic, self.tables.centroids)
+        most = options.answer_most
+        cosine = np.where(self._answers[:, None], most * np.tanh(cosine / most), cosine)
+        # A question of few telling words says little: of none, nothing is likelier.
+        heard = np.sqrt((present_sum * present_sum).sum(axis=1)) / (VECTOR_SCALE * WEIGHT_SCALE)
+        answering = options.answer_tilt * heard / (heard + options.answer_content)
+        weight = np.where(self._answers, answering, options.writing_tilt)
+        self._tilt = np.exp(weight[:, None] * cosine)
 
     def _set_sources(self, row_of: Ints, present_start: Ints) -> None:
         """Lists the places that may vote: all before the present segment."""
@@ -242,47 +281,107 @@ class InductionBatch:
 
     def start(self) -> RowPositions:
         """Returns the end of every prompt."""
-        ends = np.cumsum(self._lengths)
-        index = ends[:, None] - np.arange(self._induction.longest_match, 0, -1)
-        inside = index >= (ends - self._lengths)[:, None]
-        return RowPositions(np.where(inside, self._tokens[np.maximum(index, 0)], -1), self._topic)
+        return self._start
 
     def advance(self, place: RowPositions, tokens: Ints) -> RowPositions:
         """Returns `place` one token later: `tokens` int64[rows]."""
+        tables = self.tables
+        words = tables.token_words[tokens]
+        topic, gates = place.topic, place.gates
+        if (words < len(tables.words)).any():
+            topic = topic + tables.contributions[words]
+            gates = self._gates(tables.topics(topic))
         recent = np.concatenate([place.recent[:, 1:], tokens[:, None]], axis=1)
-        return RowPositions(recent, place.topic + self.tables.contributions[tokens])
+        return RowPositions(recent, topic, np.concatenate([place.written, tokens[:, None]], axis=1), gates)
 
     def rows(self, place: RowPositions, domain: Ints) -> Floats:
         """Returns float64[rows, domain]: next-token probabilities at `place` on distinct token ids."""
         source, length = self._matches(place)
+        begins = self._answers & (place.written < 0).all(axis=1)
+        if not begins.any():
+            return self._writing(place, domain, source, length)
+        answered = self._answering(place, domain, source, length)
+        if begins.all():
+            return answered
+        return np.where(begins[:, None], answered, self._writing(place, domain, source, length))
+
+    def _writing(self, place: RowPositions, domain: Ints, source: Ints, length: Floats) -> Floats:
+        """Returns the sum of base and votes."""
         row = self._source_row[source]
-        votes = self._induction.match_base**length * self._gates(place)[self._source_unit[source]]
+        votes = self._induction.match_base**length * place.gates[self._source_unit[source]]
         total = np.bincount(row, votes, minlength=self.num_rows)
         share = 1.0 / (self._induction.prior + total)
-        rows = self._base(place, domain) * (1.0 - total * share)[:, None]
+        rows = np.empty((self.num_rows, len(domain)))
+        groups = self.tables.groups[domain]
+        for together, base in self._bases(place):
+            tilt = self._tilt if len(together) == self.num_rows else self._tilt[together]
+            mass = np.bincount(self.tables.groups, base, minlength=tilt.shape[1])
+            rows[together] = tilt[:, groups] * base[domain] / (tilt * mass).sum(axis=1)[:, None]
+        rows *= (1.0 - total * share)[:, None]
+        return (rows + self._votes(domain, row, source, votes * share[row])) * SLACK
+
+    def _answering(self, place: RowPositions, domain: Ints, source: Ints, length: Floats) -> Floats:
+        """Returns the product of what a token means and of the examples that gave it, over its sum."""
+        tables, options, size = self.tables, self._induction, self.tables.size
+        fits = length >= self._header[self._source_row[source]]
+        given = self._source_row[source[fits]] * size + self._tokens[self._sources[source[fits]] + 1]
+        given, pair, number = np.unique(given, return_inverse=True, return_counts=True)
+        row, token = np.divmod(given, size)
+        examples = self._source_unit[source[fits]]
+        shown = np.bincount(pair, place.gates[examples] * self._same[examples], minlength=len(given))
+        once = np.bincount(row[number == 1], minlength=self.num_rows)
+        unseen = (once + 0.5) / (np.bincount(row, number, minlength=self.num_rows) + 0.5)  # Good and Turing's estimate
+        rows = self._tilt[:, tables.groups[domain]] * tables.answers[domain]
+        meant = self._tilt[row, tables.groups[token]]
+        weight = meant ** (options.answer_meaning / (options.answer_meaning + number))
+        weight *= tables.answers[token] + shown / (options.answer_prior * unseen[row])
+        total = (self._tilt * tables.answer_mass).sum(axis=1)
+        total += np.bincount(row, weight - meant * tables.answers[token], minlength=self.num_rows)
+        column = np.full(size, -1)
+        column[domain] = np.arange(len(domain))
+        asked = column[token] >= 0
+        rows[row[asked], column[token[asked]]] = weight[asked]
+        return np.asarray(rows / total[:, None] * SLACK)
+
+    def _votes(self, domain: Ints, row: Ints, source: Ints, votes: Floats) -> Floats:
+        """Returns float64[rows, domain]: the sum of the votes for each token."""
         column = np.full(self.tables.size, -1)
         column[domain] = np.arange(len(domain))
         column = column[self._tokens[self._sources[source] + 1]]
         asked = column >= 0
         cells = row[asked] * len(domain) + column[asked]
-        rows += np.bincount(cells, (votes * share[row])[asked], minlength=rows.size).reshape(rows.shape)
-        return rows * SLACK
+        counted = np.bincount(cells, votes[asked], minlength=self.num_rows * len(domain))
+        return np.asarray(counted.reshape(self.num_rows, len(domain)))
 
-    def _base(self, place: RowPositions, domain: Ints) -> Floats:
-        """Returns float64[rows, domain]: the tilted n-gram; rows with the same recent tokens share its lookup."""
+    def _bases(self, place: RowPositions) -> Iterator[tuple[list[int], Floats]]:
+        """Yields rows with one past and float64[V]: what is likely after it."""
         tables = self.tables
+        past = place.recent[:, 1 - tables.order :]
+        state = np.concatenate([self._answers[:, None], past, place.written], axis=1)
         members: dict[tuple[int, ...], list[int]] = {}
-        for row, past in enumerate(place.recent[:, 1 - tables.order :].tolist()):
-            members.setdefault(tuple(past), []).append(row)
-        rows = np.empty((self.num_rows, len(domain)))
-        groups = tables.groups[domain]
-        for past, together in members.items():
-            ngram = tables.next_token([token for token in past if token >= 0])
-            tilt = self._tilt if len(members) == 1 else self._tilt[together]
-            mass = np.bincount(tables.groups, ngram, minlength=tilt.shape[1])
-            total = (tilt * mass).sum(axis=1)
-            rows[together] = tilt[:, groups] * ngram[domain] / total[:, None]
-        return rows
+        if len(state) and (state == state[0]).all():
+            members[tuple(state[0].tolist())] = list(range(len(state)))
+        else:
+            for row, key in enumerate(state.tolist()):
+                members.setdefault(tuple(key), []).append(row)
+        for (is_answer, *known), together in members.items():
+            base = tables.next_token([token for token in known[: tables.order - 1] if token >= 0])
+            if not is_answer:
+                base = self._as_text(base, [token for token in known[tables.order - 1 :] if token >= 0])
+            yield together, base
+
+    def _as_text(self, base: Floats, written: Sequence[int]) -> Floats:
+        """Returns the base of a text: more words with a topic, each about once, and no early end."""
+        options, tables = self._induction, self.tables
+        base = (1.0 - options.topical_share) * base + options.topical_share * tables.topical
+        if written:
+            share = np.ones(len(tables.words) + 1)
+            np.multiply.at(share, tables.token_words[np.array(written)], options.repeat)
+            share[-1] = 1.0
+            base *= share[tables.token_words]
+        if len(written) < _SHORTEST_TEXT:
+            base[END] *= options.early_end
+        return np.asarray(base)
 
     def _matches(self, place: RowPositions) -> tuple[Ints, Floats]:
         """Returns the sources whose token is the latest one, and how many tokens of their past match within a line."""
@@ -300,40 +399,43 @@ class InductionBatch:
             length[alive] += 1
         return source, length
 
-    def _gates(self, place: RowPositions) -> Floats:
+    def _gates(self, present: Floats) -> Floats:
         """Returns float64[complete segments]: how close each is to its row's present segment; the mean over a row is 1.
 
         Topics are centred over the row's own segments, which removes the words of the template.
+
+        Args:
+          present: float64[rows, k], topics of the present segments.
         """
         row, number = self._unit_row, self._num_units + 1
-        present = _unit(place.topic)
         total = self._unit_sum + present
         here = number[:, None] * present - total
         there = number[row, None] * self._units - total[row]
         lengths = (there * there).sum(axis=1) * (here * here).sum(axis=1)[row]
         cosine = (there * here[row]).sum(axis=1) / np.sqrt(np.maximum(lengths, 1.0))
+        cosine *= np.any(present, axis=1, keepdims=True)[row, 0]
         gates = np.exp(self._induction.topic_vote * cosine)
         return np.asarray(gates * self._num_units[row] / np.bincount(row, gates, minlength=self.num_rows)[row])
 
 
-def _unit(sums: Floats) -> Floats:
-    """Scales rows to length `UNIT` and rounds; a zero row stays zero."""
-    length = np.sqrt((sums * sums).sum(axis=1))
-    return np.asarray(np.rint(sums * (UNIT / np.maximum(length, 1.0))[:, None]))
+_BLOCK_ROWS, _BLOCK = 16, 1024
 
 
-def _tilt(tables: ModelTables, topic: Floats, strength: float) -> Floats:
-    """Returns float64[rows, groups]: exp(strength * cosine), from products of small integers, exact in float32."""
-    length = np.sqrt((topic * topic).sum(axis=1))
-    query = np.clip(np.rint(topic * (VECTOR_SCALE / np.maximum(length, 1.0))[:, None]), -127, 127).astype(np.float32)
-    # Not a matrix product: threaded BLAS on a busy machine takes longer than all the rest.
-    cosine = np.einsum("rk,gk->rg", query, tables.centroids).astype(np.float64) / VECTOR_SCALE**2
-    return np.asarray(np.exp(strength * cosine))
+def _cosines(topic: Floats, centroids: NDArray[np.float32]) -> Floats:
+    """Returns float64[rows, groups], from products of small integers: exact in float32, in any order."""
+    query = np.clip(np.rint(topic * 2 * GROUP_SCALE), -GROUP_SCALE, GROUP_SCALE).astype(np.float32)
+    products = np.empty((len(query), len(centroids)), np.float32)
+    # In blocks: a large product wakes threads, which on a busy machine takes longer than all the rest.
+    step = _BLOCK // min(_BLOCK_ROWS, max(1, len(query)))
+    for row in range(0, len(query), _BLOCK_ROWS):
+        for group in range(0, len(centroids), step):
+            rows, groups = slice(row, row + _BLOCK_ROWS), slice(group, group + step)
+            np.matmul(query[rows], centroids[groups].T, out=products[rows, groups])
+    return np.asarray(products / (2.0 * GROUP_SCALE**2))
 
 
-# A real conditional distribution over a full vocabulary: it reads its demonstrations, leaks them verbatim without
-# noise, and is a toy otherwise (docs/embedded-model.md). Tables are shared; everything of a prompt lives in its
-# session.
+# A real conditional distribution over a full vocabulary: it reads its demonstrations and leaks them verbatim without
+# noise (docs/embedded-model.md). Tables are shared; everything of a prompt lives in its session.
 BLOCK = 64
 """Prompts handled together where a call brings many."""
 

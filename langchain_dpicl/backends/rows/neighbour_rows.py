@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import Rows
-from langchain_dpicl.backends.embedded.model import Floats, load_tables
+from langchain_dpicl.backends.embedded.tables import Floats, load_tables
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.call_pool import check_whole
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
@@ -475,6 +475,8 @@ _WORDS = re.compile(r"[^\W_]+")
 _COLUMNS = 1024
 _PIECE_SHARE = 0.4
 """Weight of a word's pieces of three letters, all together, beside the word itself."""
+_PAIR = 0.5
+"""Weight of a word together with the one before it: "how many" asks for something else than "how far"."""
 _COMMON = 1e-2
 """A word of this frequency in public text counts half."""
 
@@ -507,13 +509,16 @@ def _hash_text(text: str) -> Floats:
     """Returns float64[1024]: signed counts of words and their pieces, weighted by rarity."""
     tables = load_tables()
     places, weights = [], []
+    before = "^"
     for word in _WORDS.findall(text.lower()):
         tokens = tables.encoding.encode_ordinary(f" {word}")
         rarity = _COMMON / (_COMMON + float(tables.unigram[tokens].min(initial=1.0)))
-        for feature, weight in _features(word):
+        weighed = [(feature, rarity * weight) for feature, weight in _features(word)]
+        for feature, weight in (*weighed, (f"{before} {word}", _PAIR)):
             code = zlib.crc32(feature.encode())
             places.append(code % _COLUMNS)
-            weights.append(rarity * weight * (1.0 if code >> 31 else -1.0))
+            weights.append(weight * (1.0 if code >> 31 else -1.0))
+        before = word
     counted = np.bincount(np.array(places, dtype=np.int64), np.array(weights), minlength=_COLUMNS)
     return np.asarray(counted, dtype=np.float64)
 
@@ -528,10 +533,10 @@ def _features(word: str) -> Iterator[tuple[str, float]]:
 
 
 def _topic(text: str) -> Floats:
-    """Returns the sum of the topics of a text's tokens, as the embedded model computes it."""
+    """Returns the topic of a text's words, as the embedded model computes it."""
     tables = load_tables()
-    tokens = tables.encoding.encode_ordinary(f" {text}")
-    return np.asarray(tables.contributions[tokens].sum(axis=0), dtype=np.float64)
+    added = tables.contributions[tables.words_of(text)].sum(axis=0, dtype=np.float64)
+    return np.asarray(tables.topics(added[None, :])[0])
 
 
 def _unit(vector: Floats) -> Floats:

@@ -25,11 +25,11 @@ from langchain_openai.decisions.types import DecisionResponse
 from pydantic import Field
 
 from langchain_dpicl.backends.base import PublicChoiceBackend
-from langchain_dpicl.backends.embedded.model import EmbeddedModel
 from langchain_dpicl.backends.langchain.logprobs import INSTRUCTIONS, DecisionsBackend, choice_row
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
 from langchain_dpicl.serving.models import ChatEmbedded
+from tests import loopback_answers
 from tests.canary import RECORD, VOTE, aobserve, describe, leaks, observe
 from tests.contracts.backend import ChoiceContract, same_bits
 from tests.loopback_provider import Provider, echoing_400, hang_up, html, provider, rate_limited, server_error
@@ -455,7 +455,7 @@ class TestAgainstAServer:
     async def test_probabilities_are_those_of_the_model_asked_directly(self, served: Provider) -> None:
         engine = self.make(served, instructions="Which queue comes next?")
         asked = [f"Which queue comes next?\n\n{prompt}" for prompt in self.prompts]
-        scores = EmbeddedModel().score_choices(asked, self.choices)
+        scores = loopback_answers.engine().score_choices(asked, self.choices)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         expected = weights / weights.sum(axis=1, keepdims=True)
         assert np.ptp(expected, axis=1).min() > 0.01  # the rows tell something
