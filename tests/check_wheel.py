@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_BYTES = 10_000_000  # of which the tables of the embedded model are 6 million at most, as one of its tests holds
+MOST_BYTES = 12_000_000  # of which the tables of the embedded model are 9 million at most, as one of its tests holds
 LOCK = ROOT / "tests" / "constraints.txt"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CHECK = '[{"id": "A", "mechanisms": [{"type": "gaussian", "noise_multiplier": 1, "count": 1}], "adjacency": "any", "delta": 1e-5}]'
