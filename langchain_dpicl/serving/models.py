@@ -350,7 +350,8 @@ def flatten_messages(messages: Sequence[BaseMessage]) -> str:
 
     Contents are joined by blank lines; an AI message stands on the line after the message it answers. Where earlier AI
     messages show how answers look, the answer asked for starts on a line of its own; otherwise the model continues the
-    last message where it ends. A last message by the AI is continued, too, and stands where it would have been written.
+    last message where it ends. A last message by the AI is continued, too: on its own line, or, where no earlier AI
+    message shows that, behind the message it answers.
 
     >>> from langchain_core.messages import AIMessage, HumanMessage
     >>> flatten_messages([HumanMessage("red"), AIMessage("colour"), HumanMessage("blue")])
@@ -359,11 +360,13 @@ def flatten_messages(messages: Sequence[BaseMessage]) -> str:
     prompt = ""
     answered = any(isinstance(message, AIMessage) for message in messages[:-1])
     for number, message in enumerate(messages):
-        if isinstance(message, AIMessage):
-            prompt += "\n" if answered and number else ""
+        text = str(message.text)
+        if number and isinstance(message, AIMessage):
+            is_apart = not text or text[0].isspace() or prompt[-1:].isspace()
+            prompt += "\n" if answered else "" if is_apart else " "
         elif number:
             prompt += "\n\n"
-        prompt += str(message.text)
+        prompt += text
     return prompt + "\n" if answered and not isinstance(messages[-1], AIMessage) else prompt
 
 

@@ -86,7 +86,7 @@ class TestVllm:
         assert {name: second.get(name) for name in (*own, *SWITCHES)} == {**own, **SWITCHES}
         assert [message["role"] for message in second["messages"]] == ["user", "assistant"]
 
-    @pytest.mark.parametrize("prefix", [b"", b" and", b"The card"])
+    @pytest.mark.parametrize("prefix", [b"", b" and", b" The card"])
     def test_rows_are_those_of_the_same_rendered_prompt_as_a_completion(self, vllm: Provider, prefix: bytes) -> None:
         chat, completion = as_backend(model(vllm, "chat")), as_backend(model(vllm, "completion"))
         said = [prefix] if prefix else []

@@ -30,6 +30,7 @@ from langchain_dpicl.backends.embedded.tables import (
     PATTERN,
     VECTOR_SCALE,
     WEIGHT_SCALE,
+    WORDS,
     Floats,
     Ints,
     unit_rows,
@@ -332,10 +333,6 @@ class WordNet:
         return cls(definitions, relations, {noun: count for noun, count in classes.items() if noun.isalpha()})
 
 
-_PARTS = re.compile("(?<![a-z])[a-z]{2,}(?![a-z]|['’]t)")
-"""What the model counts as words; neither "isn" nor "t" of "isn't" is one."""
-
-
 @dataclass(frozen=True)
 class WordStreams:
     """The words that have topics, the most frequent first, and each file as one stream of their numbers.
@@ -354,7 +351,7 @@ class WordStreams:
     def count(cls, corpus: Mapping[str, Sequence[str]], recipe: Recipe) -> WordStreams:
         """Counts the words of the corpus; large files are read up to `recipe.most_characters`."""
         documents = {
-            name: [_PARTS.findall(text.lower()) for text in _beginning(texts, recipe.most_characters)]
+            name: [WORDS.findall(text.lower()) for text in _beginning(texts, recipe.most_characters)]
             for name, texts in corpus.items()
         }
         counts: Counter[str] = Counter()

@@ -68,7 +68,7 @@ class Induction:
       answer_same: an example is multiplied by exp(answer_same * (cosine of the two questions - 1/2)), if larger than 1.
       answer_prior: an example as near as the mean one makes its answer more likely by 1 / answer_prior, and by more
         where answers come up again: the share of those that came up once estimates how many are still unseen (Good,
-        1953). Infinite: the examples say nothing.
+        1953). Infinite: no answer is copied.
       answer_meaning: what a token means counts as this many examples of it.
     """
 
@@ -87,6 +87,16 @@ class Induction:
     answer_same: float = 18.0
     answer_prior: float = 0.15
     answer_meaning: float = 4.0
+
+    def __post_init__(self) -> None:
+        """Refuses what gives no rows."""
+        positive = ("longest_match", "match_base", "prior", "answer_content", "answer_most", "answer_prior")
+        for name in positive:
+            value = getattr(self, name)
+            if not value > 0:
+                raise ConfigurationError(f"{name}: expected a number above 0, found {value!r}")
+        if self.answer_most == float("inf"):
+            raise ConfigurationError("answer_most: expected a finite number, found inf; 1 levels hardly anything off")
 
 
 _SHORTEST_TEXT = 10
@@ -203,8 +213,12 @@ class InductionBatch:
         padded = {place: [-1] * (longest - len(tokens)) + tokens for place, tokens in encoded.items()}
         begun = np.array([padded[place] for place in order[present].tolist()], np.int64)
         begun = begun.reshape(self.num_rows, longest)
-        words = np.where(begun < 0, len(tables.words), tables.token_words[begun])
-        present_sum = asked[order[present]] + tables.contributions[words].sum(axis=1, dtype=np.float64)
+        added = {
+            place: tables.contributions[tables.token_words[np.array(tokens, np.int64)]].sum(axis=0, dtype=np.float64)
+            for place, tokens in encoded.items()
+        }
+        written = np.array([added[place] for place in order[present].tolist()]).reshape(shape)
+        present_sum = asked[order[present]] + written
         topics = tables.topics(sums)[order]
         topics[present] = tables.topics(present_sum)
         self._set_topics(topics, is_named, segment_row, present)
@@ -236,7 +250,8 @@ class InductionBatch:
     def _ends(self, present: Floats, present_sum: Floats, begun: Ints) -> RowPositions:
         """Returns the end of every prompt."""
         ends = np.cumsum(self._lengths)
-        index = ends[:, None] - np.arange(self._induction.longest_match, 0, -1)
+        width = max(self._induction.longest_match, self.tables.order - 1)
+        index = ends[:, None] - np.arange(width, 0, -1)
         inside = index >= (ends - self._lengths)[:, None]
         recent = np.where(inside, self._tokens[np.maximum(index, 0)], -1)
         return RowPositions(recent, present_sum, begun, self._gates(present))

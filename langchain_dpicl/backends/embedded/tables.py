@@ -21,8 +21,8 @@ Floats = NDArray[np.float64]
 PATTERN = r"\n\n|'(?i:[sdmt]|ll|ve|re)(?!\p{L})| ?\p{L}{1,40}| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]{1,8}|\n|\s"
 """How text is cut before byte pairs are merged; every character belongs to one piece."""
 
-_WORDS = re.compile("[a-z]{2,}")
-"""How lower-case text is cut into words for topics; a single letter says nothing."""
+WORDS = re.compile("[a-z]{2,}(?![a-z]|['’]t)")
+"""How lower-case text is cut into words for topics; a single letter says nothing, nor does "won" of "won't"."""
 
 END = 256
 """The blank line: it separates segments, opens every prompt, and ends a text (EOS)."""
@@ -134,7 +134,7 @@ class ModelTables:
 
     def words_of(self, text: str) -> list[int]:
         """Returns the numbers of the words of `text` that have a topic."""
-        return [number for word in _WORDS.findall(text.lower()) if (number := self.words.get(word)) is not None]
+        return [number for word in WORDS.findall(text.lower()) if (number := self.words.get(word)) is not None]
 
     def topics(self, sums: Floats) -> Floats:
         """Returns float64[rows, k] of integers: unit topics times `UNIT`, less the mean text; zeros where none is.

@@ -482,10 +482,10 @@ _COMMON = 1e-2
 
 
 class LocalEmbeddings(Embeddings):
-    """Embeddings in numpy: 1,024 hashed words and pieces of words, and the topic vector of the embedded model.
+    """Embeddings in numpy: 1,024 hashed words, pieces and pairs of words, and the topic vector of the embedded model.
 
-    A text's vector depends on that text alone, is the same on every machine, and is kept nowhere. Both halves have
-    length 1, or 0 where the text has no word.
+    A text's vector depends on that text alone, is the same on every machine, and is kept nowhere. Each half has length
+    1, or 0 where the text has no word for it.
 
     >>> near = LocalEmbeddings().embed_documents(["card declined", "my card was declined", "a film about boats"])
     >>> bool(np.dot(near[0], near[1]) > np.dot(near[0], near[2]))
@@ -506,7 +506,7 @@ class LocalEmbeddings(Embeddings):
 
 
 def _hash_text(text: str) -> Floats:
-    """Returns float64[1024]: signed counts of words and their pieces, weighted by rarity."""
+    """Returns float64[1024]: signed counts of words and their pieces, weighted by rarity, and of pairs of words."""
     tables = load_tables()
     places, weights = [], []
     before = "^"

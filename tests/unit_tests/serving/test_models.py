@@ -195,7 +195,8 @@ class TestChatPrompts:
         system, human, answer = SystemMessage("S"), HumanMessage("H"), AIMessage("A")
         assert flatten_messages([system, human]) == "S\n\nH"
         assert flatten_messages([system, human, answer, human]) == "S\n\nH\nA\n\nH\n"
-        assert flatten_messages([human, answer]) == "HA"
+        assert flatten_messages([human, answer]) == "H A"
+        assert flatten_messages([human, AIMessage(" A")]) == "H A"
         assert flatten_messages([human, answer, human, answer]) == "H\nA\n\nH\nA"
 
     def test_text_blocks_are_read_and_others_ignored(self):

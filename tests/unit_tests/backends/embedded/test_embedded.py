@@ -202,6 +202,15 @@ class TestAnswers:
         scores = MODEL.score_choices([f"Text: {text}\nTopic:" for text, _ in ASKED], LABELS)
         assert scores.argmax(axis=1).tolist() == [place for _, place in ASKED]
 
+    def test_what_did_not_happen_is_no_word(self):
+        words = [*MODEL._tables.words]
+        assert [words[number] for number in MODEL._tables.words_of("It won't and doesn’t; she won.")] == [
+            "it",
+            "and",
+            "she",
+            "won",
+        ]
+
     def test_a_question_without_content_prefers_no_label(self):
         for content_free in ("N/A", "", "[]"):
             (scores,) = MODEL.score_choices([f"Text: {content_free}\nTopic:"], LABELS)
@@ -289,6 +298,23 @@ class TestSums:
             written += MODEL.decode([token])
             longer = MODEL.open([prompt + written]).score(MODEL.vocabulary())
             assert session.score(MODEL.vocabulary()) == pytest.approx(longer)
+
+    @pytest.mark.parametrize("longest_match", [1, 2, 3])
+    def test_a_short_match_lets_no_neighbour_in(self, longest_match):
+        model = EmbeddedModel(induction=Induction(longest_match=longest_match))
+        prompt, longer = "Topic: music\nText: The band", "Topic: music\nText: The band played on and on all night"
+        together, alone = model.open([prompt, longer]), model.open([prompt])
+        for token in model.encode(" and sang"):
+            assert same_bits(together.score(range(3000))[:1], alone.score(range(3000)))
+            together.push(token)
+            alone.push(token)
+
+    @pytest.mark.parametrize(
+        "wrong", [{"longest_match": 0}, {"prior": 0.0}, {"answer_prior": float("nan")}, {"answer_most": float("inf")}]
+    )
+    def test_numbers_that_give_no_rows_are_refused(self, wrong):
+        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+            Induction(**wrong)
 
     def test_generated_rows_have_the_same_bits_alone(self):
         together = MODEL.generate(self.PROMPTS)
