@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import lzma
+import math
 import random
 import statistics
 import sys
@@ -139,7 +140,12 @@ def labels(task: Task, questions: int, seeds: int) -> None:
 
 
 def correlation(right: Floats) -> float:
-    """Returns the intraclass correlation of bool[questions, rows]: 1 if the rows of a question are all alike."""
+    """Returns the intraclass correlation of right float64[questions, rows]: 1 if the rows of a question are all alike.
+
+    Where every row is right, or none is, there is nothing to compare: nan.
+    """
+    if right.min() == right.max():
+        return math.nan
     number = right.shape[1]
     shares = right.mean(axis=1)
     between = number * ((shares - shares.mean()) ** 2).sum() / (len(shares) - 1)

@@ -168,7 +168,7 @@ class RowPositions:
     """The state of every row; advancing returns a new one.
 
     Attributes:
-      recent: int64[rows, longest_match], the latest tokens (-1: before the prompt).
+      recent: int64[rows, longest match or n-gram], the latest tokens (-1: before the prompt).
       topic: float64[rows, k], the sum of what the present segment's words add to its topic.
       written: int64[rows, tokens], what the last field holds (-1: less).
       gates: float64[complete segments], how close each is to the present one; see `InductionBatch._gates`.
@@ -226,7 +226,7 @@ class InductionBatch:
         # A header that is answered ends the prompt; a match must reach back to the line's beginning.
         is_break = (self._start.recent == NEWLINE) | (self._start.recent == END)
         since = np.where(is_break.any(axis=1), is_break[:, ::-1].argmax(axis=1), is_break.shape[1])
-        self._header = np.maximum(since, 1)
+        self._header = np.clip(since, 1, induction.longest_match)
         questions = tables.topics(asked)[order]
         self._set_tilt(questions[present], asked[order[present]])
         self._same = self._likeness(questions, segment_row, present)

@@ -309,6 +309,12 @@ class TestSums:
             together.push(token)
             alone.push(token)
 
+    def test_a_short_match_still_copies_an_answer(self):
+        prompt = "Text: The sea was calm.\nTopic of it: music\n\nText: The sea was calm.\nTopic of it:"
+        for longest_match in (2, 3, 8):
+            model = EmbeddedModel(induction=Induction(longest_match=longest_match))
+            assert model.score_choices([prompt], [" music"])[0, 0] > np.log(0.5)
+
     @pytest.mark.parametrize(
         "wrong", [{"longest_match": 0}, {"prior": 0.0}, {"answer_prior": float("nan")}, {"answer_most": float("inf")}]
     )
