@@ -391,6 +391,8 @@ def label_votes_without_privacy(
 
     Source: Panda et al. (2023), Differentially Private In-Context Learning, without its noise.
     """
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__)
     answers = option_of("answers", answers, LabelAnswers)
     voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
     size = private.public_size_of(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.options.answers import LabelAnswers, Votes
 from langchain_dpicl.options.tasks import FewShotTask
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.tasks.templates import FewShotTemplate, Query
 
 
@@ -26,6 +25,26 @@ def distinct_texts(name: str, values: Sequence[str], *, least: int, empty: bool 
     if not all(isinstance(text, str) and (text or empty) for text in values) or len(set(values)) < len(values):
         raise fail(name, expected, values)
     return tuple(values)
+
+
+class RecordFields(Protocol):
+    """What prompts and votes need to know of records, all of it public; `PrivateExamples` declare it."""
+
+    @property
+    def text_key(self) -> str:
+        """The field that holds the text."""
+
+    @property
+    def label_key(self) -> str | None:
+        """The field that holds the label, or None."""
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The declared labels, or None."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every field that prompts may show."""
 
 
 VoteOutcome: TypeAlias = tuple[int | None, tuple[float, ...] | None]
@@ -51,11 +70,11 @@ class VotingTask:
     content_free: tuple[str, ...]
 
     @classmethod
-    def of(cls, private: PrivateExamples, task: FewShotTask, answers: LabelAnswers) -> VotingTask:
-        """Fills in defaults, and checks the options against the examples."""
-        labels = labels_of(private, task.labels)
+    def of(cls, records: RecordFields, task: FewShotTask, answers: LabelAnswers) -> VotingTask:
+        """Fills in defaults, and checks the options against the fields of the records."""
+        labels = labels_of(records, task.labels)
         texts = texts_of(labels, task.verbalizers)
-        words = wording_of(private, task, texts=texts)
+        words = wording_of(records, task, texts=texts)
         names = words.input_variables
         can_calibrate = answers.votes != "text" and (len(names) == 1 or "input" in names)
         is_wanted = can_calibrate if answers.calibrate is None else answers.calibrate
@@ -79,13 +98,11 @@ class VotingTask:
         }
 
 
-def labels_of(private: PrivateExamples, labels: Sequence[str] | None) -> tuple[str, ...]:
+def labels_of(records: RecordFields, labels: Sequence[str] | None) -> tuple[str, ...]:
     """Returns the labels that an answer can have: `labels`, or the declared ones."""
-    if not isinstance(private, PrivateExamples):
-        raise fail("private", "PrivateExamples", type(private).__name__)
-    if labels is None and private.labels is None:
+    if labels is None and records.labels is None:
         raise fail("labels", "the labels an answer can have (the examples declare none)", None)
-    return distinct_texts("labels", tuple(private.labels or ()) if labels is None else labels, least=2)
+    return distinct_texts("labels", tuple(records.labels or ()) if labels is None else labels, least=2)
 
 
 def texts_of(
@@ -105,11 +122,11 @@ def texts_of(
 
 
 def wording_of(
-    private: PrivateExamples, task: FewShotTask, *, texts: Mapping[str, tuple[str, ...]] | None = None
+    records: RecordFields, task: FewShotTask, *, texts: Mapping[str, tuple[str, ...]] | None = None
 ) -> FewShotTemplate:
     """Returns the few-shot template; by default text and label on one line each, labels shown as their first text."""
     example_prompt, suffix = task.example_prompt, task.suffix
-    text_key, label_key = private.text_key, private.label_key
+    text_key, label_key = records.text_key, records.label_key
     if (example_prompt is None or suffix is None) and label_key is None:
         raise fail("example_prompt, suffix", "both (the examples have no label field)", (example_prompt, suffix))
     if example_prompt is None:
@@ -122,7 +139,7 @@ def wording_of(
         suffix=Template.of("suffix", suffix).text,
         prefix=Template.of("prefix", task.prefix).text,
         separator=task.example_separator,
-        fields=private.fields,
+        fields=records.fields,
         shown={} if label_key is None else {label_key: read},
     )
 
