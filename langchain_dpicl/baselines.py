@@ -1,4 +1,4 @@
-"""Baselines for comparison: instruction only (epsilon 0), and four without privacy (epsilon infinity)."""
+"""Baselines for comparison: instruction only and votes of public examples (epsilon 0); others without privacy."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.public_voting import PublicVotingResult, PublicVotingRunnable
 from langchain_dpicl.release.curator import Render, pool_without_privacy
 from langchain_dpicl.release.sample import Record, Rendered, block_on, draw_sample
 from langchain_dpicl.release.token_block import NOT_COMPUTED, ReleaseBlock, argmax_index, sum_rows
@@ -461,6 +462,8 @@ def _released_baseline(
 
 
 __all__ = [
+    "PublicVotingResult",
+    "PublicVotingRunnable",
     "UnprotectedVotes",
     "demonstrations_from_instruction",
     "demonstrations_without_privacy",
