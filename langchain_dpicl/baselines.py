@@ -399,7 +399,7 @@ def label_votes_without_privacy(
     size = private.public_size_of(None)
     shape = design_of_queries(rows, size) or RowDesign.choose(smallest_size=size)
     plan = _voting_plan(shape, size, is_soft=voting.votes == "soft")
-    voting, scorer, reads = reader_of(llm, voting, is_wanted=answers.calibrate, shots=shape.shots_per_slot)
+    voting, scorer, reads = reader_of(llm, voting, is_wanted=answers.calibrate)
     asked = [voting.queries(voting.wording.query(query)) for query in queries]
     totals = [
         run_sync(

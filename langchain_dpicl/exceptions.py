@@ -22,6 +22,8 @@ DPICLError
     +-- LedgerError                      the ledger is unreadable, broken or refused the record
         +-- LedgerUnavailableError       it cannot be read, locked or written now; trying again later may work
         +-- LedgerRollbackError          lines seen before are gone or changed: an older copy was put in its place
+
+RestsOnGuessWarning (UserWarning)        a component was built without a rehearsal: what it is worth is a guess
 """
 
 from __future__ import annotations
@@ -44,6 +46,10 @@ class CapabilityError(ConfigurationError):
 
 class UnsilencableModelError(ConfigurationError):
     """The model cannot be called without LangChain's callbacks, tracers or caches seeing the prompt."""
+
+
+class RestsOnGuessWarning(UserWarning):
+    """A component was built without a rehearsal: what its answers are worth rests on a guess about the model."""
 
 
 class RecordError(DPICLError, ValueError):
@@ -162,6 +168,7 @@ __all__ = [
     "PrivacyBudgetMismatchError",
     "PrivateAccessError",
     "RecordError",
+    "RestsOnGuessWarning",
     "RunInterruptedError",
     "SealedShareError",
     "SensitivityError",

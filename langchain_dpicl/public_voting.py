@@ -8,7 +8,6 @@ customers' records is NOT: it belongs into `PrivateExamples`, and its votes into
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -21,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, create_model
 from typing_extensions import override
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
-from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import EffectGenerator, LimitConcurrency, run_async, run_sync
@@ -29,17 +27,17 @@ from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Rows
 from langchain_dpicl.options.base import LLM, QueryInput, TemplateLike, option_of, refuse_unused
 from langchain_dpicl.planning.share_plan import Cost, check_counts
-from langchain_dpicl.privacy._validate import check_int, fail, plain_or_type
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-from langchain_dpicl.tasks.labels import VotingTask, abstention_of, check_other_label, distinct_texts, reader_of
+from langchain_dpicl.tasks.labels import VotingTask, abstention_of, check_other_label, reader_of
+from langchain_dpicl.tasks.public_records import PublicRecords
 from langchain_dpicl.tasks.templates import Query
 
 DEFAULT_ROWS, DEFAULT_SHOTS = 20, 4
 BASIS = "epsilon 0: the caller declares these examples public"
 
 _SEED = 20  # Public: equal rows for equal examples.
-_PRIVATE = "epsilon is 0 because no private record is read; use DPVotingRunnable"
+_PRIVATE = "Epsilon is 0 because no private record is read; use DPVotingRunnable."
 
 
 class PublicVotingResult(BaseModel):
@@ -61,62 +59,6 @@ class PublicVotingResult(BaseModel):
 
     def __str__(self) -> str:
         return self.label
-
-
-@dataclass(frozen=True, slots=True)
-class PublicRecords:
-    """Public labelled records, checked: each holds text in every field that prompts show.
-
-    Attributes:
-      records: the fields that prompts show, and the label.
-      text_key: the field that holds the text.
-      label_key: the field that holds the label.
-      labels: the labels that an answer can have.
-      fields: the fields of each record.
-    """
-
-    records: tuple[Mapping[str, str], ...] = field(repr=False)
-    text_key: str
-    label_key: str
-    labels: tuple[str, ...]
-    fields: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls, examples: object, task: FewShotTask, *, text_key: str, label_key: str, labels: Sequence[str] | None
-    ) -> PublicRecords:
-        """Reads the examples that a caller gave; see `PublicVotingRunnable.from_public_examples`."""
-        for name, key in (("text_key", text_key), ("label_key", label_key)):
-            if not isinstance(key, str) or not key:
-                raise fail(name, "the name of a field", plain_or_type(key))
-        if labels is not None and task.labels is not None:
-            raise fail("labels", "labels=, or FewShotTask(labels=)", "both")
-        if isinstance(examples, (str, bytes)) or not isinstance(examples, Sequence):
-            raise fail("public_examples", "a list of dicts or Documents", type(examples))
-        if not examples:
-            raise fail("public_examples", "at least one example", 0)
-        prompt = task.example_prompt
-        shown = (text_key, label_key) if prompt is None else Template.of("example_prompt", prompt).names
-        fields = tuple(dict.fromkeys((*shown, label_key)))
-        records = tuple(_record(place, example, text_key, fields) for place, example in enumerate(examples))
-        found = [record[label_key] for record in records]
-        wanted = task.labels if labels is None else labels
-        known = distinct_texts("labels", sorted(set(found)) if wanted is None else wanted, least=2)
-        if (wrong := next((place for place, label in enumerate(found) if label not in known), None)) is not None:
-            raise fail(f"public_examples[{wrong}]", f"a label among {known!r} under {label_key!r}", "another")
-        return cls(records, text_key, label_key, known, fields)
-
-
-def _record(place: int, example: object, text_key: str, fields: Sequence[str]) -> dict[str, str]:
-    """Returns the fields of one example, which have to be text."""
-    values = {**example.metadata, text_key: example.page_content} if isinstance(example, Document) else example
-    if not isinstance(values, Mapping):
-        raise fail(f"public_examples[{place}]", "a dict or a Document", type(example))
-    for name in fields:
-        if not isinstance(values.get(name), str):
-            found = type(values[name]) if name in values else None
-            raise fail(f"public_examples[{place}]", f"text under {name!r}", found)
-    return {name: values[name] for name in fields}
 
 
 def shape_of(rows: Rows | None, num_examples: int) -> tuple[int, int]:
@@ -237,16 +179,16 @@ class PublicVotingRunnable(Runnable[QueryInput, str]):
           CapabilityError: the model cannot choose among labels.
           ModelCallError: the model could not be reached.
         """
-        if isinstance(public_examples, PrivateExamples):
-            raise fail("public_examples", "public examples", PrivateExamples, f"{_PRIVATE}.")
         answers = option_of("answers", answers, LabelAnswers)
         wording = FewShotTask.of(task, example_prompt, suffix, prefix)
-        public = PublicRecords.of(public_examples, wording, text_key=text_key, label_key=label_key, labels=labels)
+        public = PublicRecords.of(
+            public_examples, wording, text_key=text_key, label_key=label_key, labels=labels, instead=_PRIVATE
+        )
         voting = VotingTask.of(public, wording, answers)
         below = abstention_of(answers, voting.labels, usual="never")
         check_other_label(answers)
         num_rows, shots = shape_of(rows, len(public.records))
-        voting, scorer, reading = reader_of(as_model(llm), voting, is_wanted=answers.calibrate, shots=shots)
+        voting, scorer, reading = reader_of(as_model(llm), voting, is_wanted=answers.calibrate)
         return cls(
             public=public,
             rows=fixed_rows(len(public.records), num_rows=num_rows, shots=shots),

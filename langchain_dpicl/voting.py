@@ -19,7 +19,6 @@ from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.options.base import LLM, TemplateLike, option_of
 from langchain_dpicl.options.rows import NoiseName, noise_of
-from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -27,18 +26,14 @@ from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.rehearsal.choice import ChosenRows, chosen_rows
+from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 from langchain_dpicl.release.curator import release_once
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.results import Receipt, VotingResult
 from langchain_dpicl.runs.answer_memo import AnswerMemo, scope_of_plan, traits_of
 from langchain_dpicl.runs.door import door
-from langchain_dpicl.runs.query_plan import (
-    QueryPlan,
-    design_of_queries,
-    expected_rows,
-    plan_queries,
-    recommended_design,
-)
+from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries
 from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, served
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.labels import (
@@ -46,6 +41,7 @@ from langchain_dpicl.tasks.labels import (
     VotingTask,
     abstention_of,
     check_other_label,
+    choice_engine,
     outcome_from_json,
     outcome_to_json,
     reader_of,
@@ -64,6 +60,9 @@ class LabelRunnable(QueryRunnable[ResultT], Generic[ResultT]):
 
     answers: LabelAnswers
     """How labels are read, and when none is given."""
+
+    source: Any = Field(default=None, exclude=True, repr=False)
+    """What expectations rest on: a `Rehearsal`, or a guess."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -126,6 +125,11 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
 
     RESULT = VotingResult
 
+    def expected(self) -> dict[str, Any]:
+        """Returns the chances of an answer and what they rest on, a rehearsal or a guess; see `QueryPlan.expected`."""
+        found: dict[str, Any] = self.plan.expected(self.source, calibrated=bool(self.task.content_free))
+        return found
+
     abstain_below: float | None = None
     """Share of the expected votes that an answer needs; None: the label with the most noisy votes is the answer."""
 
@@ -143,7 +147,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         suffix: TemplateLike | None = None,
         prefix: TemplateLike = "",
         task: FewShotTask | None = None,
-        rows: Rows | None = None,
+        rows: Rows | Rehearsal | None = None,
         noise: Noise | NoiseName | None = None,
         answers: LabelAnswers | None = None,
         serving: Serving | None = None,
@@ -165,10 +169,11 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
           suffix: template of the query, after the examples; the label is what follows. None: as the example.
           prefix: template before the examples.
           task: a `FewShotTask` in place of the three templates, with labels and verbalizers.
-          rows: a `Rows`: how many prompts and of how many records. None: the planner compares designs at a constant
-            number of records and takes the best.
-          noise: a `Noise`, or a mechanism's name: "gumbel" (the default), "permute_and_flip", or "gaussian" (the
-            paper's noisy maximum; the default with scores).
+          rows: a `Rows`: how many prompts and of how many records; or a `Rehearsal`, which chooses rows, noise and
+            calibration. None: the shape that the engine declares, 20 prompts of 4 records; a warning says that the
+            plan then rests on a guess.
+          noise: a `Noise`, or a mechanism's name: "gaussian" (the paper's noisy maximum; the default for slots),
+            "gumbel" (the default for unit rows) or "permute_and_flip".
           answers: a `LabelAnswers`: how labels are read, abstention, scores.
           serving: a `Serving`: cached answers, tenants, limits, and what happens after the last query.
           component: name in the ledger; the same name and plan find the same share, with its remaining tickets.
@@ -183,28 +188,32 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         """
         spender = resolve_budget(budget)
         answers = option_of("answers", answers, LabelAnswers)
+        rows = rows if isinstance(rows, Rehearsal) else option_of("rows", rows, Rows)
         voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
         below = abstention_of(answers, voting.labels, usual="never")
         check_other_label(answers)
         options, store = served(serving, budget=spender, component=component)
         noise = noise_of(noise, Noise)
         llm = as_model(llm)
-        plan = _plan(
-            private,
-            voting,
-            design_of_queries(rows, private.public_size_of(None)),
+        terms: dict[str, Any] = {
+            "epsilon": epsilon,
+            "delta": share_of_delta(spender, epsilon=epsilon, delta=noise.delta),
+            "adjacency": spender.adjacency,
+            "max_queries": max_queries,
+        }
+        chosen = chosen_rows(
+            rows,
+            private.public_size_of(None),
+            engine=choice_engine(llm, voting),
             mechanism=_mechanism_of(noise, answers),
-            noise_multiplier=noise.multiplier,
-            abstain_below=below,
-            epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=noise.delta),
-            adjacency=spender.adjacency,
-            max_queries=max_queries,
+            calibrate=answers.calibrate,
+            **terms,
         )
-        # Built after the plan: whether rows are calibrated depends on the shots that the planner chose.
-        voting, scorer, reading = reader_of(llm, voting, is_wanted=answers.calibrate, shots=plan.design.shots_per_slot)
+        plan = _plan(private, voting, chosen, noise_multiplier=noise.multiplier, abstain_below=below, **terms)
+        voting, scorer, reading = reader_of(llm, voting, is_wanted=chosen.calibrate)
+        chosen.check(voting, reading)
         released = {"with_scores": answers.scores, "abstain_below": below}
-        public = {**plan.to_dict(), **voting.to_dict(), **reading, **released}
+        public = {**plan.to_dict(), **voting.to_dict(), **reading, **released, **chosen.reported}
         component = component if component is not None else spender.fresh_name("voting")
         share = declare_share(
             private, spender, plan, component=component, epsilon=epsilon, public=public, engines=[scorer]
@@ -218,6 +227,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
             wording=voting.wording,
             rows=scorer,
             answers=answers,
+            source=chosen.source,
             abstain_below=below,
             memo=vote_memo(store, voting, llm, private=private, public=public, budget=spender, share=share),
             **options,
@@ -279,9 +289,9 @@ def vote_memo(
     return AnswerMemo(store, scope=scope, packed=outcome_to_json, unpacked=unpacked)
 
 
-def _mechanism_of(noise: Noise, answers: LabelAnswers) -> NoiseName:
-    """Returns the mechanism's name; Gumbel noise unless scores are released."""
-    chosen = noise.mechanism or ("gaussian" if answers.scores else "gumbel")
+def _mechanism_of(noise: Noise, answers: LabelAnswers) -> NoiseName | None:
+    """Returns the mechanism's name; None: the usual one of the rows."""
+    chosen = noise.mechanism or ("gaussian" if answers.scores else None)
     if answers.scores and chosen != "gaussian":
         raise fail("noise", "'gaussian' with LabelAnswers(scores=True) (the others release only an index)", chosen)
     return chosen
@@ -290,25 +300,23 @@ def _mechanism_of(noise: Noise, answers: LabelAnswers) -> NoiseName:
 def _plan(
     private: PrivateExamples,
     task: VotingTask,
-    design: RowDesign | None,
+    chosen: ChosenRows,
     *,
-    mechanism: str,
     noise_multiplier: float | None,
     abstain_below: float | None,
     **terms: Any,
 ) -> QueryPlan:
     """Plans the votes; `terms` are epsilon, delta, adjacency and max_queries."""
     size, width = private.public_size_of(None), len(task.labels)
-    shape = design or recommended_design(size, labels=width, mechanism=mechanism, **terms)
     # A released vector can be compared with a threshold afterwards; a released index needs a candidate to abstain with.
-    is_candidate = abstain_below is not None and mechanism != "gaussian"
-    constants = (float(abstain_below or 0.0) * expected_rows(shape, size),) if is_candidate else ()
+    is_candidate = abstain_below is not None and chosen.mechanism != "gaussian"
+    constants = (float(abstain_below or 0.0) * expected_rows(chosen.design, size),) if is_candidate else ()
     return plan_queries(
         size,
         aggregation=ProbabilitySum() if task.votes == "soft" else VoteSum(),
-        mechanism=mechanism_by_name(mechanism)(noise_multiplier=1.0),
+        mechanism=mechanism_by_name(chosen.mechanism)(noise_multiplier=1.0),
         noise_multiplier=noise_multiplier,
-        design=shape,
+        design=chosen.design,
         width=width + len(constants),
         constants=constants,
         partition=private.dataset_id,

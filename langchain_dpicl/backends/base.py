@@ -232,6 +232,30 @@ class PublicChoiceBackend(ChoiceBackend, Protocol):
         """Async twin of `score_public`."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowHint:
+    """The shape of rows that an engine declares for votes, taken where neither caller nor rehearsal asks for another.
+
+    An engine declares it as its attribute `row_hint`. The usual shape has less regret than 40 one-shot rows on rows
+    like those of real models, at half the calls.
+
+    Attributes:
+      slots: prompts of one release.
+      shots: records of a prompt.
+      calibrate: whether rows are divided by those on content-free inputs, where there are probabilities.
+    """
+
+    slots: int = 20
+    shots: int = 4
+    calibrate: bool = True
+
+
+def row_hint_of(engine: object) -> RowHint:
+    """Returns what an engine declares, or the usual shape."""
+    hint = getattr(engine, "row_hint", None)
+    return hint if isinstance(hint, RowHint) else RowHint()
+
+
 @runtime_checkable
 class TextBackend(Protocol):
     """Completes text."""

@@ -27,7 +27,8 @@ class Rows(Option):
       shots: records per slot.
       sampling: "poisson"; "fixed" (balanced samples, `replace_one` only); "partition" (every unit stays in its slot:
         the fixed teachers of PATE); "disjoint" (one secret allocation for a whole run, a batch per demonstration).
-      fill: expected units per shot of a slot; None: 1.5 where slots are filled at random, otherwise 1.
+      fill: expected units per shot of a slot; None: 1.5 for slots of one or two shots that are filled at random,
+        otherwise 1.
       redraw_every: releases per secret sample: a number of tokens, or "run" (one sample for a whole text, or for all
         labels of a labelling run); None: 1.
     """

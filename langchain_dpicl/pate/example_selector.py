@@ -37,6 +37,7 @@ from langchain_dpicl.pate.selection_strategies import (
 )
 from langchain_dpicl.privacy._validate import check_choice, fail, plain_or_type
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.release_run import carrying, new_bar, tick
@@ -124,7 +125,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
         example_prompt: TemplateLike | None = None,
         suffix: TemplateLike | None = None,
         task: FewShotTask | None = None,
-        rows: Rows | None = None,
+        rows: Rows | Rehearsal | None = None,
         noise: Noise | ConfidentGNMax | NoiseName | None = None,
         answers: LabelAnswers | None = None,
         student: Student | None = None,
@@ -147,7 +148,7 @@ class PromptPATEExampleSelector(BaseExampleSelector):
           example_prompt: template of one record, short for `task=`.
           suffix: template of the public input, after the examples; short for `task=`.
           task: a `FewShotTask`: wording, labels and verbalizers; see there.
-          rows: a `Rows`: the teachers; see `PromptPATELabeler`.
+          rows: a `Rows`, or a `Rehearsal` that chooses: the teachers; see `PromptPATELabeler`.
           noise: a `Noise`, its mechanism's name, or a `ConfidentGNMax`; see there.
           answers: a `LabelAnswers`: how votes are read, and when an input is rejected; see there.
           student: a `Student`: the search for the student's prompt; see there. It makes up to
@@ -588,7 +589,7 @@ def _ready(strategy: StrategyLike, student: Student, engine: Any, task: VotingTa
 
 def _scorer_of(llm: Any, student: Student, task: VotingTask) -> tuple[VotingTask, LabelRows]:
     """Returns the task as the student is asked, and what scores its labels; calls the model once."""
-    own, scorer, _ = reader_of(llm, task, is_wanted=student.calibrate, shots=student.shots)
+    own, scorer, _ = reader_of(llm, task, is_wanted=student.calibrate)
     if student.calibrate and not scorer.calibrates:
         expected = "False or None where votes are texts, or no variable of the query is called 'input'"
         raise fail("Student.calibrate", expected, student.calibrate)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self, TypeAlias
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
-from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import (
     AcquireGate,
@@ -45,7 +44,7 @@ from langchain_dpicl.options.tasks import FewShotTask
 from langchain_dpicl.pate.inputs import InputTemplate, key_of
 from langchain_dpicl.pate.plan import LabellingPlan, default_design, plan_labelling, rejection
 from langchain_dpicl.pate.teachers import teachers_of
-from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.row_law import RowGuess, RowSource
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -54,15 +53,17 @@ from langchain_dpicl.privacy.extensions.method_tickets import Teachers as Teache
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Mechanism, Release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
+from langchain_dpicl.rehearsal.choice import ChosenRows, chosen_rows
+from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.journal import RunJournal, check_paid
-from langchain_dpicl.runs.query_plan import recommended_design
+from langchain_dpicl.runs.query_plan import mechanism_for
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, carrying, new_bar, tick
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
-from langchain_dpicl.tasks.labels import VotingTask, reader_of
+from langchain_dpicl.tasks.labels import VotingTask, choice_engine, reader_of
 
 InputJob: TypeAlias = tuple[tuple[str, str], ...]
 """The fields of a public input, sorted by name."""
@@ -105,7 +106,7 @@ class LabellingJob:
     def begin(self, place: Workplace) -> Callable[[InputJob], JobResult]:
         """Declares the same share from the worker's own examples, and returns the function that labels one input."""
         private, budget, memo = place.paid(ledger_id=self.ledger_id, num_jobs=self.plan.max_queries)
-        engine = as_choice_backend(place.llm, votes="text" if self.task.votes == "text" else None)
+        engine = choice_engine(place.llm, self.task)
         calibrate, other = self.reads
         rows = LabelRows(engine, list(self.task.texts.values()), calibrate=calibrate, other=other)
         model = {"model": getattr(engine, "name", type(engine).__name__), "reads": rows.kind}
@@ -193,6 +194,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         public: Mapping[str, Any],
         journal: RunJournal | None = None,
         executor: RemoteExecution | LocalExecutor | None = None,
+        source: RowSource | None = None,
     ) -> None:
         items = {key_of(entry.fields): PoolItem(entry) for entry in entries}
         super().__init__(
@@ -202,6 +204,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         self.rows = rows
         self.inputs = inputs
         self.engine = engine
+        self.source = source
         self._public = dict(public)
         self._teachers = teachers_of(private, share, plan=plan, task=task, rows=rows)
         self._known = items
@@ -226,7 +229,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         example_prompt: TemplateLike | None = None,
         suffix: TemplateLike | None = None,
         task: FewShotTask | None = None,
-        rows: Rows | None = None,
+        rows: Rows | Rehearsal | None = None,
         noise: Noise | ConfidentGNMax | NoiseName | None = None,
         answers: LabelAnswers | None = None,
         component: str | None = None,
@@ -250,10 +253,11 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
           example_prompt: template of one record, short for `task=`.
           suffix: template of the public input, after the examples; the label is what follows. Short for `task=`.
           task: a `FewShotTask`: wording, labels and verbalizers; see there.
-          rows: a `Rows`: how many teachers, of how many records; see there. By default each input gets a new secret
-            sample, amplified. `redraw_every="run"` draws one sample for all inputs, amplified once; its prompts repeat,
-            which suits prompt caches. `sampling="partition"` is the paper's: an exact disjoint partition, drawn once
-            and kept, nothing amplified; `replace_one` only.
+          rows: a `Rows`: how many teachers, of how many records; see there. Or a `Rehearsal`, which chooses teachers,
+            noise and calibration. By default the shape that the engine declares, 20 teachers of 4 records, and each
+            input gets a new secret sample, amplified. `redraw_every="run"` draws one sample for all inputs, amplified
+            once; its prompts repeat, which suits prompt caches. `sampling="partition"` is the paper's: an exact
+            disjoint partition, drawn once and kept, nothing amplified; `replace_one` only.
           noise: a `Noise`, its mechanism's name, or a `ConfidentGNMax`; see there. "gaussian" releases one noisy
             histogram per input, from which threshold and label both come; `ConfidentGNMax` is the paper's.
           answers: a `LabelAnswers`: how votes are read, and which share of the votes a label needs; see there. Other
@@ -279,31 +283,39 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         words = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix), reading)
         inputs = InputTemplate.of(private, words.wording)
         entries = inputs.waiting(public_inputs)
-        teachers, design = _teachers(option_of("rows", rows, Rows), private.public_size_of(None))
-        engine = as_choice_backend(llm, votes="text" if words.votes == "text" else None)
+        engine = choice_engine(llm, words)
         other = bool(reading.other_label) and _reads_text(engine, words)
         if other and reading.other_label in words.labels:
             raise fail("other_label", "a text that is none of the labels, or ''", reading.other_label)
         least = _least_share(reading, chosen, len(words.labels))
+        terms: dict[str, Any] = {
+            "epsilon": epsilon,
+            "delta": share_of_delta(spender, epsilon=epsilon, delta=chosen.delta),
+            "adjacency": spender.adjacency,
+            "max_queries": _query_count(max_queries, entries),
+        }
+        teachers, shape = _teachers(
+            rows if isinstance(rows, Rehearsal) else option_of("rows", rows, Rows),
+            private.public_size_of(None),
+            engine=engine,
+            mechanism=_mechanism_of(chosen, reading),
+            calibrate=reading.calibrate,
+            **terms,
+        )
         plan = _planned(
             private,
             words,
-            design,
+            shape,
             teachers=teachers,
             noise=chosen,
-            scores=reading.scores,
             abstain_below=least,
             width=len(words.labels) + other,
-            epsilon=epsilon,
-            delta=share_of_delta(spender, epsilon=epsilon, delta=chosen.delta),
-            adjacency=spender.adjacency,
-            max_queries=_query_count(max_queries, entries),
+            **terms,
         )
-        words, scorer, read = reader_of(
-            engine, words, is_wanted=reading.calibrate, shots=plan.design.shots_per_slot, other=other
-        )
+        words, scorer, read = reader_of(engine, words, is_wanted=shape.calibrate, other=other)
+        shape.check(words, read)
         shown = {"text_key": inputs.text_key, "content_free_inputs": list(reading.content_free)}
-        public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least}
+        public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least, **shape.reported}
         public |= {"other_label": reading.other_label} if other else {}
         name = RunJournal.component_in(checkpoint) if component is None else component
         name = spender.fresh_name("pate") if name is None else name
@@ -326,6 +338,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
             public=public,
             journal=journal,
             executor=elsewhere,
+            source=shape.source,
         )
 
     afrom_private_examples = awaitable(from_private_examples)
@@ -593,19 +606,33 @@ def _checked_noise(noise: object, answers: LabelAnswers) -> Noise | ConfidentGNM
     return chosen
 
 
-def _teachers(rows: Rows, public_size: int) -> tuple[TeacherKind, RowDesign | None]:
-    """Returns how teachers are drawn and their requested shape; None: the planner chooses the shape."""
+def _teachers(
+    rows: Rows | Rehearsal, public_size: int, *, engine: Any, mechanism: Any, **terms: Any
+) -> tuple[TeacherKind, ChosenRows]:
+    """Returns how teachers are drawn, and their shape; `terms` are as of `chosen_rows`."""
+    if isinstance(rows, Rehearsal):
+        return "fresh", chosen_rows(rows, public_size, engine=engine, mechanism=mechanism, **terms)
     if rows.redraw_every not in {None, 1, "run"}:
         advice = "Each input gets its own sample, or all inputs one."
         raise fail("Rows.redraw_every", "None or 'run' for labels", rows.redraw_every, advice)
-    if rows.sampling != "partition":
-        kind: TeacherKind = "one_sample" if rows.redraw_every == "run" else "fresh"
-        return kind, RowDesign.of(rows, smallest_size=public_size)
-    if rows.redraw_every is not None:
-        raise fail("Rows(sampling='partition')", "no redraw_every: a partition is drawn once", rows)
-    if rows.slots is None and rows.shots == 1:
-        return "fixed", None
-    return "fixed", RowDesign.of(rows, smallest_size=public_size)
+    kind: TeacherKind = "one_sample" if rows.redraw_every == "run" else "fresh"
+    if rows.sampling == "partition":
+        if rows.redraw_every is not None:
+            raise fail("Rows(sampling='partition')", "no redraw_every: a partition is drawn once", rows)
+        kind = "fixed"
+        if rows.slots is None and rows.shots == 1:
+            usual = default_design(kind, public_size)
+            noise = mechanism or mechanism_for(usual)
+            return kind, ChosenRows(usual, noise, terms["calibrate"], RowGuess())
+    shape = rows.replace(redraw_every=None)
+    return kind, chosen_rows(shape, public_size, engine=engine, mechanism=mechanism, **terms)
+
+
+def _mechanism_of(noise: Noise | ConfidentGNMax, answers: LabelAnswers) -> NoiseName | None:
+    """Returns the mechanism's name; None: the usual one of the rows, or Confident-GNMax."""
+    if isinstance(noise, ConfidentGNMax):
+        return None
+    return noise.mechanism or ("gaussian" if answers.scores else None)
 
 
 def _least_share(answers: LabelAnswers, noise: Noise | ConfidentGNMax, num_labels: int) -> float | None:
@@ -621,20 +648,19 @@ def _least_share(answers: LabelAnswers, noise: Noise | ConfidentGNMax, num_label
 def _planned(
     private: PrivateExamples,
     task: VotingTask,
-    design: RowDesign | None,
+    chosen: ChosenRows,
     *,
     teachers: TeacherKind,
     noise: Noise | ConfidentGNMax,
-    scores: bool,
     abstain_below: float | None,
     width: int,
     **terms: Any,
 ) -> LabellingPlan:
     """Plans the labels; `terms` are epsilon, delta, adjacency and max_queries."""
-    size = private.public_size_of(None)
-    mechanism: Mechanism | str
+    size, shape = private.public_size_of(None), chosen.design
+    mechanism: Mechanism | str = chosen.mechanism
+    given: dict[str, Any] = {"noise_multiplier": getattr(noise, "multiplier", None), "max_answers": None}
     if isinstance(noise, ConfidentGNMax):
-        shape = design or default_design(teachers, size)
         mechanism = ConfidentGNMaxMechanism.of_votes(
             threshold=noise.threshold,
             sigma_threshold=noise.test_stddev,
@@ -642,16 +668,7 @@ def _planned(
             row_shape=shape.rows,
             adjacency=terms["adjacency"],
         )
-        given: dict[str, Any] = {"noise_multiplier": None, "max_answers": noise.max_answers}
-    else:
-        mechanism = noise.mechanism or ("gaussian" if scores else "gumbel")
-        is_searched = design is None and teachers == "fresh" and noise.multiplier is None
-        shape = (
-            recommended_design(size, labels=len(task.labels), mechanism=mechanism, **terms)
-            if is_searched
-            else design or default_design(teachers, size)
-        )
-        given = {"noise_multiplier": noise.multiplier, "max_answers": None}
+        given = {"noise_multiplier": None, "max_answers": noise.max_answers}
     rejects = rejection(abstain_below, shape, public_size=size, mechanism=mechanism)
     return plan_labelling(
         size,

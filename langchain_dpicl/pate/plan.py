@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.planning.design_search import search_designs
-from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.expected_utility import RowDesign, VoteChances, shot_law, vote_chances
+from langchain_dpicl.planning.row_law import RowGuess, RowSource, mean_facts
 from langchain_dpicl.planning.share_plan import Cost, with_noise_for, with_price
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -36,13 +39,14 @@ from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.runs.query_plan import (
     RowsPlan,
     check_design,
+    declared_design,
     expected_rows,
     expected_votes,
-    query_signal,
+    mechanism_or_usual,
     shown_terms,
 )
 
-_STEPS = 1000  # guesses of the agreement are thousandths
+_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +109,31 @@ class LabellingPlan(RowsPlan):
             teachers.tokens_out + student_calls * answer_tokens,
         )
 
-    def expected(self, agreement: float) -> dict[str, float]:
+    def expected(self, source: RowSource | None = None, *, calibrated: bool = False) -> dict[str, Any]:
         """Computes `RowsPlan.expected`; a rejected input counts as an abstention."""
-        return expected_votes(self, agreement, threshold=self.threshold)
+        return expected_votes(self, source, calibrated=calibrated, threshold=self.threshold)
 
-    def agreement_needed(self, chance: float = 0.95) -> float | None:
-        """Returns the least agreement of rows at which the right label is released with probability `chance`.
+    def right_rows_needed(self, chance: float = 0.95, *, source: RowSource | None = None) -> float | None:
+        """Returns the least share of right rows at which the right label is released with probability `chance`.
+
+        Rows are taken to be as alike as `source` says. None: no share below one hundred percent is enough.
 
         Formal guarantees:
-          - The result is a multiple of .001; if it is not 0, .001 less does not reach `chance`.
+          - The result is a multiple of .01; .01 less does not reach `chance`.
+
+        Args:
+          chance: wanted probability.
+          source: says how alike rows are; None: the usual guess.
         """
         check_real("chance", chance, low=0.0, high=1.0, low_open=True)
+        labels = self.width - len(self.release.constants)
+        law = shot_law(self.release, self.public_size)
+        alike = mean_facts(source or RowGuess(), labels=labels, law=law, calibrated=False)
 
         def is_reached(step: int) -> bool:
-            return self.expected(step / _STEPS)["right_label_prob"] >= chance
+            facts = dataclasses.replace(alike, right=step / _STEPS)
+            size = self.public_size
+            return vote_chances(self.release, size, facts=facts, threshold=self.threshold).right >= chance
 
         if not is_reached(_STEPS):
             return None
@@ -175,7 +190,7 @@ def plan_labelling(
     teachers: Teachers = "fresh",
     adjacency: Adjacency = "add_remove",
     aggregation: Aggregation | None = None,
-    mechanism: Mechanism | str = "gumbel",
+    mechanism: Mechanism | str | None = None,
     noise_multiplier: float | None = None,
     max_answers: int | None = None,
     design: RowDesign | None = None,
@@ -197,11 +212,12 @@ def plan_labelling(
         units into slots once and keeps them (`adjacency="replace_one"` only).
       adjacency: neighbouring relation.
       aggregation: how rows add up; `VoteSum()` by default.
-      mechanism: a mechanism (its noise is replaced) or its name; or a `ConfidentGNMaxMechanism` (its noise is kept).
+      mechanism: a mechanism (its noise is replaced) or its name; or a `ConfidentGNMaxMechanism` (its noise is kept);
+        None: Gaussian for slots, Gumbel for unit rows.
       noise_multiplier: given noise; None calibrates.
       max_answers: with Confident-GNMax and teachers that are drawn once, the labels that the share pays for; None: one
         per input.
-      design: shape of rows; by default `RowDesign.choose(smallest_size=public_size)`, and for fixed teachers a
+      design: shape of rows; by default 20 slots of 4 records, and for fixed teachers a
         partition into 200 slots of one shot, or one per unit if there are fewer.
       constants: public scores of further candidates, such as one to abstain.
       threshold: votes below which the largest noisy vote is rejected; Gaussian noise only.
@@ -216,7 +232,7 @@ def plan_labelling(
     check_name("partition", partition)
     check_choice("teachers", teachers, TEACHERS)
     shape = _design(design, teachers=teachers, adjacency=adjacency, public_size=public_size)
-    noise = mechanism_by_name(mechanism)(noise_multiplier=1.0) if isinstance(mechanism, str) else mechanism
+    noise = mechanism_or_usual(mechanism, shape)
     draft = LabellingPlan(
         release=ReleasePlan(
             sampler=shape.sampler(public_size),
@@ -267,7 +283,7 @@ def default_design(teachers: Teachers, public_size: int) -> RowDesign:
     """Returns the shape of rows where none is asked for."""
     if teachers == "fixed":
         return RowDesign.choose(num_slots=min(DEFAULT_FIXED_TEACHERS, public_size), sampling="partition")
-    return RowDesign.choose(smallest_size=public_size)
+    return declared_design(RowHint(), public_size)
 
 
 def _design(design: RowDesign | None, *, teachers: Teachers, adjacency: Adjacency, public_size: int) -> RowDesign:
@@ -309,8 +325,10 @@ def _threshold(threshold: float | None, mechanism: Mechanism) -> float | None:
     return check_real("threshold", threshold, low=-LARGEST, high=LARGEST)
 
 
+_AS_GOOD = 0.005
+"""Chances of the right label that are taken as equal."""
 # Rows, and shots per row.
-_REDRAWN = ((40, 1), (100, 1), (200, 1), (25, 4), (50, 4))
+_REDRAWN = ((20, 4), (40, 1), (200, 1), (10, 4), (40, 4), (20, 8))
 # Fixed teachers are not amplified: only more of them raise the signal above the noise.
 _FIXED = (100, 200, 400)
 # The adjacency that each way of drawing teachers is meant for and compared under.
@@ -401,22 +419,21 @@ class LabellingOption:
 
     Attributes:
       plan: the plan; its noise is up to a few percent higher than that of `plan_labelling`.
-      agreement: guessed chance that a row of this shape votes for the right label.
+      row_right: chance that a row of this shape votes for the right label.
       right_label_prob: expected chance that an input gets the right label.
+      ceiling_prob: the same with any number of such rows and no noise.
       chance: the requested chance.
-      agreement_needed: least agreement of rows that reaches `chance`; None: no agreement does.
       private_calls: expected private model calls of all inputs, one per row.
     """
 
     plan: LabellingPlan
-    agreement: float
+    row_right: float
     right_label_prob: float
+    ceiling_prob: float
     chance: float
-    agreement_needed: float | None = field(init=False)
     private_calls: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "agreement_needed", self.plan.agreement_needed(self.chance))
         object.__setattr__(self, "private_calls", self.plan.cost().private_calls)
 
     @property
@@ -430,7 +447,7 @@ class LabellingOption:
 
         Options without enough right labels come last, those with more right labels first.
         """
-        right, calls = -round(self.right_label_prob, 3), float(self.private_calls)
+        right, calls = -round(self.right_label_prob / _AS_GOOD), float(self.private_calls)
         place = float(MECHANISMS.index(self.plan.release.mechanism.name))
         if self.is_enough:
             return 0.0, -float(self.plan.max_queries), calls, right, place
@@ -448,9 +465,9 @@ class LabellingOption:
             "sampling": design.sampling,
             "max_queries": self.plan.max_queries,
             "noise_multiplier": round(self.plan.noise_multiplier, 4),
-            "agreement": round(self.agreement, 4),
-            "agreement_needed": self.agreement_needed,
+            "row_right": round(self.row_right, 4),
             "right_label_prob": round(self.right_label_prob, 4),
+            "ceiling_prob": round(self.ceiling_prob, 4),
             "is_enough": self.is_enough,
             "private_calls": self.private_calls,
         }
@@ -465,11 +482,11 @@ def propose_labelling(
     labels: int,
     adjacency: Adjacency = "add_remove",
     teachers: Sequence[Teachers] = TEACHERS,
-    mechanisms: Sequence[str] = MECHANISMS,
+    mechanisms: Sequence[str] = ("gaussian", "gumbel", "permute_and_flip"),
     designs: Sequence[RowDesign] | None = None,
     max_queries: int | None = None,
     abstain_below: float | None = None,
-    agreement: float = 0.6,
+    source: RowSource | None = None,
     chance: float = 0.95,
 ) -> list[LabellingOption]:
     """Returns plans at equal epsilon, best first (see `LabellingOption.rank`), at least one.
@@ -488,11 +505,11 @@ def propose_labelling(
       adjacency: neighbouring relation.
       teachers: ways of drawing teachers.
       mechanisms: names, at least one; shapes are compared with the first.
-      designs: shapes of rows to compare, partitions for fixed teachers; by default 40, 100 and 200 rows of
-        one record, 25 and 50 of four, and 100, 200 and 400 fixed teachers.
+      designs: shapes of rows to compare, partitions for fixed teachers; by default 40 and 200 rows of
+        one record, 10, 20 and 40 of four, 20 of eight, and 100, 200 and 400 fixed teachers.
       max_queries: how many of the inputs get a label; None: as many as possible, see above.
       abstain_below: share of the expected rows below which an input is rejected; None: none is rejected.
-      agreement: guessed chance that a one-shot row votes for the right label; rows with more shots agree more.
+      source: where the numbers of rows come from; None: the usual guess.
       chance: wanted probability that an input gets the right label.
 
     Raises:
@@ -501,11 +518,10 @@ def propose_labelling(
     check_int("public_size", public_size, low=1)
     check_int("public_inputs", public_inputs, low=1)
     check_int("labels", labels, low=2)
-    check_real("agreement", agreement, low=0.0, high=1.0)
     check_real("chance", chance, low=0.0, high=1.0, low_open=True)
     if not mechanisms or not teachers:
         raise fail("mechanisms, teachers", "at least one of each", (tuple(mechanisms), tuple(teachers)))
-    search = _TeacherSearch(public_size, epsilon, delta, labels, adjacency, abstain_below, agreement, chance)
+    search = _TeacherSearch(public_size, epsilon, delta, labels, adjacency, abstain_below, source, chance)
     counts = _halves(public_inputs, least=2 * labels)
     if max_queries is not None:
         counts = [check_int("max_queries", max_queries, low=1, high=public_inputs)]
@@ -532,7 +548,7 @@ class _TeacherSearch(NamedTuple):
     labels: int
     adjacency: Adjacency
     abstain_below: float | None
-    agreement: float
+    source: RowSource | None
     chance: float
 
     def options(
@@ -555,12 +571,12 @@ class _TeacherSearch(NamedTuple):
 
         `counts` descend, so the chance of the right label ascends and a binary search finds the first count.
         """
-        plans: dict[int, tuple[LabellingPlan, dict[str, float]]] = {}
+        plans: dict[int, tuple[LabellingPlan, float, VoteChances]] = {}
 
         def is_enough(place: int) -> bool:
             plan = self._plan(teachers, mechanism, design, counts[place])
-            plans[place] = plan, query_signal(plan, one_shot=self.agreement)
-            return plans[place][1]["right_label_prob"] >= self.chance
+            plans[place] = plan, *self._chances(plan)
+            return plans[place][2].right >= self.chance
 
         place = 0
         if not is_enough(0) and len(counts) > 1:
@@ -568,8 +584,14 @@ class _TeacherSearch(NamedTuple):
             place = 1 + bisect.bisect_left(rest, True, key=is_enough)
         if place not in plans:
             is_enough(place)
-        plan, signal = plans[place]
-        return LabellingOption(plan, signal["agreement"], signal["right_label_prob"], self.chance)
+        plan, row_right, chances = plans[place]
+        return LabellingOption(plan, row_right, chances.right, chances.ceiling, self.chance)
+
+    def _chances(self, plan: LabellingPlan) -> tuple[float, VoteChances]:
+        """Returns the share of right rows, and the chances of an input."""
+        size, law = plan.public_size, shot_law(plan.release, plan.public_size)
+        facts = mean_facts(self.source or RowGuess(), labels=self.labels, law=law, calibrated=False)
+        return facts.right, vote_chances(plan.release, size, facts=facts, threshold=plan.threshold)
 
     def _plan(self, teachers: Teachers, mechanism: str, design: RowDesign, max_queries: int) -> LabellingPlan:
         rejected = rejection(self.abstain_below, design, public_size=self.public_size, mechanism=mechanism)

@@ -12,6 +12,7 @@ import numpy as np
 
 from langchain_dpicl.options.base import option_of
 from langchain_dpicl.options.rows import Rows
+from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, wins_fairly
 from langchain_dpicl.privacy._validate import (
     ROW_SHAPES,
     RowShape,
@@ -33,11 +34,12 @@ _Column: TypeAlias = tuple[np.ndarray, int]
 
 PUBLIC_SHARE = 0.25
 """Default guess of the public model's chance of the right token, as a share of a row's chance."""
-AGREEMENT_PER_DOUBLING = 0.05
 _UNLIMITED_CLIP = 1e3
 _GRID = 2001
-# Votes are summed over counts within this many deviations, and noise is integrated over the same range.
-_REACH, _NEGLIGIBLE = 7.0, 1e-10
+ROUGH_DRAWS = 8
+"""Draws where many chances are computed, for an interval or a choice."""
+_REACH = 7.0
+"""Deviations within which normal noise is integrated."""
 _NUM_NODES = 64
 
 
@@ -188,42 +190,101 @@ def _softmax_chance(scores: np.ndarray) -> float:
     return float(1.0 / np.exp(np.minimum(scores - scores[0], 700.0)).sum())  # e^-700 is 0 to the last digit
 
 
-def vote_chances(
-    plan: ReleasePlan, public_size: int, *, agreement: float, labels: int, threshold: float | None = None
-) -> np.ndarray:
-    """Returns the chances that hard votes release each candidate, including the randomness of the votes.
+@dataclass(frozen=True, slots=True)
+class VoteChances:
+    """The chances of one release of votes, from the numbers of its rows.
 
-    Rows in use vote for the right label with chance `agreement`, independently. Half of the other votes go to one rival
-    and the rest are spread evenly (their expectation is used, which overstates the right label by up to about .01);
-    with two labels all go to the other one. Slots are assumed to be empty independently of each other.
+    Attributes:
+      right: chance that the right label is released.
+      wrong: chance that any other label is.
+      abstain: chance that a constant is, or that nothing reaches the threshold.
+      without_noise: chance of the right label where the same rows vote without noise, constants and threshold.
+      ceiling: chance of the right label with any number of such rows and no noise.
+    """
+
+    right: float
+    wrong: float
+    abstain: float
+    without_noise: float
+    ceiling: float
+
+
+def shot_law(plan: ReleasePlan, public_size: int) -> ShotLaw:
+    """Returns how many records a row in use shows, with the chance of each number."""
+    sampler = plan.sampler
+    if isinstance(sampler, PoissonUnits):
+        return ((1, 1.0),)
+    shots, slots = sampler.shots_per_slot, sampler.num_slots
+    if isinstance(sampler, BalancedSlots | PartitionedSlots):
+        return ((max(1, min(shots, public_size // slots)), 1.0),)
+    from scipy import stats
+
+    places = sampler.num_rows if isinstance(sampler, AllocatedSlots) else slots
+    # A slot holds Binomial(n, q / M) units before truncation.
+    chances = stats.binom.pmf(np.arange(shots), public_size, sampler.sampling_rate / places)
+    full = max(1.0 - float(chances.sum()), 1e-12)
+    return (*((count, float(chances[count])) for count in range(1, shots)), (shots, full))
+
+
+def vote_chances(
+    plan: ReleasePlan,
+    public_size: int,
+    *,
+    facts: RowFacts,
+    threshold: float | None = None,
+    draws: int | None = None,
+) -> VoteChances:
+    """Returns the chances of one release of hard votes, over the questions that `facts` describe.
+
+    The votes of each question are drawn; the noise on them is integrated. Slots are assumed to be empty independently
+    of each other.
 
     Args:
-      plan: the release.
+      plan: the release; its constants come after the labels.
       public_size: declared units.
-      agreement: chance that a row in use votes for the right label.
-      labels: candidates that rows vote for; the plan's constants come after them.
+      facts: the numbers of a row in use.
       threshold: least value of the largest coordinate of a released noisy vector; Gaussian noise only.
-
-    Returns:
-      float64[2 + c]: the right label, any other label, each constant. With a threshold, or a mechanism that tests one,
-      float64[3 + c]: the last entry is the chance that nothing reached it.
+      draws: as of `RowFacts.votes`.
     """
     if threshold is not None and plan.mechanism.releases != "vector":
         raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
-    chance, right, wrong = _vote_counts(plan, public_size, agreement, smooth=_smoothness(plan))
-    rivals = [(wrong / min(2, labels - 1), 1), (wrong / 2 / max(1, labels - 2), labels - 2)] if labels > 1 else []
-    constants = [(np.full_like(right, constant), 1) for constant in plan.constants]
-    columns = [(right, 1), *rivals, *constants]
-    # Each winner's column stands for one candidate; the rivals together are the remainder.
-    winners = (0, *range(1 + len(rivals), len(columns)))
+    votes = drawn_votes(plan, public_size, facts, draws=draws)
+    constants = [(np.full(len(votes), constant), 1) for constant in plan.constants]
+    columns = [*((votes[:, place], 1) for place in range(facts.labels)), *constants]
+    winners = (0, *range(facts.labels, len(columns)))
     if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
-        rejected = [_test_fails(plan, plan.mechanism, columns)]
-        won = [float(chance @ ((1.0 - rejected[0]) * _wins(plan, columns, column))) for column in winners]
+        failed = _test_fails(plan, plan.mechanism, columns)
+        won = [float(((1.0 - failed) * _wins(plan, columns, column)).mean()) for column in winners]
     else:
-        rejected = [] if threshold is None else [_all_below(plan, columns, threshold)]
-        won = [float(chance @ _wins(plan, columns, column, threshold=threshold)) for column in winners]
-    failed = [float(chance @ share) for share in rejected]
-    return np.array([won[0], max(0.0, 1.0 - sum(won) - sum(failed)), *won[1:], *failed])
+        failed = np.zeros(1) if threshold is None else _all_below(plan, columns, threshold)
+        won = [float(_wins(plan, columns, column, threshold=threshold).mean()) for column in winners]
+    right, abstained = won[0], sum(won[1:]) + float(failed.mean())
+    return VoteChances(
+        right=right,
+        wrong=max(0.0, 1.0 - right - abstained),
+        abstain=abstained,
+        without_noise=float(wins_fairly(votes).mean()),
+        ceiling=facts.ceiling(),
+    )
+
+
+def right_with_normal_noise(votes: np.ndarray, stddev: float) -> float:
+    """Returns the chance of the right label, column 0 of float64[questions, labels], under normal noise on all."""
+    gaps = [((votes[:, 0] - votes[:, place]) / stddev, 1) for place in range(1, votes.shape[1])]
+    return float(_normal_wins(gaps, None, len(votes)).mean())
+
+
+def top_with_normal_noise(votes: np.ndarray, stddev: float, *, least: float) -> float:
+    """Returns the chance that the largest noisy vote is at least `least`."""
+    from scipy import special
+
+    return float(1.0 - special.ndtr((least - votes) / stddev).prod(axis=1).mean())
+
+
+def drawn_votes(plan: ReleasePlan, public_size: int, facts: RowFacts, *, draws: int | None = None) -> np.ndarray:
+    """Returns float64[questions, labels]: the votes of one release on each of many questions, right label first."""
+    trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
+    return facts.votes(trials, min(1.0, occupancy(plan, public_size).rows / trials), draws=draws)
 
 
 def _test_fails(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism, columns: list[_Column]) -> np.ndarray:
@@ -244,44 +305,6 @@ def _all_below(plan: ReleasePlan, columns: list[_Column], threshold: float) -> n
 
     below = [special.ndtr((threshold - values) / noise_scale(plan)) ** count for values, count in columns if count]
     return np.asarray(np.prod(below, axis=0))
-
-
-def _smoothness(plan: ReleasePlan) -> float:
-    """Returns a step of vote counts over which the chances hardly change: half of the least noise scale."""
-    scales = [noise_scale(plan)]
-    if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
-        scales.append(_test_scale(plan, plan.mechanism))
-    return min(scales) / 2.0
-
-
-def _vote_counts(
-    plan: ReleasePlan, public_size: int, agreement: float, *, smooth: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns float64[n] chances, and float64[n] numbers of right and of other votes that have these chances.
-
-    Counts are sampled up to `smooth` votes apart if their distributions are wider than that.
-    """
-    from scipy import stats
-
-    trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
-    used = occupancy(plan, public_size).rows / trials  # the chance that a unit, or a slot, votes
-    shares = used * agreement, used * (1.0 - agreement)
-    spread = min(np.sqrt(trials * share * (1.0 - share)) for share in (*shares, used))
-    # A sum over every h-th count of a normal law has an error of about e^{-2 (pi deviation / h)^2}; for two counts the
-    # deviations of both and of their sum matter.
-    step = max(1.0, np.floor(min(smooth, spread / 2.0)))
-    right, wrong = np.meshgrid(*(_likely(trials, share, step) for share in shares), indexing="ij")
-    not_right = 1.0 - used * agreement  # the chance of no vote for the right label
-    other = min(1.0, used * (1.0 - agreement) / not_right) if not_right > 0 else 0.0
-    chance = stats.binom.pmf(right, trials, used * agreement) * stats.binom.pmf(wrong, trials - right, other)
-    likely = chance > _NEGLIGIBLE
-    return chance[likely] / chance[likely].sum(), right[likely], wrong[likely]
-
-
-def _likely(trials: int, chance: float, step: float) -> np.ndarray:
-    mean = trials * chance
-    reach = _REACH * np.sqrt(mean * (1.0 - chance)) + 1.0
-    return np.arange(max(0.0, np.floor(mean - reach)), min(float(trials), np.ceil(mean + reach)) + 1.0, step)
 
 
 def _wins(plan: ReleasePlan, columns: list[_Column], winner: int, *, threshold: float | None = None) -> np.ndarray:
@@ -348,13 +371,17 @@ def noise_deviation(plan: ReleasePlan) -> float:
 
 
 def agreement_of(shots: float, *, one_shot: float) -> float:
-    """Returns the guessed agreement of rows with `shots` records: `one_shot` plus .05 per doubling, at most .99."""
+    """Returns the guessed share of rows that want the same token: `one_shot` plus .05 per doubling, at most .99."""
     check_real("agreement", one_shot, low=0.0, high=1.0)
-    return float(min(0.99, one_shot + AGREEMENT_PER_DOUBLING * np.log2(max(shots, 1.0))))
+    return float(min(0.99, one_shot + _AGREEMENT_PER_DOUBLING * np.log2(max(shots, 1.0))))
 
+
+_AGREEMENT_PER_DOUBLING = 0.05
 
 DEFAULT_NUM_SLOTS = 40
 DEFAULT_OVERFILL = 1.5
+_MANY_SHOTS = 3
+"""Shots from which on slots are not overfilled: a missing record costs less there than the noise of a larger sample."""
 SAMPLINGS = ("poisson", "fixed", "partition", "disjoint")
 
 
@@ -401,7 +428,7 @@ class RowDesign:
         most = DEFAULT_NUM_SLOTS if smallest_size is None else min(DEFAULT_NUM_SLOTS, smallest_size)
         slots = check_int("num_slots", most if num_slots is None else num_slots, low=1)
         is_random = shape == "slots" and sampling in {"poisson", "disjoint"}
-        fill = (DEFAULT_OVERFILL if is_random else 1.0) if overfill is None else overfill
+        fill = (DEFAULT_OVERFILL if is_random and shots < _MANY_SHOTS else 1.0) if overfill is None else overfill
         return cls(shape, slots, shots, sampling, check_positive("overfill", fill))  # type: ignore[arg-type]
 
     @classmethod

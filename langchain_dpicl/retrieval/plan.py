@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, ClassVar
 
-import numpy as np
-
 from langchain_dpicl.backends.resolve import as_embeddings
 from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Retrieval
 from langchain_dpicl.options.rows import noise_with
+from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, right_with_normal_noise, top_with_normal_noise
+from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, with_noise_for
-from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, check_real, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.individual_filter import Bounded, ParticipationPlan, participation_plan
 from langchain_dpicl.privacy.ledger.amounts import check_name
@@ -112,34 +112,51 @@ class RetrievalPlan(SharePlan):
         tokens_in = private * (record_tokens + query_tokens) + public * query_tokens
         return Cost(private, public, tokens_in, (private + public) * answer_tokens)
 
-    def expected(self, *, participants: int, agreement: float, labels: int | None = None) -> dict[str, float]:
-        """Returns the chances of one answer, at a guessed number of participants and agreement.
+    def expected(
+        self, *, participants: int, source: RowSource | None = None, labels: int | None = None, calibrated: bool = False
+    ) -> dict[str, Any]:
+        """Returns the chances of one answer, at a guessed number of participants, with what they rest on.
 
-        Votes are taken as expected: `agreement` of the rows for the right label, the rest spread over the others.
+        A row shows one document. Documents near a query may be worth more than a guess or a rehearsal says, which know
+        rows of examples drawn at random.
+
+        Args:
+          participants: units that take part in a query.
+          source: where the numbers of rows come from: a `Rehearsal`, or a `RowGuess`; None: the usual guess.
+          labels: labels that an answer can have; None: the width of a release.
+          calibrated: whether rows are divided by those on content-free inputs, which a rehearsal tells apart.
 
         >>> plan = plan_retrieval(1_000, epsilon=4.0, delta=1e-6, participations=10, width=2, num_slots=None)
         >>> round(plan.noise_stddev, 2), round(plan.noise_floor, 2)
         (3.77, 7.38)
-        >>> {name: round(value, 2) for name, value in plan.expected(participants=30, agreement=0.9).items()}
-        {'rows': 30.0, 'noise_stddev': 3.77, 'noise_floor': 7.38, 'right_label_prob': 1.0, 'passes_floor_prob': 1.0}
+        >>> chances = plan.expected(participants=30)
+        >>> round(chances["right_label_prob"], 2), round(chances["ceiling_prob"], 2), chances["rests_on"]
+        (0.67, 0.68, 'a guess')
         """
         check_int("participants", participants, low=0)
-        share = check_real("agreement", agreement, low=0.0, high=1.0)
         width = check_int("labels", self.width if labels is None else labels, low=2)
         slots = self.release.num_slots
-        rows = float(participants if slots is None else min(slots, participants))
-        # P(right label wins) = E[prod over wrong labels of Phi(lead + noise)]; the expectation is a Gauss-Hermite sum.
-        lead = (rows * share - rows * (1.0 - share) / (width - 1)) / self.noise_stddev
-        points, weights = np.polynomial.hermite_e.hermegauss(101)
-        normal = NormalDist()
-        beats = np.array([normal.cdf(lead + float(point)) for point in points]) ** (width - 1)
-        passes = normal.cdf((rows * share - self.noise_floor) / self.noise_stddev)
+        rows = participants if slots is None else min(slots, participants)
+        rests, law = source or RowGuess(), ((1, 1.0),)
+        facts = mean_facts(rests, labels=width, law=law, calibrated=calibrated)
+        votes = facts.votes(rows, 1.0)
+        right = right_with_normal_noise(votes, self.noise_stddev)
+
+        def chance(other: RowFacts) -> float:
+            return right_with_normal_noise(other.votes(rows, 1.0, draws=ROUGH_DRAWS), self.noise_stddev)
+
+        low, high = rests.interval(chance, labels=width, law=law, calibrated=calibrated)
         return {
-            "rows": rows,
+            "rows": float(rows),
             "noise_stddev": self.noise_stddev,
             "noise_floor": self.noise_floor,
-            "right_label_prob": float(beats @ weights / weights.sum()),
-            "passes_floor_prob": passes,
+            "row_right": facts.right,
+            "right_label_prob": right,
+            "right_label_low": min(low, right),
+            "right_label_high": max(high, right),
+            "ceiling_prob": max(facts.ceiling(), right),
+            "passes_floor_prob": top_with_normal_noise(votes, self.noise_stddev, least=self.noise_floor),
+            "rests_on": rests.rests_on,
         }
 
     def _numbers(self) -> dict[str, Any]:

@@ -235,7 +235,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
             aggregation=ProbabilitySum() if wanted.votes == "soft" else VoteSum(),
         )
         texts = similar_texts(private, near)
-        voted, scorer, reading = reader_of(llm, voted, is_wanted=wanted.calibrate, shots=texts.most)
+        voted, scorer, reading = reader_of(llm, voted, is_wanted=wanted.calibrate)
         least = least_votes(wanted, plan)
         report = {**plan.to_dict(), **voted.to_dict(), **reading, **texts.to_dict(), "min_votes": least}
         handles = cls._declared(

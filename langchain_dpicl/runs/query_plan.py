@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from langchain_dpicl.options.rows import Rows
-from langchain_dpicl.planning.design_search import search_designs, shapes_like
+from langchain_dpicl.backends.base import RowHint
+from langchain_dpicl.options.rows import NoiseName, Rows
+from langchain_dpicl.planning.design_search import search_designs
 from langchain_dpicl.planning.expected_utility import (
+    ROUGH_DRAWS,
     RowDesign,
-    agreement_of,
-    noise_deviation,
     noise_scale,
     occupancy,
+    shot_law,
     vote_chances,
     with_redraw,
 )
+from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, with_noise_for
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -95,12 +99,14 @@ class RowsPlan(SharePlan):
         tokens_in = private * (shots * record_tokens + query_tokens) + public * query_tokens
         return Cost(round(private), public, round(tokens_in), round((private + public) * answer_tokens))
 
-    def expected(self, agreement: float) -> dict[str, float]:
-        """Returns occupancy, signal-to-noise and the chances of one release at a guessed `agreement` of rows.
+    def expected(self, source: RowSource | None = None, *, calibrated: bool = False) -> dict[str, Any]:
+        """Returns occupancy and the chances of one release of hard votes, with what they rest on.
 
-        Rows cast hard votes independently; see `expected_utility.vote_chances`. Rows without records vote for nothing.
+        Args:
+          source: where the numbers of rows come from: a `Rehearsal`, or a `RowGuess`; None: the usual guess.
+          calibrated: whether rows are divided by those on content-free inputs, which a rehearsal tells apart.
         """
-        return expected_votes(self, agreement)
+        return expected_votes(self, source, calibrated=calibrated)
 
     def _numbers(self) -> dict[str, Any]:
         return {
@@ -137,27 +143,38 @@ def shown_terms(shown: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def expected_votes(plan: RowsPlan, agreement: float, *, threshold: float | None = None) -> dict[str, float]:
+def expected_votes(
+    plan: RowsPlan, source: RowSource | None, *, calibrated: bool, threshold: float | None = None
+) -> dict[str, Any]:
     """Computes `RowsPlan.expected`; below `threshold` the largest noisy vote is rejected."""
-    check_real("agreement", agreement, low=0.0, high=1.0)
-    release = plan.release
+    release, size = plan.release, plan.public_size
     if not isinstance(release.aggregation, VoteSum | ProbabilitySum):
         expected = "votes or probabilities (other sums have no right label)"
         raise fail("aggregation", expected, release.aggregation.name)
-    fill = occupancy(release, plan.public_size)
-    labels = plan.width - len(release.constants)
-    chances = vote_chances(release, plan.public_size, agreement=agreement, labels=labels, threshold=threshold)
-    right, wrong, *abstained = chances
-    # As `vote_chances` assumes: half of the wrong votes go to one rival, or all of them if there are two labels.
-    rival = (1.0 - agreement) / min(2, max(1, labels - 1))
+    rests, labels = source or RowGuess(), plan.width - len(release.constants)
+    fill, law = occupancy(release, size), shot_law(release, size)
+    facts = mean_facts(rests, labels=labels, law=law, calibrated=calibrated)
+    chances = vote_chances(release, size, facts=facts, threshold=threshold)
+
+    def right(other: RowFacts) -> float:
+        return vote_chances(release, size, facts=other, threshold=threshold, draws=ROUGH_DRAWS).right
+
+    low, high = rests.interval(right, labels=labels, law=law, calibrated=calibrated)
     return {
         "expected_rows": fill.rows,
         "expected_shots": fill.shots,
         "empty_slot_prob": fill.empty,
-        "signal_to_noise": fill.rows * (agreement - rival) / noise_deviation(release),
-        "right_label_prob": float(right),
-        "wrong_label_prob": float(wrong),
-        "abstain_prob": float(sum(abstained)),
+        "row_right": facts.right,
+        "row_correlation": facts.correlation,
+        "row_rival": facts.rival,
+        "right_label_prob": chances.right,
+        "right_label_low": min(low, chances.right),
+        "right_label_high": max(high, chances.right),
+        "wrong_label_prob": chances.wrong,
+        "abstain_prob": chances.abstain,
+        "without_noise_prob": chances.without_noise,
+        "ceiling_prob": max(chances.ceiling, chances.right),
+        "rests_on": rests.rests_on,
     }
 
 
@@ -190,8 +207,8 @@ class QueryPlan(RowsPlan):
         return plan_queries(**shown_terms(shown))
 
 
-# Shots per slot that are compared, as far as they divide the records.
-_SHOTS = (1, 2, 4, 8, 16)
+_SHOTS = (2, 4, 8)
+"""Shots per slot that are compared."""
 
 
 def plan_queries(
@@ -203,7 +220,7 @@ def plan_queries(
     width: int,
     adjacency: Adjacency = "add_remove",
     aggregation: Aggregation | None = None,
-    mechanism: Mechanism | str = "gumbel",
+    mechanism: Mechanism | str | None = None,
     noise_multiplier: float | None = None,
     design: RowDesign | None = None,
     constants: Sequence[float] = (),
@@ -220,9 +237,9 @@ def plan_queries(
       width: candidates of one release, `constants` included.
       adjacency: neighbouring relation.
       aggregation: how rows add up; `VoteSum()` by default.
-      mechanism: a mechanism (its noise is replaced) or its name.
+      mechanism: a mechanism (its noise is replaced) or its name; None: Gaussian for slots, Gumbel for unit rows.
       noise_multiplier: given noise; None calibrates.
-      design: shape of rows; by default `RowDesign.choose(smallest_size=public_size)`.
+      design: shape of rows; by default 20 slots of 4 records, or fewer where there are fewer units.
       constants: public scores of further candidates, such as one to abstain.
       partition: the data set's public id.
       is_rough: calibrates several times faster, with a few percent more noise; for comparisons of many plans.
@@ -233,11 +250,11 @@ def plan_queries(
     check_int("max_queries", max_queries, low=1)
     check_int("width", width, low=len(constants) + 1)
     check_name("partition", partition)
-    shape = with_redraw(check_design(design or RowDesign.choose(smallest_size=public_size), adjacency))
+    shape = with_redraw(check_design(design or declared_design(RowHint(), public_size), adjacency))
     release = ReleasePlan(
         sampler=shape.sampler(public_size),
         aggregation=VoteSum() if aggregation is None else aggregation,
-        mechanism=mechanism_by_name(mechanism)(noise_multiplier=1.0) if isinstance(mechanism, str) else mechanism,
+        mechanism=mechanism_or_usual(mechanism, shape),
         adjacency=adjacency,
         constants=tuple(constants),
     )
@@ -270,20 +287,23 @@ class QueryOption:
 
     Attributes:
       plan: the plan; its noise is up to a few percent higher than that of `plan_queries`.
-      agreement: guessed chance that a row of this shape votes for the right label.
+      row_right: chance that a row of this shape votes for the right label.
       right_label_prob: expected chance of releasing the right label.
-      private_calls: expected private model calls of all queries, one per row.
+      private_calls: expected private model calls of all queries.
+      calibrated: whether rows are divided by those on content-free inputs.
     """
 
     plan: QueryPlan
-    agreement: float
+    row_right: float
     right_label_prob: float
     private_calls: int
+    calibrated: bool = False
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """Sort key, best first: right labels to a tenth of a percent, then fewer calls, then the default mechanism."""
-        return -round(self.right_label_prob, 3), self.private_calls, MECHANISMS.index(self.plan.release.mechanism.name)
+        """Sort key, best first: right labels to half a point, then fewer calls, then the order of mechanisms."""
+        place = MECHANISMS.index(self.plan.release.mechanism.name)
+        return -round(self.right_label_prob / _AS_GOOD), self.private_calls, place
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the option's public numbers."""
@@ -294,17 +314,18 @@ class QueryOption:
             "num_slots": design.num_slots,
             "shots_per_slot": design.shots_per_slot,
             "sampling": design.sampling,
+            "overfill": design.overfill,
+            "calibrated": self.calibrated,
             "noise_multiplier": round(self.plan.noise_multiplier, 4),
-            "agreement": round(self.agreement, 4),
+            "row_right": round(self.row_right, 4),
             "right_label_prob": round(self.right_label_prob, 4),
             "private_calls": self.private_calls,
         }
 
 
-def query_signal(plan: RowsPlan, *, one_shot: float) -> dict[str, float]:
-    """Returns the expected signal of one answer, with the guessed agreement that it assumes."""
-    agreement = agreement_of(occupancy(plan.release, plan.public_size).shots, one_shot=one_shot)
-    return {"agreement": agreement, **plan.expected(agreement)}
+_AS_GOOD = 0.005
+"""Chances of the right label that are taken as equal: the one with fewer calls goes first."""
+_SLOTS, _UNITS, _FILL = (10, 20, 40), (20, 40), 1.5
 
 
 def compare_queries(
@@ -316,15 +337,17 @@ def compare_queries(
     labels: int,
     adjacency: Adjacency = "add_remove",
     aggregation: VoteSum | ProbabilitySum | None = None,
-    mechanisms: Sequence[str] = MECHANISMS,
+    mechanisms: Sequence[str] = ("gaussian", "gumbel", "permute_and_flip"),
     base: RowDesign | None = None,
     abstain_below: float | None = None,
-    agreement: float = 0.6,
+    source: RowSource | None = None,
+    readings: Mapping[bool, int] | None = None,
+    max_calls: int | None = None,
 ) -> list[QueryOption]:
-    """Returns designs at equal records per query and equal epsilon, best first (see `QueryOption.rank`).
+    """Returns designs at equal epsilon, best first (see `QueryOption.rank`).
 
-    Compares unit rows and slots of 1, 2, 4 ... shots with the first mechanism, then the other mechanisms on the best
-    shape. Shapes with more rows than declared units are omitted.
+    Compares 20 and 40 unit rows, and 10, 20 and 40 slots of 2, 4 and 8 records with two fills, with the first
+    mechanism; then the other mechanisms on the best shape. Shapes with more records than declared units are omitted.
 
     Args:
       public_size: declared number of units.
@@ -335,22 +358,29 @@ def compare_queries(
       adjacency: neighbouring relation.
       aggregation: how rows add up; `VoteSum()` by default.
       mechanisms: names, at least one; shapes are compared with the first.
-      base: starting shape; its records per query (`num_slots * shots_per_slot`) are kept.
+      base: a further shape to compare.
       abstain_below: share of the expected rows, the constant score of a further candidate; None: there is none.
-      agreement: guessed chance that a one-shot row votes for the right label.
+      source: where the numbers of rows come from; None: the usual guess.
+      readings: calls per row by whether rows are calibrated; None: as they are, for one call.
+      max_calls: most private calls of one query; None: any number.
     """
     check_int("labels", labels, low=2)
     check_int("public_size", public_size, low=1)
-    check_real("agreement", agreement, low=0.0, high=1.0)
     if abstain_below is not None:
         check_real("abstain_below", abstain_below, low=0.0, high=1.0, low_open=True)
     if not mechanisms:
         raise fail("mechanisms", f"at least one of {MECHANISMS}", mechanisms)
-    start = base or RowDesign.choose(smallest_size=public_size)
+    rests, reads = source or RowGuess(), readings or {False: 1}
+    dearest = math.inf if max_calls is None else float(check_int("max_calls", max_calls, low=1))
+    fitting = {False: dearest} if readings is None else {read: dearest / calls for read, calls in reads.items()}
 
-    def option(key: tuple[str, RowDesign]) -> QueryOption:
+    def option(key: tuple[str, RowDesign]) -> QueryOption | None:
         mechanism, design = key
-        constants = () if abstain_below is None else (abstain_below * expected_rows(design, public_size),)
+        rows = expected_rows(design, public_size)
+        affordable = [calibrated for calibrated, most in fitting.items() if rows <= most]
+        if not affordable:
+            return None
+        constants = () if abstain_below is None else (abstain_below * rows,)
         plan = plan_queries(
             public_size,
             epsilon=epsilon,
@@ -364,53 +394,60 @@ def compare_queries(
             constants=constants,
             is_rough=True,
         )
-        signal = query_signal(plan, one_shot=agreement)
-        return QueryOption(plan, signal["agreement"], signal["right_label_prob"], plan.cost().private_calls)
+        options = [_option(plan, rests, calibrated, reads[calibrated]) for calibrated in affordable]
+        return min(options, key=lambda one: one.rank)
 
     first, *others = dict.fromkeys(mechanisms)
-    others_like = shapes_like(start, _SHOTS, sampling=start.sampling)
-    shapes = [start, *(shape for shape in others_like if shape != start and shape.num_slots <= public_size)]
+    shapes = dict.fromkeys([*([] if base is None else [base]), *candidate_shapes(public_size)])
     # Mechanisms are compared on one shape only: every option costs a calibration.
-    return search_designs(
+    found = search_designs(
         option,
         lambda _: ((first, shape) for shape in shapes),
-        lambda found: ((name, found[0].plan.design) for name in others),
+        lambda best: ((name, best[0].plan.design) for name in others) if best else (),
     )
+    if not found:
+        raise fail("max_calls", "at least the rows of the smallest design", max_calls)
+    return found
 
 
-def recommended_design(
-    public_size: int,
-    *,
-    epsilon: float | None,
-    delta: float,
-    max_queries: int,
-    labels: int,
-    adjacency: Adjacency = "add_remove",
-    mechanism: str = "gumbel",
-) -> RowDesign:
-    """Returns the best shape of rows at 40 records per query, or one per unit if there are fewer units.
+def _option(plan: QueryPlan, source: RowSource, calibrated: bool, calls: int) -> QueryOption:
+    size = plan.public_size
+    labels = plan.width - len(plan.release.constants)
+    facts = mean_facts(source, labels=labels, law=shot_law(plan.release, size), calibrated=calibrated)
+    right = vote_chances(plan.release, size, facts=facts).right
+    return QueryOption(plan, facts.right, right, plan.cost(calls_per_row=calls).private_calls, calibrated)
 
-    Args:
-      public_size: declared number of units.
-      epsilon: the share; None, if noise is given instead, returns `RowDesign.choose` without a comparison.
-      delta: its delta.
-      max_queries: answers that the share pays for.
-      labels: labels an answer can have.
-      adjacency: neighbouring relation.
-      mechanism: "gumbel", "gaussian" or "permute_and_flip".
-    """
-    if epsilon is None:
-        return RowDesign.choose(smallest_size=check_int("public_size", public_size, low=1))
-    options = compare_queries(
-        public_size,
-        epsilon=epsilon,
-        delta=delta,
-        max_queries=max_queries,
-        labels=labels,
-        adjacency=adjacency,
-        mechanisms=(mechanism,),
-    )
-    return options[0].plan.design
+
+def candidate_shapes(public_size: int) -> Iterator[RowDesign]:
+    """Yields the shapes that are compared, as far as there are enough units; at least one."""
+    for units in _UNITS:
+        if units <= public_size:
+            yield RowDesign.choose(rows="units", num_slots=units)
+    for slots, shots, fill in itertools.product(_SLOTS, _SHOTS, (None, _FILL)):
+        shape = RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots, overfill=fill)
+        is_new = fill is None or fill != RowDesign.choose(rows="slots", shots_per_slot=shots).overfill
+        if is_new and slots * shots * shape.overfill <= public_size:
+            yield shape
+    if public_size < min(_UNITS):
+        yield declared_design(RowHint(), public_size)
+
+
+def declared_design(hint: RowHint, public_size: int) -> RowDesign:
+    """Returns the shape of rows that an engine declares, with fewer records where there are not as many units."""
+    shots = min(hint.shots, public_size)
+    slots = max(1, min(hint.slots, public_size // shots))
+    return RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots)
+
+
+def mechanism_or_usual(mechanism: Mechanism | str | None, design: RowDesign) -> Mechanism:
+    """Returns a mechanism, made of its name if that is given."""
+    name = mechanism_for(design) if mechanism is None else mechanism
+    return mechanism_by_name(name)(noise_multiplier=1.0) if isinstance(name, str) else name
+
+
+def mechanism_for(design: RowDesign) -> NoiseName:
+    """Returns the mechanism where none was asked for: Gaussian noise in slots, Gumbel noise on unit rows."""
+    return "gaussian" if design.rows == "slots" else "gumbel"
 
 
 def expected_rows(design: RowDesign, public_size: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
@@ -9,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from langchain_dpicl._templates import Template
+from langchain_dpicl.backends.base import row_hint_of
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.options.answers import LabelAnswers, Votes
@@ -49,6 +52,13 @@ class RecordFields(Protocol):
 
 VoteOutcome: TypeAlias = tuple[int | None, tuple[float, ...] | None]
 """Place of the label (None: abstained) and the noisy votes, if they were released."""
+
+
+def wording_digest(task: VotingTask) -> str:
+    """Returns the digest of what a prompt says besides its examples: templates, labels and their texts."""
+    shown = {name: value for name, value in task.to_dict().items() if name != "content_free"}
+    shown["labels"] = sorted(shown["labels"])
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +189,20 @@ def check_other_label(answers: LabelAnswers) -> None:
         raise fail("LabelAnswers.other_label", "the default", answers.other_label, advice)
 
 
+def choice_engine(llm: Any, task: VotingTask) -> Any:
+    """Returns what a model has for choosing among labels; errors as `reader_of`."""
+    return as_choice_backend(llm, votes="text" if task.votes == "text" else None)
+
+
 def reader_of(
-    llm: Any, task: VotingTask, *, is_wanted: bool | None, shots: int, other: bool = False
+    llm: Any, task: VotingTask, *, is_wanted: bool | None, other: bool = False
 ) -> tuple[VotingTask, LabelRows, dict[str, str]]:
     """Returns the task as it will run, the source of label rows, and what reports say about the model.
 
     Args:
       llm: the model.
       task: with the content-free inputs that there would be.
-      is_wanted: whether to calibrate; None: where the model goes on writing the prompt and a row holds one record.
-      shots: records per row.
+      is_wanted: whether to calibrate; None: where the model goes on writing the prompt and declares nothing else.
       other: whether answers in text that name no label are a candidate of their own.
 
     Raises:
@@ -196,12 +210,13 @@ def reader_of(
       ModelCallError: it could not be reached.
       ConfigurationError: it cannot tell the labels apart.
     """
-    engine = as_choice_backend(llm, votes="text" if task.votes == "text" else None)
+    engine = choice_engine(llm, task)
     texts = list(task.texts.values())
     scorer = LabelRows(engine, texts, calibrate=False, other=other)
     # A chat model answers in a message of its own: its content-free rows say little about its bias.
     goes_on_writing = scorer.kind in {"whole labels", "first tokens"}
-    if task.content_free and (is_wanted or (goes_on_writing and shots == 1)):
+    wanted = goes_on_writing and row_hint_of(engine).calibrate if is_wanted is None else is_wanted
+    if task.content_free and wanted:
         scorer = LabelRows(engine, texts, calibrate=True)
     else:
         task = replace(task, content_free=())

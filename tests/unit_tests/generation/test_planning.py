@@ -116,7 +116,8 @@ def test_the_design_chooses_its_sampler() -> None:
     assert isinstance(RowDesign.choose().sampler(1000), PoissonUnits)
     assert isinstance(RowDesign.choose(shots_per_slot=2).sampler(1000), PoissonSlots)
     assert isinstance(RowDesign.choose(sampling="fixed").sampler(1000), BalancedSlots)
-    assert RowDesign.choose(num_slots=40, shots_per_slot=4).sampler(1000).sampling_rate == pytest.approx(0.24)
+    assert RowDesign.choose(num_slots=40, shots_per_slot=4).sampler(1000).sampling_rate == pytest.approx(0.16)
+    assert RowDesign.choose(num_slots=40, shots_per_slot=2).sampler(1000).sampling_rate == pytest.approx(0.12)
     with pytest.raises(ConfigurationError, match="public_size"):
         RowDesign.choose(num_slots=100).sampler(99)
 

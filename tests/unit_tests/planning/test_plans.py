@@ -56,7 +56,7 @@ class TestQueries(PlanContract):
 
 class TestLabels(PlanContract):
     plans = (
-        plan_labelling(900, **NOISE, max_queries=9, width=3, teachers="one_sample", design=SLOTS),
+        plan_labelling(900, **NOISE, max_queries=9, width=3, teachers="one_sample", design=SLOTS, mechanism="gumbel"),
         plan_labelling(900, **NOISE, max_queries=9, width=3, mechanism="gaussian", threshold=4.0),
         plan_labelling(900, **NOISE, max_queries=9, width=3, teachers="fixed", adjacency="replace_one"),
     )

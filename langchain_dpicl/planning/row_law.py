@@ -1,0 +1,375 @@
+"""What rows of one shape are worth: three numbers, how they are estimated, and the votes that they lead to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.random import PCG64, Generator
+from numpy.typing import NDArray
+
+from langchain_dpicl.privacy._validate import check_int, check_real, fail
+
+if TYPE_CHECKING:
+    from typing import Self
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_NODES = 128
+"""Quantiles of the law of a question's share of right rows."""
+_LEAST_DRAWS, _MOST_DRAWS, _NUMBERS = 4, 32, 40_000
+_SEED = 20_230_926
+"""Of the questions that a plan is computed on: public numbers, which protect nobody."""
+_ALIKE = 0.98
+"""Largest correlation; at 1 the Beta law has no density."""
+
+EXPECTED_CORRELATION = 0.55
+"""Rows of real models on three labels and more: recorded votes .49 to .64, fitted to published curves .56 and .58."""
+EXPECTED_CORRELATION_OF_TWO = 0.75
+"""On two labels, fitted to published curves: .76 and .91."""
+
+
+def expected_correlation(labels: int) -> float:
+    """Returns the correlation of rows where nothing was measured."""
+    return EXPECTED_CORRELATION if labels > 2 else EXPECTED_CORRELATION_OF_TWO
+
+
+def expected_rival(labels: int) -> float:
+    """Returns the chance that two wrong rows name the same label where nothing was measured."""
+    return 1.0 if labels <= 2 else 0.55 + 0.45 / (labels - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What rows of one shape are worth, on one task and model.
+
+    A question has a chance `p` that a row is right, drawn from a Beta law with mean `right` and intraclass correlation
+    `correlation`. Its other votes are spread over the wrong labels by one symmetric Dirichlet draw per question, such
+    that two wrong rows name the same label with chance `rival`.
+
+    Attributes:
+      right: share of rows that vote for the right label, in [0, 1].
+      correlation: of "the row is right" between two rows of a question, in [0, 1).
+      rival: chance that two wrong rows of a question name the same label, from 1 / (labels - 1) to 1.
+      labels: labels that an answer can have.
+
+    >>> RowFacts(right=0.6, correlation=0.55, rival=0.7, labels=4).ceiling()
+    0.609...
+    """
+
+    right: float
+    correlation: float
+    rival: float
+    labels: int
+
+    def __post_init__(self) -> None:
+        check_int("labels", self.labels, low=2)
+        check_real("right", self.right, low=0.0, high=1.0)
+        check_real("correlation", self.correlation, low=0.0, high=1.0)
+        check_real("rival", self.rival, low=0.0, high=1.0)
+
+    @classmethod
+    def mean(cls, facts: Sequence[Self], weights: Sequence[float]) -> Self:
+        """Returns the weighted mean of facts of the same labels, number by number."""
+        names = ("right", "correlation", "rival")
+        numbers = {
+            name: float(np.average([getattr(one, name) for one in facts], weights=np.asarray(weights, np.float64)))
+            for name in names
+        }
+        return cls(**numbers, labels=facts[0].labels)
+
+    @property
+    def rests_on(self) -> str:
+        """What a chance rests on, in words."""
+        return "numbers that were given"
+
+    def facts(self, *, labels: int, shots: float, calibrated: bool = False) -> Self:  # noqa: ARG002  the same for all
+        """Returns the same numbers for rows of any size, so that facts are a source too.
+
+        Args:
+          labels: must be theirs.
+          shots: records of a row.
+          calibrated: whether rows are divided by those on content-free inputs.
+        """
+        if labels != self.labels:
+            raise fail("labels", f"{self.labels}, as of the facts", labels)
+        return self
+
+    def interval(self, chance: Callable[[Self], float], **_: Any) -> tuple[float, float]:
+        """Returns the chance itself, twice: nothing is unknown."""
+        return (chance(self),) * 2
+
+    def shares(self) -> Floats:
+        """Returns float64[questions, labels]: the chances of a row's vote on each of many questions, right first."""
+        right = np.repeat(self._right_quantiles(), _draws(self.labels))
+        return np.concatenate([right[:, None], (1.0 - right)[:, None] * self._spread(right.size)], axis=1)
+
+    def ceiling(self) -> float:
+        """Returns the chance of the right label with any number of such rows and no noise: the most there is."""
+        shares = self.shares()
+        return float(_wins_fairly(shares).mean())
+
+    def votes(self, trials: int, used: float, *, draws: int | None = None) -> Floats:
+        """Returns float64[questions, labels]: the votes on each of many questions, right label first.
+
+        The number of right votes is stratified over its quantiles, so that the mean over the questions is exact to
+        about a tenth of a point; the split of the wrong ones is drawn with a constant public seed.
+
+        Args:
+          trials: rows, or units that may be drawn as a row.
+          used: chance that one of them votes.
+          draws: draws at each of 128 nodes; None: as many as the time of one plan allows.
+        """
+        draws = draws or _draws(self.labels)
+        chances = used * self._right_quantiles()
+        # Each node's quantiles are shifted against those of the others, by van der Corput's sequence.
+        shift = _van_der_corput(_NODES)[:, None]
+        quantiles = (np.arange(draws)[None, :] + shift) / draws
+        right = _binomial_quantiles(trials, chances, quantiles).ravel()
+        chance = np.repeat(chances, draws)
+        other = np.where(chance < 1.0, (used - chance) / np.maximum(1.0 - chance, 1e-300), 0.0).clip(0.0, 1.0)
+        rng = Generator(PCG64(_SEED + 1))
+        wrong = rng.binomial((trials - right).astype(np.int64), other)
+        spread = self._spread(right.size)
+        return np.concatenate([right[:, None], rng.multinomial(wrong, spread).astype(np.float64)], axis=1)
+
+    def _right_quantiles(self) -> Floats:
+        """Returns float64[128]: midpoint quantiles of a question's share of right rows."""
+        from scipy import special
+
+        if self.correlation < 1e-3 or self.right in {0.0, 1.0}:
+            return np.full(_NODES, self.right)
+        alike = min(self.correlation, _ALIKE)
+        strength = (1.0 - alike) / alike
+        middle = (np.arange(_NODES) + 0.5) / _NODES
+        quantiles = special.betaincinv(self.right * strength, (1.0 - self.right) * strength, middle)
+        return np.asarray(np.nan_to_num(quantiles).clip(0.0, 1.0))
+
+    def _spread(self, num: int) -> Floats:
+        """Returns float64[num, labels - 1]: how each question's wrong votes are spread over the wrong labels."""
+        others = self.labels - 1
+        if others == 1:
+            return np.ones((num, 1))
+        rng = Generator(PCG64(_SEED))
+        even = 1.0 / others
+        rival = min(max(self.rival, even), 1.0)
+        if rival <= even + 1e-6:
+            return np.full((num, others), even)
+        alpha = max((1.0 - rival) / (rival - even) / others, 1e-6)
+        # A gamma number of a tiny shape is below every float, so it is drawn as a logarithm:
+        # G(a) has the law of G(a + 1) U^(1/a).
+        logs = np.log(rng.standard_gamma(alpha + 1.0, size=(num, others))) + np.log(rng.random((num, others))) / alpha
+        weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+ShotLaw: TypeAlias = Sequence[tuple[int, float]]
+"""How many records a row in use shows, with the chance of each number."""
+
+
+class RowSource(Protocol):
+    """Where the numbers of rows come from: a guess, or what was measured on public examples."""
+
+    @property
+    def rests_on(self) -> str:
+        """What a chance rests on, in words."""
+
+    def facts(self, *, labels: int, shots: float, calibrated: bool) -> RowFacts:
+        """Returns the numbers of rows of so many records.
+
+        Args:
+          labels: labels that an answer can have.
+          shots: records of a row.
+          calibrated: whether rows are divided by those on content-free inputs.
+        """
+
+    def interval(
+        self, chance: Callable[[RowFacts], float], *, labels: int, law: ShotLaw, calibrated: bool
+    ) -> tuple[float, float]:
+        """Returns the range in which a chance is likely to be, from what is not known about the rows.
+
+        Args:
+          chance: of rows with the given numbers.
+          labels: labels that an answer can have.
+          law: how many records a row shows.
+          calibrated: as of `facts`.
+        """
+
+
+def mean_facts(source: RowSource, *, labels: int, law: ShotLaw, calibrated: bool) -> RowFacts:
+    """Returns the numbers of rows, averaged over how many records they show."""
+    facts = [source.facts(labels=labels, shots=float(shots), calibrated=calibrated) for shots, _ in law]
+    return RowFacts.mean(facts, [chance for _, chance in law])
+
+
+@dataclass(frozen=True, slots=True)
+class RowGuess:
+    """What rows are taken to be worth where nothing was measured.
+
+    A row of k records is right with chance `1/L + (1 - 1/L) min(.95, skill + growth log2 k)` on L labels. The usual
+    numbers are the median of 20 base models on four tasks (skill of four records: .23 on TREC, .34 on DBPedia, .49 on
+    AGNews, .63 on SST-2), and the correlation of recorded votes.
+
+    Attributes:
+      skill: share of the way from chance to certainty of a one-shot row, in [0, 1].
+      growth: what doubling the records adds to it.
+      correlation: intraclass correlation of "the row is right"; None: .55, or .75 on two labels.
+    """
+
+    skill: float = 0.35
+    growth: float = 0.05
+    correlation: float | None = None
+
+    def __post_init__(self) -> None:
+        check_real("skill", self.skill, low=0.0, high=1.0)
+        check_real("growth", self.growth, low=0.0, high=1.0)
+        if self.correlation is not None:
+            check_real("correlation", self.correlation, low=0.0, high=1.0)
+
+    @property
+    def rests_on(self) -> str:
+        """What a chance rests on, in words."""
+        return "a guess"
+
+    def facts(self, *, labels: int, shots: float, calibrated: bool = False) -> RowFacts:  # noqa: ARG002  not measured
+        """Returns the numbers of rows of so many records."""
+        correlation = expected_correlation(labels) if self.correlation is None else self.correlation
+        return self._facts(labels, shots, skill=self.skill, correlation=correlation)
+
+    def interval(
+        self,
+        chance: Callable[[RowFacts], float],
+        *,
+        labels: int,
+        law: ShotLaw,
+        calibrated: bool = False,  # noqa: ARG002  not measured
+    ) -> tuple[float, float]:
+        """Returns the chances of poor rows that are alike, and of good rows that are less so."""
+        shots = sum(count * share for count, share in law) / sum(share for _, share in law)
+        low, high = (0.55, 0.9) if labels <= 2 else (0.4, 0.7)
+        ends = (
+            chance(self._facts(labels, shots, skill=min(self.skill, _POOR), correlation=high)),
+            chance(self._facts(labels, shots, skill=max(self.skill, _GOOD), correlation=low)),
+        )
+        return min(ends), max(ends)
+
+    def _facts(self, labels: int, shots: float, *, skill: float, correlation: float) -> RowFacts:
+        skilled = min(0.95, skill + self.growth * float(np.log2(max(shots, 1.0))))
+        chance = 1.0 / check_int("labels", labels, low=2)
+        return RowFacts(chance + (1.0 - chance) * skilled, correlation, expected_rival(labels), labels)
+
+
+_POOR, _GOOD = 0.15, 0.6
+"""Skill of a one-shot row on a task that is hard for the model, and on an easy one."""
+
+
+def estimate_facts(
+    votes: Any,
+    gold: Any,
+    *,
+    labels: int,
+    weights: Any = None,
+    deals: Sequence[int] | None = None,
+    within: bool = True,
+    invented: float = 4.0,
+) -> RowFacts:
+    """Estimates the numbers of rows from their votes on questions whose answers are known.
+
+    All three are counts of rows and of pairs of rows of the same question (moments), so a failed row counts as wrong
+    and weights make a bootstrap.
+
+    Args:
+      votes: int[questions, rows] places of labels; -1: no vote.
+      gold: int[questions] places of the right labels.
+      labels: labels that an answer can have.
+      weights: float64[questions]; None: each question counts once.
+      deals: int[rows]: the deal that each row is of; the rows of one deal show different examples. None: one deal.
+      within: whether pairs of the same deal are counted, whose rows share no example, or pairs of different deals.
+      invented: questions of the expected correlation and rival that are added, against the chance of few questions.
+    """
+    cast, place = np.asarray(votes), np.asarray(gold)
+    count = np.ones(len(cast)) if weights is None else np.asarray(weights, dtype=np.float64)
+    rows, total = cast.shape[1], float(count.sum())
+    tallies = _tallies(cast, deals, labels)  # [deals, questions, labels]
+    right = np.take_along_axis(tallies, place[None, :, None], axis=2)[:, :, 0]
+    mean = float(count @ right.sum(axis=0)) / (total * rows)
+    wrong = tallies.copy()
+    np.put_along_axis(wrong, place[None, :, None], 0, axis=2)
+    sizes = _tallies(np.zeros_like(cast[:1]), deals, 1)[:, 0, :]  # [deals, 1]: rows of each deal
+    alike = float(count @ _pairs(wrong, within).sum(axis=-1))
+    wrong_pairs = float(count @ _pairs(wrong.sum(axis=2, keepdims=True), within)[:, 0])
+    rival = (alike + 4.0 * invented * expected_rival(labels)) / max(wrong_pairs + 4.0 * invented, 1e-12)
+    correlation, variance = expected_correlation(labels), mean * (1.0 - mean)
+    pairs = float(_pairs(sizes[:, None, :], within)[0, 0])
+    if variance > 0 and pairs > 0 and total > 1:
+        both = float(count @ _pairs(right[:, :, None], within)[:, 0]) / (total * pairs)
+        # The unbiased square of the mean, over pairs of different questions.
+        share = right.sum(axis=0) / rows
+        square = ((mean * total) ** 2 - float((count * share) @ (count * share))) / (
+            total * total - float(count @ count)
+        )
+        measured = min(max((both - square) / variance, 0.0), _ALIKE)
+        weight = invented / (invented + total)
+        correlation = (1.0 - weight) * measured + weight * correlation
+    return RowFacts(mean, correlation, min(max(rival, 1.0 / max(1, labels - 1)), 1.0), labels)
+
+
+def _tallies(votes: Ints, deals: Sequence[int] | None, labels: int) -> Ints:
+    """Returns int64[deals, questions, labels]: the votes for each label in each deal."""
+    dealt = np.zeros(votes.shape[1], dtype=np.int64) if deals is None else np.asarray(deals)
+    names = np.arange(labels)
+    return np.stack(
+        [(votes[:, dealt == deal, None] == names).sum(axis=1) for deal in range(int(dealt.max(initial=0)) + 1)]
+    )
+
+
+def _pairs(tallies: Any, within: bool) -> Floats:
+    """Returns float64[questions, columns]: ordered pairs of rows that are counted together, by column."""
+    counts = np.asarray(tallies, dtype=np.float64)
+    inside = (counts * (counts - 1.0)).sum(axis=0)
+    if within:
+        return np.asarray(inside)
+    whole = counts.sum(axis=0)
+    return np.asarray(whole * whole - (counts * counts).sum(axis=0))
+
+
+def wins_fairly(votes: Floats) -> Floats:
+    """Returns float64[questions]: the chance that the right label, column 0, has the most votes, equals sharing it."""
+    return np.where(votes.max(axis=1) > 0, _wins_fairly(votes), 1.0 / votes.shape[1])
+
+
+def _wins_fairly(votes: Floats) -> Floats:
+    top = votes >= votes.max(axis=1, keepdims=True)
+    return np.asarray(top[:, 0] / top.sum(axis=1))
+
+
+def _draws(labels: int) -> int:
+    """Returns how many draws stand at each node: fewer with many labels, for the time of a plan."""
+    wanted = _NUMBERS / (_NODES * labels)
+    return int(2 ** np.clip(np.round(np.log2(wanted)), np.log2(_LEAST_DRAWS), np.log2(_MOST_DRAWS)))
+
+
+@functools.cache
+def _van_der_corput(count: int) -> Floats:
+    """Returns float64[count]: the first numbers of van der Corput's sequence in base 2, moved off 0."""
+    bits = int(count - 1).bit_length()
+    reversed_bits = [int(f"{place:0{bits}b}"[::-1], 2) for place in range(count)]
+    return (np.array(reversed_bits) + 0.5) / (1 << bits)
+
+
+def _binomial_quantiles(trials: int, chances: Floats, quantiles: Floats) -> Floats:
+    """Returns float64[nodes, draws]: the quantiles of Binomial(trials, chances[node])."""
+    from scipy import special
+
+    deviation = np.sqrt(trials * chances * (1.0 - chances))
+    low = int(max(0.0, np.floor((trials * chances - 7.0 * deviation).min()) - 1.0))
+    high = int(min(float(trials), np.ceil((trials * chances + 7.0 * deviation).max()) + 1.0))
+    counts = np.arange(low, high + 1)
+    below = special.bdtr(counts[None, :].astype(np.float64), trials, chances[:, None])
+    below[:, -1] = 1.0
+    places = [np.searchsorted(row, wanted) for row, wanted in zip(below, quantiles, strict=True)]
+    return np.asarray(counts[np.asarray(places)], dtype=np.float64)

@@ -1,0 +1,384 @@
+"""Chooses rows and noise from a rehearsal, and says whether private votes beat what is free."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.random import PCG64, Generator
+from numpy.typing import NDArray
+
+from langchain_dpicl.backends.base import RowHint, row_hint_of
+from langchain_dpicl.exceptions import RestsOnGuessWarning
+from langchain_dpicl.options.base import html_table
+from langchain_dpicl.options.rows import NoiseName, Rows
+from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, RowDesign, shot_law, vote_chances
+from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts
+from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
+from langchain_dpicl.rehearsal.rehearsal import WIDER, Rehearsal
+from langchain_dpicl.runs.query_plan import (
+    QueryPlan,
+    candidate_shapes,
+    declared_design,
+    design_of_queries,
+    expected_rows,
+    mechanism_for,
+    plan_queries,
+)
+from langchain_dpicl.tasks.labels import VotingTask, wording_digest
+
+Verdict: TypeAlias = Literal["beats what is free", "perhaps better than what is free", "no better than what is free"]
+
+WORTH = 0.02
+"""Gain over what is free from which on private votes are worth their epsilon."""
+_SPLITS, _SEED = 3, 20_230_928
+_RESAMPLES = 24
+_SURE = 1.28
+"""Deviations of a one-sided 90 % bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRival:
+    """An answer that costs no privacy.
+
+    Attributes:
+      name: what answers.
+      shots: public examples of a row; 0: none.
+      calibrated: whether rows are divided by those on content-free inputs.
+      right: chance of the right label.
+    """
+
+    name: str
+    shots: int
+    calibrated: bool
+    right: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The best rows and noise for private votes, beside the best that is free.
+
+    Attributes:
+      plan: the plan of the votes; its noise is up to a few percent higher than a component's.
+      calibrated: whether rows are divided by those on content-free inputs.
+      row_right: share of rows that are right.
+      right: expected chance of the right label: chosen on one half of the questions, predicted on the other.
+      low: lower end of its 90 % interval.
+      high: upper end of its 90 % interval.
+      at_most: chance of the right label with any number of such rows and no noise.
+      free: the best that is free.
+      gain: expected gain over it, predicted as `right` is.
+      gain_low: lower end of its 80 % interval.
+      verdict: what follows.
+      rests_on: what all of it rests on.
+    """
+
+    plan: QueryPlan
+    calibrated: bool
+    row_right: float
+    right: float
+    low: float
+    high: float
+    at_most: float
+    free: FreeRival
+    gain: float
+    gain_low: float
+    verdict: Verdict
+    rests_on: str
+
+    @property
+    def spends(self) -> bool:
+        """Whether private votes are recommended."""
+        return self.verdict != "no better than what is free"
+
+    @property
+    def design(self) -> RowDesign:
+        """The shape of rows."""
+        return self.plan.design
+
+    @property
+    def private_calls(self) -> int:
+        """Private model calls of one query, calibration included where there is one content-free input."""
+        return round(self.plan.expected_rows) * (2 if self.calibrated else 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public numbers as JSON values."""
+        design = self.design
+        return {
+            "epsilon": self.plan.epsilon,
+            "max_queries": self.plan.max_queries,
+            "rows": design.rows,
+            "num_slots": design.num_slots,
+            "shots_per_slot": design.shots_per_slot,
+            "overfill": design.overfill,
+            "mechanism": self.plan.release.mechanism.name,
+            "calibrated": self.calibrated,
+            "row_right": self.row_right,
+            "right_label_prob": self.right,
+            "right_label_low": self.low,
+            "right_label_high": self.high,
+            "ceiling_prob": self.at_most,
+            "free": dataclasses.asdict(self.free),
+            "gain": self.gain,
+            "gain_low": self.gain_low,
+            "verdict": self.verdict,
+            "rests_on": self.rests_on,
+            "private_calls": self.private_calls,
+        }
+
+    def _repr_html_(self) -> str:
+        return html_table("Proposal", self.to_dict())
+
+
+def propose_rows(
+    rehearsal: Rehearsal,
+    public_size: int,
+    *,
+    epsilon: float,
+    delta: float,
+    max_queries: int,
+    adjacency: Adjacency = "add_remove",
+    mechanism: NoiseName | None = None,
+    calibrate: bool | None = None,
+    max_calls: int | None = None,
+) -> Proposal:
+    """Chooses rows and noise for votes from a rehearsal.
+
+    The best of many plans looks better than it is, because chance takes part in the choice. So the plan is chosen on
+    all questions, and its chance is predicted by choosing on one half of them and predicting with the other half.
+
+    Args:
+      rehearsal: what the model did with public examples.
+      public_size: declared number of units.
+      epsilon: the share.
+      delta: its delta.
+      max_queries: answers that the share pays for.
+      adjacency: neighbouring relation.
+      mechanism: of all designs; None: Gaussian in slots, Gumbel on unit rows.
+      calibrate: how rows are read; None: as the rehearsal speaks for.
+      max_calls: most private calls of one query.
+
+    Raises:
+      ConfigurationError: a number out of range, no design within `max_calls`, or rows were not read that way.
+    """
+    reads = [read for read in rehearsal.readings if calibrate is None or read == calibrate]
+    if not reads:
+        raise fail("calibrate", f"one of {list(rehearsal.readings)}, as rows were rehearsed", calibrate)
+    plans = list(
+        _plans(
+            public_size,
+            epsilon=epsilon,
+            delta=delta,
+            max_queries=max_queries,
+            adjacency=adjacency,
+            mechanism=mechanism,
+            width=len(rehearsal.labels),
+            most=None if max_calls is None else check_int("max_calls", max_calls, low=1),
+        )
+    )
+    options = [_Option(plan, read) for plan in plans for read in reads if _is_affordable(plan, read, max_calls)]
+    if not options:
+        raise fail("max_calls", "at least the rows of the smallest design", max_calls)
+    search = _Search(rehearsal, options)
+    chosen, rival = search.best(None), search.best_free(None)
+    right, gain = search.cross_fitted()
+    facts = mean_facts(rehearsal, labels=len(rehearsal.labels), law=chosen.law, calibrated=chosen.calibrated)
+    rights, gains = search.resampled(chosen, rival)
+    half = WIDER * 1.645 * float(np.std(rights))
+    gain_low = gain - WIDER * _SURE * float(np.std(gains))
+    return Proposal(
+        plan=chosen.plan,
+        calibrated=chosen.calibrated,
+        row_right=facts.right,
+        right=right,
+        low=max(0.0, right - half),
+        high=min(1.0, right + half),
+        at_most=max(facts.ceiling(), right),
+        free=rival,
+        gain=gain,
+        gain_low=gain_low,
+        verdict=_verdict(gain, gain_low, is_same=rehearsal.origin == "same"),
+        rests_on=rehearsal.rests_on,
+    )
+
+
+def _verdict(gain: float, gain_low: float, *, is_same: bool) -> Verdict:
+    if gain <= WORTH:
+        return "no better than what is free"
+    return "beats what is free" if gain_low > 0.0 and is_same else "perhaps better than what is free"
+
+
+def _plans(public_size: int, *, most: int | None, mechanism: NoiseName | None, **terms: Any) -> Iterator[QueryPlan]:
+    for shape in candidate_shapes(public_size):
+        if most is None or expected_rows(shape, public_size) <= most:
+            noise = mechanism_for(shape) if mechanism is None else mechanism
+            yield plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, **terms)
+
+
+def _is_affordable(plan: QueryPlan, calibrated: bool, max_calls: int | None) -> bool:
+    return max_calls is None or plan.expected_rows * (2 if calibrated else 1) <= max_calls
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Option:
+    plan: QueryPlan
+    calibrated: bool
+
+    @property
+    def law(self) -> Sequence[tuple[int, float]]:
+        return shot_law(self.plan.release, self.plan.public_size)
+
+    @property
+    def calls(self) -> float:
+        return self.plan.expected_rows * (2 if self.calibrated else 1)
+
+    def right(self, facts: RowFacts) -> float:
+        return vote_chances(self.plan.release, self.plan.public_size, facts=facts, draws=ROUGH_DRAWS).right
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Chooses among plans, and among what is free, on weighted questions."""
+
+    rehearsal: Rehearsal
+    options: Sequence[_Option]
+
+    def right(self, option: _Option, weights: NDArray[np.float64] | None) -> float:
+        facts = [
+            self.rehearsal.facts(shots=float(shots), calibrated=option.calibrated, weights=weights)
+            for shots, _ in option.law
+        ]
+        return option.right(RowFacts.mean(facts, [share for _, share in option.law]))
+
+    def best(self, weights: NDArray[np.float64] | None) -> _Option:
+        """Returns the plan with the most right labels, to half a point, and then with the fewest calls."""
+        return min(self.options, key=lambda option: (-round(self.right(option, weights) / 0.005), option.calls))
+
+    def free(self, weights: NDArray[np.float64] | None) -> Iterator[FreeRival]:
+        """Yields what is free: the model without examples, and votes of the public examples, raw and calibrated."""
+        shape = RowHint()
+        for read in self.rehearsal.readings:
+            name = "zero-shot, calibrated" if read else "zero-shot"
+            yield FreeRival(name, 0, read, self.rehearsal.zero_shot(read, weights=weights))
+            for shots in self.rehearsal.shots(read):
+                if shots >= min(shape.shots, *self.rehearsal.shots(read)):
+                    right = self.rehearsal.free_votes(rows=shape.slots, shots=shots, calibrated=read, weights=weights)
+                    name = f"votes of {shape.slots} rows of your public examples, {shots}-shot"
+                    yield FreeRival(f"{name}, calibrated" if read else name, shots, read, right)
+
+    def best_free(self, weights: NDArray[np.float64] | None) -> FreeRival:
+        return max(self.free(weights), key=lambda rival: rival.right)
+
+    def same_free(self, rival: FreeRival, weights: NDArray[np.float64]) -> float:
+        """Returns the chance of the same rival on other questions."""
+        read = self.rehearsal
+        if rival.shots == 0:
+            return read.zero_shot(rival.calibrated, weights=weights)
+        return read.free_votes(rows=RowHint().slots, shots=rival.shots, calibrated=rival.calibrated, weights=weights)
+
+    def cross_fitted(self) -> tuple[float, float]:
+        """Returns the chance of the best plan and its gain, chosen on one half and predicted with the other."""
+        found = [
+            (right := self.right(self.best(one), other), right - self.same_free(self.best_free(one), other))
+            for one, other in self._halves()
+        ]
+        means = np.mean(found, axis=0)
+        return float(means[0]), float(means[1])
+
+    def _halves(self) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        count = len(self.rehearsal.gold)
+        rng = Generator(PCG64(_SEED))
+        for _ in range(_SPLITS):
+            one = np.zeros(count)
+            one[rng.permutation(count)[: count // 2]] = 1.0
+            yield one, 1.0 - one
+            yield 1.0 - one, one
+
+    def resampled(self, option: _Option, rival: FreeRival) -> tuple[list[float], list[float]]:
+        """Returns the plan's chance and its gain over the rival, on resamples of the questions."""
+        rights, gains = [], []
+        for draw in range(_RESAMPLES):
+            facts = self.rehearsal.resampled(draw, option.law, option.calibrated)
+            rights.append(option.right(facts))
+            gains.append(rights[-1] - self.same_free(rival, self.rehearsal.weights(draw)))
+        return rights, gains
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRows:
+    """The rows of a component, and what its chances rest on.
+
+    Attributes:
+      design: the shape.
+      mechanism: name of the noise.
+      calibrate: whether rows are divided by those on content-free inputs; None: as the engine declares.
+      source: where the numbers of rows come from.
+    """
+
+    design: RowDesign
+    mechanism: NoiseName
+    calibrate: bool | None
+    source: RowSource
+
+    @property
+    def reported(self) -> dict[str, Any]:
+        """What a component's public plan says of the rehearsal that chose its rows."""
+        return {"rehearsal": self.source.summary()} if isinstance(self.source, Rehearsal) else {}
+
+    def check(self, task: VotingTask, reading: Mapping[str, str]) -> None:
+        """Refuses a rehearsal of another task or model; without one, warns that the plan rests on a guess.
+
+        Args:
+          task: the labels and wording of the component.
+          reading: what its reports say of the model.
+        """
+        if isinstance(self.source, Rehearsal):
+            self.source.check_fits(
+                labels=task.labels, wording=wording_digest(task), model=reading["model"], reads=reading["reads"]
+            )
+        else:
+            warnings.warn(RestsOnGuessWarning(GUESSED), stacklevel=_CALLER)
+
+
+GUESSED = (
+    "What this component's answers are worth rests on a guess about the model. rehearse(llm, public_examples) measures "
+    "it for nothing; give the result as rows=."
+)
+_CALLER = 4
+"""Frames from the warning to the program that builds a component in a blocking call."""
+
+
+def chosen_rows(
+    rows: Rows | Rehearsal | None,
+    public_size: int,
+    *,
+    engine: object,
+    mechanism: NoiseName | None,
+    calibrate: bool | None,
+    epsilon: float | None,
+    **terms: Any,
+) -> ChosenRows:
+    """Returns the rows that a caller asks for, those that a rehearsal speaks for, or those that the engine declares.
+
+    Args:
+      rows: the caller's option.
+      public_size: declared number of units.
+      engine: may declare a shape.
+      mechanism: of the noise; None: the usual one of the shape.
+      calibrate: the caller's option.
+      epsilon: the share; None, where noise is given instead, takes the declared shape.
+      terms: delta, adjacency and max_queries, as of `propose_rows`.
+    """
+    usual = declared_design(row_hint_of(engine), public_size)
+    if isinstance(rows, Rehearsal):
+        if epsilon is None:
+            return ChosenRows(usual, mechanism or mechanism_for(usual), calibrate, rows)
+        best = propose_rows(rows, public_size, epsilon=epsilon, mechanism=mechanism, calibrate=calibrate, **terms)
+        name: Any = best.plan.release.mechanism.name
+        return ChosenRows(best.design, name, best.calibrated, rows)
+    shape = design_of_queries(rows, public_size) or usual
+    return ChosenRows(shape, mechanism or mechanism_for(shape), calibrate, RowGuess())

@@ -1,0 +1,417 @@
+"""What a model did with public examples: votes of rows of several shapes, from which plans are made."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, TypeAlias, cast, get_args
+
+import numpy as np
+from numpy.random import PCG64, Generator
+from numpy.typing import NDArray
+
+from langchain_dpicl.options.base import html_table
+from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, estimate_facts, mean_facts, wins_fairly
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.released.files import FileForm, text_in, write_whole
+
+Origin: TypeAlias = Literal["same", "neighbour", "made_up"]
+"""Where public examples come from: the domain of the private records, another one like it, or somebody's head."""
+
+_SHIFT = 0.35
+"""Deviation, in logits, of the share of right rows between a task and its neighbour: AG News and BBC, both ways."""
+_RESAMPLES, _SEED = 24, 20_230_927
+"""Resamples of the questions, with a constant public seed."""
+WIDER = 1.5
+"""Bootstrap deviations are this much too small after a choice among many plans."""
+_DEVIATIONS = 1.645
+"""Of an interval of 90 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedShape:
+    """Votes of the rows of one shape, question by question.
+
+    Attributes:
+      shots: examples of a row; 0: zero-shot, one row per question.
+      calibrated: whether rows are divided by those on content-free inputs.
+      votes: for each question the place of the label that each row voted for; -1: the call gave no vote.
+      deals: the deal of each row: rows of one deal show different examples, as private rows do.
+    """
+
+    shots: int
+    calibrated: bool
+    votes: tuple[tuple[int, ...], ...]
+    deals: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a model did with public examples: everything a planner needs, and no text of an example.
+
+    Components take it as `rows=`: it chooses the shape of rows, the noise and whether rows are calibrated, and their
+    plan says what to expect. Make it with `rehearse`.
+
+    Formal guarantees:
+      - A function of public examples, public wording and the model: no private record was read, and epsilon is 0.
+      - It may be repeated and looked at freely before a share is declared.
+
+    Attributes:
+      model: public name of the model.
+      reads: how votes are read.
+      labels: the answers, in the order of their places.
+      wording: digest of templates, labels and verbalizers.
+      origin: "same", "neighbour" or "made_up"; stated by the caller.
+      gold: the place of each question's right label.
+      shapes: the votes by shape.
+      calls: model calls that were made.
+      content_free: inputs that calibrated rows are divided by.
+    """
+
+    model: str
+    reads: str
+    labels: tuple[str, ...]
+    wording: str
+    origin: Origin
+    gold: tuple[int, ...]
+    shapes: tuple[RehearsedShape, ...]
+    calls: int
+    content_free: tuple[str, ...] = ()
+
+    _FORM: ClassVar[FileForm] = FileForm(
+        "rehearsal",
+        "langchain-dpicl-rehearsal",
+        1,
+        frozenset({"model", "reads", "labels", "wording", "origin", "gold", "shapes", "calls", "content_free"}),
+        "shapes",
+    )
+
+    @property
+    def rests_on(self) -> str:
+        """What a chance rests on, in words."""
+        kinds = {"same": "", "neighbour": " of a neighbouring domain", "made_up": " that were made up"}
+        return f"a rehearsal of {len(self.gold)} public examples{kinds[self.origin]}"
+
+    @property
+    def readings(self) -> tuple[bool, ...]:
+        """Whether rows were read raw (False), calibrated (True), or both."""
+        return tuple(sorted({shape.calibrated for shape in self.shapes}))
+
+    def shots(self, calibrated: bool) -> tuple[int, ...]:
+        """Returns the numbers of examples that rows were measured with."""
+        return tuple(sorted({one.shots for one in self.shapes if one.calibrated == calibrated and one.shots}))
+
+    # -- numbers -----------------------------------------------------------------------------------------------------
+
+    def facts(
+        self, *, labels: int | None = None, shots: float, calibrated: bool = False, weights: Any = None
+    ) -> RowFacts:
+        """Returns the numbers of private rows of so many records: interpolated over the logarithm of the shots.
+
+        They are estimated from rows that share no example, as the rows of a large pool of records do.
+
+        Args:
+          labels: must be the number of labels of the rehearsal.
+          shots: records of a row.
+          calibrated: whether rows are divided by those on content-free inputs.
+          weights: float64[questions]; None: each question counts once.
+
+        Raises:
+          ConfigurationError: another number of labels, or rows were not read that way.
+        """
+        if labels is not None and labels != len(self.labels):
+            raise fail("rows", f"a rehearsal on {labels} labels", f"{len(self.labels)} labels", "Rehearse this task.")
+        return self._between(float(shots), calibrated, _key(weights), within=True)
+
+    def pool_facts(self, *, shots: int, calibrated: bool, weights: Any = None) -> RowFacts:
+        """Returns the numbers of rows made of the public examples themselves, which share examples by chance."""
+        return self._between(float(shots), calibrated, _key(weights), within=False)
+
+    def zero_shot(self, calibrated: bool, *, weights: Any = None) -> float:
+        """Returns the share of questions that the prompt without examples answers right."""
+        [shape] = [one for one in self.shapes if one.shots == 0 and one.calibrated == calibrated]
+        right = np.array([votes[0] == place for votes, place in zip(shape.votes, self.gold, strict=True)])
+        return float(np.average(right, weights=weights))
+
+    def free_votes(self, *, rows: int, shots: int, calibrated: bool, weights: Any = None) -> float:
+        """Returns the chance that votes of rows of the public examples name the right label: no noise, epsilon 0."""
+        facts = self.pool_facts(shots=shots, calibrated=calibrated, weights=weights)
+        return float(wins_fairly(facts.votes(rows, 1.0, draws=8)).mean())
+
+    def interval(
+        self, chance: Callable[[RowFacts], float], *, labels: int, law: ShotLaw, calibrated: bool
+    ) -> tuple[float, float]:
+        """Returns the 90 % interval of a chance: questions are resampled, and widened for a choice among plans."""
+        at = chance(mean_facts(self, labels=labels, law=law, calibrated=calibrated))
+        drawn = [chance(self.resampled(draw, law, calibrated)) for draw in range(_RESAMPLES)]
+        half = WIDER * _DEVIATIONS * float(np.std(drawn))
+        return max(0.0, at - half), min(1.0, at + half)
+
+    def resampled(self, draw: int, law: ShotLaw, calibrated: bool) -> RowFacts:
+        """Returns the numbers of rows on one resample of the questions; of another domain, with its right rows shifted.
+
+        Args:
+          draw: number of the resample, which always is the same one.
+          law: how many records a row shows.
+          calibrated: how rows are read.
+        """
+        key = _key(self.weights(draw))
+        facts = RowFacts.mean(
+            [self._between(float(shots), calibrated, key, within=True) for shots, _ in law],
+            [share for _, share in law],
+        )
+        if self.origin == "same":
+            return facts
+        shift = _SHIFT * float(Generator(PCG64([_SEED, draw])).standard_normal())
+        right = min(max(facts.right, 0.01), 0.99)
+        moved = 1.0 / (1.0 + math.exp(-math.log(right / (1.0 - right)) - shift))
+        return RowFacts(moved, facts.correlation, facts.rival, facts.labels)
+
+    def weights(self, draw: int) -> NDArray[np.float64]:
+        """Returns float64[questions]: how often each question is in a resample."""
+        count = len(self.gold)
+        return Generator(PCG64([_SEED, 1, draw])).multinomial(count, np.full(count, 1.0 / count)).astype(np.float64)
+
+    @functools.cached_property
+    def _measured(self) -> dict[tuple[int, bool], RehearsedShape]:
+        return {(shape.shots, shape.calibrated): shape for shape in self.shapes}
+
+    def _between(self, shots: float, calibrated: bool, weights: bytes | None, *, within: bool) -> RowFacts:
+        known = self.shots(calibrated)
+        if not known:
+            raise fail("calibrate", f"one of {list(self.readings)}, as rows were rehearsed", calibrated)
+        above = next((place for place, count in enumerate(known) if count >= shots), len(known) - 1)
+        below = max(0, above - 1) if known[above] > shots else above
+        one, other = (self._at(known[place], calibrated, weights, within) for place in (below, above))
+        if below == above or shots <= known[below]:
+            return other if below == above else one
+        share = math.log2(shots / known[below]) / math.log2(known[above] / known[below])
+        return RowFacts.mean([one, other], [1.0 - share, share])
+
+    def _at(self, shots: int, calibrated: bool, weights: bytes | None, within: bool) -> RowFacts:
+        cache = self._estimates
+        key = shots, calibrated, weights, within
+        if key not in cache:
+            shape = self._measured[shots, calibrated]
+            counted = None if weights is None else np.frombuffer(weights, dtype=np.float64)
+            several = within or max(shape.deals) > 0
+            cache[key] = estimate_facts(
+                shape.votes,
+                self.gold,
+                labels=len(self.labels),
+                weights=counted,
+                deals=shape.deals,
+                within=within or not several,
+            )
+        return cache[key]
+
+    @functools.cached_property
+    def _estimates(self) -> dict[tuple[int, bool, bytes | None, bool], RowFacts]:
+        return {}
+
+    # -- file --------------------------------------------------------------------------------------------------------
+
+    def check_fits(self, *, labels: Sequence[str], wording: str, model: str, reads: str) -> None:
+        """Refuses a component whose task or model is another one.
+
+        Raises:
+          ConfigurationError: other labels, another wording, model or way to read votes.
+        """
+        for name, mine, found in (
+            ("labels", tuple(sorted(self.labels)), tuple(sorted(labels))),
+            ("model", self.model, model),
+            ("reads", self.reads, reads),
+            ("wording", self.wording, wording),
+        ):
+            if mine != found:
+                shown = (mine, found) if name != "wording" else ("the rehearsed templates", "other ones")
+                advice = "Rehearse with the model, labels and templates of the component."
+                raise fail(f"rows: rehearsal.{name}", str(shown[0]), shown[1], advice)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the rehearsal as JSON values."""
+        return {
+            "model": self.model,
+            "reads": self.reads,
+            "labels": list(self.labels),
+            "wording": self.wording,
+            "origin": self.origin,
+            "gold": list(self.gold),
+            "shapes": [
+                {
+                    "shots": shape.shots,
+                    "calibrated": shape.calibrated,
+                    "deals": list(shape.deals),
+                    "votes": [list(row) for row in shape.votes],
+                }
+                for shape in self.shapes
+            ],
+            "calls": self.calls,
+            "content_free": list(self.content_free),
+        }
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the rehearsal, for reports."""
+        import hashlib
+
+        return hashlib.sha256(self._FORM.text(self.to_dict()).encode()).hexdigest()
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what reports say of the rehearsal that chose the rows."""
+        return {"examples": len(self.gold), "origin": self.origin, "calls": self.calls, "digest": self.digest}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the rehearsal to a JSON file, atomically.
+
+        Args:
+          path: file to create or replace; its folder must exist.
+        """
+        write_whole(path, self._FORM.text(self.to_dict()))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a file written by `save`.
+
+        Args:
+          path: a plain file.
+
+        Raises:
+          ConfigurationError: the content is not what `save` writes.
+        """
+        return cls._of(cls._FORM.read(text_in(path)))
+
+    @classmethod
+    def _of(cls, state: Mapping[str, Any]) -> Self:
+        faulty = fail("rehearsal", "the content of a file that `save` wrote", "other values", "Rehearse again.")
+        try:
+            shapes = tuple(
+                RehearsedShape(
+                    _count(one["shots"]),
+                    _flag(one["calibrated"]),
+                    tuple(tuple(_place(vote) for vote in row) for row in one["votes"]),
+                    tuple(_count(deal) for deal in one["deals"]),
+                )
+                for one in state["shapes"]
+            )
+            texts = {name: _text(state[name]) for name in ("model", "reads", "wording", "origin")}
+            made = cls(
+                **cast("Any", texts),
+                labels=tuple(_text(label) for label in state["labels"]),
+                gold=tuple(_count(place) for place in state["gold"]),
+                shapes=shapes,
+                calls=_count(state["calls"]),
+                content_free=tuple(_text(text) for text in state["content_free"]),
+            )
+        except (TypeError, KeyError, ValueError):
+            raise faulty from None
+        if not made._is_whole():
+            raise faulty
+        return made
+
+    def _is_whole(self) -> bool:
+        """Whether votes, questions and labels fit together."""
+        num_labels, questions = len(self.labels), len(self.gold)
+        is_asked = {(shape.shots, shape.calibrated) for shape in self.shapes}
+        return (
+            self.origin in get_args(Origin)
+            and num_labels >= 2
+            and len(set(self.labels)) == num_labels
+            and questions >= 2
+            and all(place < num_labels for place in self.gold)
+            and bool(self.shapes)
+            and len(is_asked) == len(self.shapes)
+            and all((0, read) in is_asked and self.shots(read) for read in self.readings)
+            and all(
+                len(shape.votes) == questions
+                and 1 <= len(shape.deals) <= 10_000
+                and max(shape.deals) < len(shape.deals)
+                and all(len(row) == len(shape.deals) for row in shape.votes)
+                and all(-1 <= vote < num_labels for row in shape.votes for vote in row)
+                for shape in self.shapes
+            )
+        )
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns one row per shape and reading: what rows are worth, and the most that votes of them can reach."""
+        found: list[dict[str, Any]] = []
+        for read in self.readings:
+            right = self.zero_shot(read)
+            margin = _DEVIATIONS * math.sqrt(max(right * (1.0 - right), 0.01) / len(self.gold))
+            found.append({"shots": 0, "calibrated": read, "right": right, "margin": margin})
+            for shots in self.shots(read):
+                facts = self.facts(shots=shots, calibrated=read)
+                asked = len(self._measured[shots, read].deals)
+                spread = facts.correlation + (1.0 - facts.correlation) / asked
+                margin = _DEVIATIONS * math.sqrt(facts.right * (1.0 - facts.right) * spread / len(self.gold))
+                found.append(
+                    {
+                        "shots": shots,
+                        "calibrated": read,
+                        "right": facts.right,
+                        "margin": margin,
+                        "correlation": facts.correlation,
+                        "rival": facts.rival,
+                        "ceiling": facts.ceiling(),
+                    }
+                )
+        return found
+
+    def table(self) -> str:
+        """Returns the rows as a text table."""
+        lines = [
+            f"{self.rests_on}, {len(self.labels)} labels, {self.model}: {self.calls:,} calls, epsilon 0",
+            f"{'rows':<11}{'reading':<12}{'right':>6}{'+-':>5}{'correlation':>13}{'rival':>7}{'at most':>9}",
+        ]
+        for row in self.rows():
+            name = "zero-shot" if row["shots"] == 0 else f"{row['shots']}-shot"
+            reading = "calibrated" if row["calibrated"] else "raw"
+            line = f"{name:<11}{reading:<12}{100 * row['right']:>5.0f}%{100 * row['margin']:>5.0f}"
+            if row["shots"]:
+                line += f"{row['correlation']:>13.2f}{row['rival']:>7.2f}{100 * row['ceiling']:>8.0f}%"
+            lines.append(line)
+        lines.append("at most: a vote of any number of such rows, without noise. +-: 90 %.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Rehearsal({self.rests_on}, model={self.model!r}, labels={self.labels!r}, calls={self.calls})"
+
+    def _repr_html_(self) -> str:
+        shown = {
+            f"{row['shots']}-shot, {'calibrated' if row['calibrated'] else 'raw'}": f"{100 * row['right']:.0f} %"
+            for row in self.rows()
+        }
+        return html_table("Rehearsal", {"rests on": self.rests_on, "model": self.model, **shown})
+
+
+def _key(weights: Any) -> bytes | None:
+    return None if weights is None else np.asarray(weights, dtype=np.float64).tobytes()
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("no flag")
+    return value
+
+
+def _place(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError("no whole number")
+    return value
+
+
+def _count(value: Any) -> int:
+    if _place(value) < 0:
+        raise ValueError("negative")
+    return int(value)
