@@ -248,10 +248,26 @@ def vote_chances(
     """
     if threshold is not None and plan.mechanism.releases != "vector":
         raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
-    votes = drawn_votes(plan, public_size, facts, draws=draws)
+    return chances_of_votes(
+        plan, drawn_votes(plan, public_size, facts, draws=draws), threshold=threshold, ceiling=facts.ceiling()
+    )
+
+
+def chances_of_votes(
+    plan: ReleasePlan, votes: np.ndarray, *, threshold: float | None = None, ceiling: float = 1.0
+) -> VoteChances:
+    """Returns the chances of one release, over questions whose votes are known; the noise is integrated.
+
+    Args:
+      plan: the release; its constants come after the labels.
+      votes: float64[questions, labels], the right label first.
+      threshold: as of `vote_chances`.
+      ceiling: what is reported as such.
+    """
     constants = [(np.full(len(votes), constant), 1) for constant in plan.constants]
-    columns = [*((votes[:, place], 1) for place in range(facts.labels)), *constants]
-    winners = (0, *range(facts.labels, len(columns)))
+    labels = votes.shape[1]
+    columns = [*((votes[:, place], 1) for place in range(labels)), *constants]
+    winners = (0, *range(labels, len(columns)))
     if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
         failed = _test_fails(plan, plan.mechanism, columns)
         won = [float(((1.0 - failed) * _wins(plan, columns, column)).mean()) for column in winners]
@@ -264,7 +280,7 @@ def vote_chances(
         wrong=max(0.0, 1.0 - right - abstained),
         abstain=abstained,
         without_noise=float(wins_fairly(votes).mean()),
-        ceiling=facts.ceiling(),
+        ceiling=ceiling,
     )
 
 

@@ -28,9 +28,9 @@ _ALIKE = 0.98
 """Largest correlation; at 1 the Beta law has no density."""
 
 EXPECTED_CORRELATION = 0.55
-"""Rows of real models on three labels and more: recorded votes .49 to .64, fitted to published curves .56 and .58."""
+"""Rows of real models on three labels and more: recorded votes .57 and .64, fitted to published curves .41 and .56."""
 EXPECTED_CORRELATION_OF_TWO = 0.75
-"""On two labels, fitted to published curves: .76 and .91."""
+"""On two labels published curves hardly say it: fits lie between .76 and .98."""
 
 
 def expected_correlation(labels: int) -> float:
@@ -48,14 +48,17 @@ class RowFacts:
     """What rows of one shape are worth, on one task and model.
 
     A question has a chance `p` that a row is right, drawn from a Beta law with mean `right` and intraclass correlation
-    `correlation`. Its other votes are spread over the wrong labels by one symmetric Dirichlet draw per question, such
-    that two wrong rows name the same label with chance `rival`.
+    `correlation`. Of its other rows a share `silent` names no label, each by itself; the votes of the rest are spread
+    over the wrong labels by one symmetric Dirichlet draw per question, such that two of them name the same label with
+    chance `rival`.
 
     Attributes:
       right: share of rows that vote for the right label, in [0, 1].
       correlation: of "the row is right" between two rows of a question, in [0, 1).
       rival: chance that two wrong rows of a question name the same label, from 1 / (labels - 1) to 1.
       labels: labels that an answer can have.
+      silent: share of the rows that are not right which name no label: failed calls, and answers in text that are no
+        label.
 
     >>> RowFacts(right=0.6, correlation=0.55, rival=0.7, labels=4).ceiling()
     0.609...
@@ -65,17 +68,19 @@ class RowFacts:
     correlation: float
     rival: float
     labels: int
+    silent: float = 0.0
 
     def __post_init__(self) -> None:
         check_int("labels", self.labels, low=2)
         check_real("right", self.right, low=0.0, high=1.0)
         check_real("correlation", self.correlation, low=0.0, high=1.0)
         check_real("rival", self.rival, low=0.0, high=1.0)
+        check_real("silent", self.silent, low=0.0, high=1.0)
 
     @classmethod
     def mean(cls, facts: Sequence[Self], weights: Sequence[float]) -> Self:
         """Returns the weighted mean of facts of the same labels, number by number."""
-        names = ("right", "correlation", "rival")
+        names = ("right", "correlation", "rival", "silent")
         numbers = {
             name: float(np.average([getattr(one, name) for one in facts], weights=np.asarray(weights, np.float64)))
             for name in names
@@ -106,7 +111,8 @@ class RowFacts:
     def shares(self) -> Floats:
         """Returns float64[questions, labels]: the chances of a row's vote on each of many questions, right first."""
         right = np.repeat(self._right_quantiles(), _draws(self.labels))
-        return np.concatenate([right[:, None], (1.0 - right)[:, None] * self._spread(right.size)], axis=1)
+        wrong = (1.0 - right) * (1.0 - self.silent)
+        return np.concatenate([right[:, None], wrong[:, None] * self._spread(right.size)], axis=1)
 
     def ceiling(self) -> float:
         """Returns the chance of the right label with any number of such rows and no noise: the most there is."""
@@ -133,7 +139,7 @@ class RowFacts:
         chance = np.repeat(chances, draws)
         other = np.where(chance < 1.0, (used - chance) / np.maximum(1.0 - chance, 1e-300), 0.0).clip(0.0, 1.0)
         rng = Generator(PCG64(_SEED + 1))
-        wrong = rng.binomial((trials - right).astype(np.int64), other)
+        wrong = rng.binomial((trials - right).astype(np.int64), other * (1.0 - self.silent))
         spread = self._spread(right.size)
         return np.concatenate([right[:, None], rng.multinomial(wrong, spread).astype(np.float64)], axis=1)
 
@@ -315,7 +321,9 @@ def estimate_facts(
         measured = min(max((both - square) / variance, 0.0), _ALIKE)
         weight = invented / (invented + total)
         correlation = (1.0 - weight) * measured + weight * correlation
-    return RowFacts(mean, correlation, min(max(rival, 1.0 / max(1, labels - 1)), 1.0), labels)
+    not_right = total * rows * (1.0 - mean)
+    silent = float(count @ (cast < 0).sum(axis=1)) / not_right if not_right > 0 else 0.0
+    return RowFacts(mean, correlation, min(max(rival, 1.0 / max(1, labels - 1)), 1.0), labels, silent=min(silent, 1.0))
 
 
 def _tallies(votes: Ints, deals: Sequence[int] | None, labels: int) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -168,7 +169,7 @@ class Rehearsal:
         shift = _SHIFT * float(Generator(PCG64([_SEED, draw])).standard_normal())
         right = min(max(facts.right, 0.01), 0.99)
         moved = 1.0 / (1.0 + math.exp(-math.log(right / (1.0 - right)) - shift))
-        return RowFacts(moved, facts.correlation, facts.rival, facts.labels)
+        return dataclasses.replace(facts, right=moved)
 
     def weights(self, draw: int) -> NDArray[np.float64]:
         """Returns float64[questions]: how often each question is in a resample."""
