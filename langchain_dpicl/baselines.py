@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import GradientBackend, NextTokenBackend, RealRows, Token, TrainingExample
+from langchain_dpicl.backends.base import (
+    GradientBackend,
+    NextTokenBackend,
+    RealRows,
+    Token,
+    TrainingExample,
+    row_hint_of,
+)
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
@@ -46,11 +53,11 @@ from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.public_voting import PublicVotingResult, PublicVotingRunnable
 from langchain_dpicl.release.curator import Render, pool_without_privacy
-from langchain_dpicl.release.sample import Record, Rendered, block_on, draw_sample
+from langchain_dpicl.release.sample import Record, Rendered, block_on, check_one_wording, draw_sample
 from langchain_dpicl.release.token_block import NOT_COMPUTED, ReleaseBlock, argmax_index, sum_rows
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.released.soft_prompt import SoftPrompt
-from langchain_dpicl.runs.query_plan import design_of_queries
+from langchain_dpicl.runs.query_plan import declared_design, design_of_queries
 from langchain_dpicl.soft_prompts.engines import engine_of
 from langchain_dpicl.soft_prompts.options import (
     ExampleFields,
@@ -59,7 +66,7 @@ from langchain_dpicl.soft_prompts.options import (
     Optimizer,
     given_fields,
 )
-from langchain_dpicl.tasks.labels import VotingTask, reader_of
+from langchain_dpicl.tasks.labels import VotingTask, choice_engine, reader_of
 
 BASELINE = "soft prompt without privacy"
 
@@ -164,6 +171,7 @@ def release_once_without_privacy(
     width: int,
 ) -> EffectGenerator[NDArray[np.float64]]:
     """Returns the exact sum float64[d] of one sample; the pool is refused if a ledger protects it."""
+    check_one_wording(render, plan.sampler)
     pool = pool_without_privacy(private, None)
     ask = run_guarded(lambda: rows(draw_sample(pool, plan)(render)))
     if ask is None:
@@ -382,7 +390,7 @@ def label_votes_without_privacy(
       suffix: template of the query.
       prefix: template before the examples.
       task: a `FewShotTask` in place of the three templates.
-      rows: a `Rows`; None: 40 unit rows, and not what a planner would choose for noise.
+      rows: a `Rows`; None: the shape that the engine declares, as for private votes.
       answers: a `LabelAnswers`, for how votes are read.
 
     Raises:
@@ -397,7 +405,9 @@ def label_votes_without_privacy(
     answers = option_of("answers", answers, LabelAnswers)
     voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
     size = private.public_size_of(None)
-    shape = design_of_queries(rows, size) or RowDesign.choose(smallest_size=size)
+    wordings = voting.wording.num_wordings
+    shape = design_of_queries(rows, size) or declared_design(row_hint_of(choice_engine(llm, voting)), size)
+    shape.check_wordings(wordings)
     plan = _voting_plan(shape, size, is_soft=voting.votes == "soft")
     voting, scorer, reads = reader_of(llm, voting, is_wanted=answers.calibrate)
     asked = [voting.queries(voting.wording.query(query)) for query in queries]

@@ -374,7 +374,7 @@ class PublicVotingRunnable(Runnable[QueryInput, str]):
         prompts = []
         for query in queries:
             render = self._task.wording.renderer(self._task.queries(query))
-            prompts += [render(row) for row in self._rows]
+            prompts += [render.at(slot)(row) for slot, row in enumerate(self._rows)]
         scores = yield LimitConcurrency(self._scorer.request_public_rows(prompts), limit)
         kind = ProbabilitySum() if self._task.votes == "soft" else VoteSum()
         votes = kind.bounded_rows(scores, width=len(self.labels))  # [queries * rows, labels]

@@ -205,11 +205,13 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
             rows,
             private.public_size_of(None),
             engine=choice_engine(llm, voting),
+            wordings=voting.wording.num_wordings,
             mechanism=_mechanism_of(noise, answers),
             calibrate=answers.calibrate,
             **terms,
         )
         plan = _plan(private, voting, chosen, noise_multiplier=noise.multiplier, abstain_below=below, **terms)
+        plan.design.check_wordings(voting.wording.num_wordings)
         voting, scorer, reading = reader_of(llm, voting, is_wanted=chosen.calibrate)
         chosen.check(voting, reading)
         released = {"with_scores": answers.scores, "abstain_below": below}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
 from langchain_core.prompts import BasePromptTemplate
@@ -33,6 +34,7 @@ from langchain_dpicl.free_form.answers import (
 from langchain_dpicl.options import EmbeddingAnswers, FewShotTask, KeywordAnswers, Noise, Rows, Serving
 from langchain_dpicl.options.base import LLM, TemplateLike, option_of
 from langchain_dpicl.options.rows import noise_with
+from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
@@ -268,7 +270,8 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
         fields, memo = served(serving, budget=spender, component=component)
         maker = AnswerMaker.of(private, llm, words, wanted)
         given = noise_with(noise, maker.space.mechanism.name)
-        size = private.public_size_of(None)
+        size, wordings = private.public_size_of(None), maker.wording.num_wordings
+        shape = design_of_queries(rows, size) or RowDesign.choose_for(wordings, smallest_size=size)
         plan = plan_queries(
             size,
             epsilon=epsilon,
@@ -278,7 +281,7 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
             aggregation=maker.space.aggregation,
             mechanism=maker.space.mechanism,
             noise_multiplier=given.multiplier,
-            design=design_of_queries(rows, size),
+            design=shape.check_wordings(wordings),
             width=maker.space.width,
             partition=private.dataset_id,
         )
@@ -308,7 +311,7 @@ class DPFreeFormRunnable(QueryRunnable[FreeFormResult]):
         variables = dict(zip(self.wording.input_variables, query, strict=True))
         said = yield from self.maker.public.before(prompts(())[0], variables, config)
         aggregation = yield from self.maker.space.prepared(query, said.candidates)
-        return _PreparedQuery(lambda records: prompts(records)[0], said.zero_shot, aggregation)
+        return _PreparedQuery(prompts.then(itemgetter(0)), said.zero_shot, aggregation)
 
     @override
     def _released(

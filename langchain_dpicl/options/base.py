@@ -18,6 +18,7 @@ from typing import (
     Self,
     TypeAlias,
     TypeVar,
+    get_origin,
     get_type_hints,
     runtime_checkable,
 )
@@ -163,7 +164,10 @@ class Option(metaclass=_NamesChecked):
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
         """Returns the JSON schema that editors and `dpicl` read."""
-        return TypeAdapter(cls).json_schema()
+        schema = TypeAdapter(cls).json_schema()
+        # Of a class that holds its own kind, pydantic shows a reference alone.
+        own = schema["$defs"][cls.__name__] if schema.pop("$ref", None) else {}
+        return {**own, **schema}
 
     def __repr__(self) -> str:
         """Shows what differs from the defaults."""
@@ -234,10 +238,13 @@ def _adapters(option: type[Option]) -> Mapping[str, TypeAdapter[Any]]:
     return {name: TypeAdapter(hints[name], config=_config_of(hints[name])) for name in _defaults(option)}
 
 
-def _option_in(option: type[Option], name: str, value: Any) -> Option | None:
-    """Returns the option value that a field takes, built from a mapping; None for other fields and values."""
+def _option_in(option: type[Option], name: str, value: Any) -> Option | tuple[Any, ...] | None:
+    """Returns the option values that a field takes, built from mappings; None for other fields and values."""
     hint = get_type_hints(option).get(name)
     kinds = [part for part in getattr(hint, "__args__", ()) if isinstance(part, type) and issubclass(part, Option)]
+    if kinds and get_origin(hint) is tuple:
+        items = value if isinstance(value, list) else ()
+        return tuple([kinds[0].from_dict(item) if isinstance(item, Mapping) else item for item in items]) or None
     return kinds[0].from_dict(value) if kinds and isinstance(value, Mapping) else None
 
 

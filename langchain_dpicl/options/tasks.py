@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Strict
 
 from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts, option_of
 from langchain_dpicl.privacy._validate import fail
@@ -26,6 +28,9 @@ class FewShotTask(Option):
       labels: the answers; None: the declared labels of the examples.
       verbalizers: label to the text or texts that stand for it, taken verbatim; the first one is shown in examples.
         None: a space and the label.
+      wordings: further public wordings of the same task, with the same variables of the query; this one is the first.
+        Of n, slot i reads wording i mod n. They cost no privacy, and need rows of slots; see `SlotRenderers`. Their
+        labels and verbalizers are the task's own.
     """
 
     example_prompt: TemplateLike | None = None
@@ -35,6 +40,13 @@ class FewShotTask(Option):
     example_separator: str = "\n\n"
     labels: Texts | None = None
     verbalizers: Mapping[str, str | Texts] | None = None
+    wordings: Annotated[tuple[FewShotTask, ...], Strict(strict=False)] = ()
+
+    def _check_together(self) -> None:
+        for wording in self.wordings:
+            if shared := sorted({"labels", "verbalizers", "wordings"} & set(wording.to_dict())):
+                advice = "Labels and verbalizers are those of the task itself."
+                raise fail("FewShotTask.wordings", "templates alone", shared, advice)
 
     @classmethod
     def of(

@@ -298,6 +298,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
             rows if isinstance(rows, Rehearsal) else option_of("rows", rows, Rows),
             private.public_size_of(None),
             engine=engine,
+            wordings=words.wording.num_wordings,
             mechanism=_mechanism_of(chosen, reading),
             calibrate=reading.calibrate,
             **terms,
@@ -312,6 +313,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
             width=len(words.labels) + other,
             **terms,
         )
+        plan.design.check_wordings(words.wording.num_wordings)
         words, scorer, read = reader_of(engine, words, is_wanted=shape.calibrate, other=other)
         shape.check(words, read)
         shown = {"text_key": inputs.text_key, "content_free_inputs": list(reading.content_free)}

@@ -488,6 +488,7 @@ def propose_labelling(
     abstain_below: float | None = None,
     source: RowSource | None = None,
     chance: float = 0.95,
+    wordings: int = 1,
 ) -> list[LabellingOption]:
     """Returns plans at equal epsilon, best first (see `LabellingOption.rank`), at least one.
 
@@ -511,6 +512,7 @@ def propose_labelling(
       abstain_below: share of the expected rows below which an input is rejected; None: none is rejected.
       source: where the numbers of rows come from; None: the usual guess.
       chance: wanted probability that an input gets the right label.
+      wordings: public wordings that slots read in turn; several leave unit rows out.
 
     Raises:
       ConfigurationError: a public parameter is out of range, or nothing is left to compare.
@@ -532,7 +534,7 @@ def propose_labelling(
         if way == "fixed" and adjacency != "replace_one":
             continue
         shapes = _shapes(way, public_size) if designs is None else _deal_designs(way, designs)
-        options += search.options(way, names, shapes, counts)
+        options += search.options(way, names, (one for one in shapes if one.takes_wordings(wordings)), counts)
     if not options:
         advice = "Fixed teachers need adjacency='replace_one'."
         raise fail("teachers", "one that these terms allow", tuple(teachers), advice)

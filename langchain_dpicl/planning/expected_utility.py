@@ -448,6 +448,23 @@ class RowDesign:
         return cls(shape, slots, shots, sampling, check_positive("overfill", fill))  # type: ignore[arg-type]
 
     @classmethod
+    def choose_for(cls, wordings: int, *, smallest_size: int) -> RowDesign:
+        """Returns the default shape; several public wordings take slots, because the place of a unit row is secret."""
+        return cls.choose(rows="slots" if wordings > 1 else None, smallest_size=smallest_size)
+
+    def takes_wordings(self, wordings: int) -> bool:
+        """Returns whether each of so many public wordings has a slot; one wording takes any rows."""
+        return wordings <= 1 or (self.rows == "slots" and self.num_slots >= wordings)
+
+    def check_wordings(self, wordings: int) -> RowDesign:
+        """Returns the shape, or refuses it if several wordings do not go with it; see `SlotRenderers`."""
+        if not self.takes_wordings(wordings):
+            expected = f"a slot for each of {wordings} wordings (the place of a unit row depends on other units)"
+            advice = "Give rows=Rows(slots=...), or fewer wordings."
+            raise fail("FewShotTask.wordings", expected, f"{self.num_slots} {self.rows}", advice)
+        return self
+
+    @classmethod
     def of(cls, rows: Rows | None, *, smallest_size: int | None = None) -> RowDesign | None:
         """Returns the shape that `rows=` asks for; None, where it asks for none, lets the planner choose.
 

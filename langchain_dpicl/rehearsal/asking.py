@@ -355,7 +355,7 @@ class _Asking:
         query = self._query(record)
         queries = [query, *(self.task.wording.with_content(query, text) for text in self.task.content_free)]
         render = self.task.wording.renderer(queries if True in self.readings else queries[:1])
-        return [render([self.public.records[place] for place in row]) for row in rows]
+        return [render.at(slot)([self.public.records[place] for place in row]) for slot, row in enumerate(rows)]
 
     def _query(self, record: Mapping[str, str]) -> tuple[str, ...]:
         """Returns the query's variables: `input` is the text, others are the record's fields of that name."""

@@ -145,6 +145,7 @@ def propose_rows(
     mechanism: NoiseName | None = None,
     calibrate: bool | None = None,
     max_calls: int | None = None,
+    wordings: int = 1,
 ) -> Proposal:
     """Chooses rows and noise for votes from a rehearsal.
 
@@ -161,6 +162,7 @@ def propose_rows(
       mechanism: of all designs; None: Gaussian in slots, Gumbel on unit rows.
       calibrate: how rows are read; None: as the rehearsal speaks for.
       max_calls: most private calls of one query.
+      wordings: public wordings that slots read in turn; several leave unit rows out.
 
     Raises:
       ConfigurationError: a number out of range, no design within `max_calls`, or rows were not read that way.
@@ -177,6 +179,7 @@ def propose_rows(
             adjacency=adjacency,
             mechanism=mechanism,
             width=len(rehearsal.labels),
+            wordings=wordings,
             most=None if max_calls is None else check_int("max_calls", max_calls, low=1),
         )
     )
@@ -212,9 +215,12 @@ def _verdict(gain: float, gain_low: float, *, is_same: bool) -> Verdict:
     return "beats what is free" if gain_low > 0.0 and is_same else "perhaps better than what is free"
 
 
-def _plans(public_size: int, *, most: int | None, mechanism: NoiseName | None, **terms: Any) -> Iterator[QueryPlan]:
+def _plans(
+    public_size: int, *, most: int | None, mechanism: NoiseName | None, wordings: int, **terms: Any
+) -> Iterator[QueryPlan]:
     for shape in candidate_shapes(public_size):
-        if most is None or expected_rows(shape, public_size) <= most:
+        is_affordable = most is None or expected_rows(shape, public_size) <= most
+        if is_affordable and shape.takes_wordings(wordings):
             noise = mechanism_for(shape) if mechanism is None else mechanism
             yield plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, **terms)
 
@@ -360,6 +366,7 @@ def chosen_rows(
     mechanism: NoiseName | None,
     calibrate: bool | None,
     epsilon: float | None,
+    wordings: int = 1,
     **terms: Any,
 ) -> ChosenRows:
     """Returns the rows that a caller asks for, those that a rehearsal speaks for, or those that the engine declares.
@@ -371,13 +378,22 @@ def chosen_rows(
       mechanism: of the noise; None: the usual one of the shape.
       calibrate: the caller's option.
       epsilon: the share; None, where noise is given instead, takes the declared shape.
+      wordings: public wordings that slots read in turn.
       terms: delta, adjacency and max_queries, as of `propose_rows`.
     """
     usual = declared_design(row_hint_of(engine), public_size)
     if isinstance(rows, Rehearsal):
         if epsilon is None:
             return ChosenRows(usual, mechanism or mechanism_for(usual), calibrate, rows)
-        best = propose_rows(rows, public_size, epsilon=epsilon, mechanism=mechanism, calibrate=calibrate, **terms)
+        best = propose_rows(
+            rows,
+            public_size,
+            epsilon=epsilon,
+            mechanism=mechanism,
+            calibrate=calibrate,
+            wordings=wordings,
+            **terms,
+        )
         name: Any = best.plan.release.mechanism.name
         return ChosenRows(best.design, name, best.calibrated, rows)
     shape = design_of_queries(rows, public_size) or usual

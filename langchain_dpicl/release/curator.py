@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, is_certified
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.release.sample import Record, Rendered, SecretSample, block_on
+from langchain_dpicl.release.sample import Record, Rendered, SecretSample, block_on, check_one_wording
 from langchain_dpicl.release.token_block import Choose, ReleaseBlock, index_release
 
 T = TypeVar("T")
@@ -113,6 +113,7 @@ def release_once(
       width: columns of a row, public.
       keep: makes what was released durable; called before the ticket is committed.
     """
+    check_one_wording(render, plan.sampler)
     with contextlib.closing(open_sample(private, reservation, plan=plan)) as sample:
         released = yield from sample.next_release(rows=rows, render=render, width=width)
     if keep is not None:

@@ -29,7 +29,7 @@ from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.release.curator import opened, opened_unread
-from langchain_dpicl.release.sample import Record, Rendered
+from langchain_dpicl.release.sample import Record, Rendered, check_one_wording
 from langchain_dpicl.release.token_block import NOT_COMPUTED
 
 T = TypeVar("T")
@@ -52,6 +52,9 @@ class FilteredQuery:
     rows: Callable[[Rendered[Any]], Effect]
     render: Callable[[Sequence[Record]], Any]
     width: int
+
+    def __post_init__(self) -> None:
+        check_one_wording(self.render)  # who stands in which row depends on everybody who takes part
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import FullBackend
@@ -16,21 +17,72 @@ from langchain_dpicl.backends.rows.rows import OpaqueRows, run_guarded
 from langchain_dpicl.backends.rows.vocabulary_rows import PublicRowContext
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.unit_pool import Pool
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.privacy.mechanisms.sampling import Sample
+from langchain_dpicl.privacy.mechanisms.sampling import Sample, Sampler
 from langchain_dpicl.release.token_block import NOT_COMPUTED, ReleaseBlock, sum_rows
 
 NONE_LEFT = "sample: expected a release still paid for, found none left. Declare another component."
 
 T = TypeVar("T")
+S = TypeVar("S")
 Record: TypeAlias = Mapping[str, str]
 Rendered: TypeAlias = tuple[T | None, ...]
 """What each row is asked; None: the row could not be rendered and abstains."""
 Renders: TypeAlias = Callable[..., Rendered[T]]
 """Renders the rows of a sample, or those that a function after the renderer picks out of it."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SlotRenderers(Generic[T]):
+    """Renders slots by public wordings in turn: of n wordings, slot i reads number i mod n.
+
+    What a wording costs: nothing, as long as the place of a row depends on no other unit. A sampler of slots has a
+    fixed, public number of rows and puts a unit into a slot by coins of its own; a slot that is over-full turns units
+    away from itself alone, and an empty slot keeps its place. So the row of slot i is a function of the records in it
+    and of i, which is public; a unit more, less or replaced still changes one row, and every sensitivity stands.
+
+    The place of a unit row is the number of units drawn before it, and that of a retrieved row says who else took part:
+    there one unit more would reword the rows behind it, all of which would move. They are refused.
+
+    Formal guarantees:
+      - Called with a place, as samplers of slots are, the wording depends on that place and on n alone.
+      - Called without one, no records give the public question in the first wording; records are refused if n > 1.
+
+    Args:
+      by_wording: what renders records, or none, in each wording.
+    """
+
+    by_wording: tuple[Callable[[Sequence[Record]], T], ...]
+
+    def __call__(self, records: Sequence[Record]) -> T:
+        """Renders what has no public place: in the only wording, or no records in the first."""
+        if records:
+            check_one_wording(self)
+        return self.by_wording[0](records)
+
+    def at(self, slot: int) -> Callable[[Sequence[Record]], T]:
+        """Returns what renders one slot, by its place among all slots of the sample, the empty ones included."""
+        return self.by_wording[slot % len(self.by_wording)]
+
+    def then(self, change: Callable[[T], S]) -> SlotRenderers[S]:
+        """Returns these renderers with a change to what they render."""
+
+        def changed(render: Callable[[Sequence[Record]], T]) -> Callable[[Sequence[Record]], S]:
+            return lambda records: change(render(records))
+
+        return SlotRenderers(tuple([changed(render) for render in self.by_wording]))
+
+
+def check_one_wording(render: Callable[[Sequence[Record]], Any], sampler: Sampler | None = None) -> None:
+    """Refuses several wordings for rows whose place is not public; a sampler of slots takes them."""
+    several = isinstance(render, SlotRenderers) and len(render.by_wording) > 1
+    if several and (sampler is None or sampler.row_shape != "slots"):
+        advice = "Give rows=Rows(slots=...), or no wordings."
+        raise fail("wordings", "slots, whose places are public", "rows whose places depend on other units", advice)
 
 
 class SecretSample(Opaque):
@@ -74,8 +126,10 @@ class SecretSample(Opaque):
         Raises:
           PrivacyBudgetError: nothing is left of what the ticket paid for.
           LedgerError: this is a forked copy.
+          ConfigurationError: there are several wordings and the rows are no slots; no release was begun.
           ModelCallError: the release could not be computed.
         """
+        check_one_wording(render, self.plan.sampler)
         render_rows = self._begin()
         ask = run_guarded(lambda: rows(render_rows(render)))  # a stop in there would show prompts
         if ask is None:
@@ -138,19 +192,22 @@ def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
     """Draws; the positions stay in what is returned."""
     sample = plan.sampler.draw(pool.num_units, rng=SYSTEM_RANDOM)
     shots = getattr(plan.sampler, "shots_per_slot", None)
+    has_places = plan.sampler.row_shape == "slots"
 
-    def rendered(row: Sequence[int], render: Callable[[Sequence[Record]], T]) -> T:
+    def rendered(place: int, row: Sequence[int], render: Callable[[Sequence[Record]], T]) -> T:
         records: list[Record] = []
         for unit in row:
             records += pool.records(unit)
-        return render(records[:shots])
+        # The place is the slot's own: a unit row has none to give, and refuses several wordings.
+        own = render.at(place) if has_places and isinstance(render, SlotRenderers) else render
+        return own(records[:shots])
 
     def every(render: Callable[[Sequence[Record]], T], *part: Callable[[Sample], Sample]) -> Rendered[T]:
-        rows = part[0](sample) if part else sample
-        found = run_guarded(lambda: tuple([rendered(row, render) for row in rows]))
+        rows = list(enumerate(part[0](sample) if part else sample))
+        found = run_guarded(lambda: tuple([rendered(place, row, render) for place, row in rows]))
         if found is not None:
             return found
-        return tuple(run_guarded(lambda row=row: rendered(row, render)) for row in rows)  # type: ignore[misc]
+        return tuple(run_guarded(lambda place=place, row=row: rendered(place, row, render)) for place, row in rows)  # type: ignore[misc]
 
     return every
 

@@ -268,11 +268,19 @@ def plan_answers(
 
 def document_task(private: PrivateExamples, task: FewShotTask) -> FewShotTask:
     """Returns the wording with the default for unlabelled documents: their text, and a question."""
+    refuse_wordings(task)
     if private.label_key is not None:
         return task
     example = f"{{{private.text_key}}}" if task.example_prompt is None else task.example_prompt
     suffix = "Question: {input}\nAnswer:" if task.suffix is None else task.suffix
     return task.replace(example_prompt=example, suffix=suffix)
+
+
+def refuse_wordings(task: FewShotTask | None) -> None:
+    """Refuses further wordings: the place of a retrieved row depends on who else takes part."""
+    if task is not None and task.wordings:
+        expected = "none (the row of a document depends on who else takes part)"
+        raise fail("FewShotTask.wordings", expected, len(task.wordings), "Give the task one wording.")
 
 
 def text_of_query(wording: FewShotTemplate, query: Query) -> str:

@@ -343,6 +343,7 @@ def compare_queries(
     source: RowSource | None = None,
     readings: Mapping[bool, int] | None = None,
     max_calls: int | None = None,
+    wordings: int = 1,
 ) -> list[QueryOption]:
     """Returns designs at equal epsilon, best first (see `QueryOption.rank`).
 
@@ -363,6 +364,7 @@ def compare_queries(
       source: where the numbers of rows come from; None: the usual guess.
       readings: calls per row by whether rows are calibrated; None: as they are, for one call.
       max_calls: most private calls of one query; None: any number.
+      wordings: public wordings that slots read in turn; several leave unit rows out.
     """
     check_int("labels", labels, low=2)
     check_int("public_size", public_size, low=1)
@@ -373,6 +375,8 @@ def compare_queries(
     rests, reads = source or RowGuess(), readings or {False: 1}
     dearest = math.inf if max_calls is None else float(check_int("max_calls", max_calls, low=1))
     fitting = {False: dearest} if readings is None else {read: dearest / calls for read, calls in reads.items()}
+    if base is not None:
+        base.check_wordings(wordings)
 
     def option(key: tuple[str, RowDesign]) -> QueryOption | None:
         mechanism, design = key
@@ -398,7 +402,8 @@ def compare_queries(
         return min(options, key=lambda one: one.rank)
 
     first, *others = dict.fromkeys(mechanisms)
-    shapes = dict.fromkeys([*([] if base is None else [base]), *candidate_shapes(public_size)])
+    every = [*([] if base is None else [base]), *candidate_shapes(public_size)]
+    shapes = dict.fromkeys(shape for shape in every if shape.takes_wordings(wordings))
     # Mechanisms are compared on one shape only: every option costs a calibration.
     found = search_designs(
         option,

@@ -13,7 +13,7 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_dpicl._templates import Template
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.release.curator import Render
-from langchain_dpicl.release.sample import Record
+from langchain_dpicl.release.sample import Record, SlotRenderers
 
 Query: TypeAlias = tuple[str, ...]
 """The public values of the query's variables, in the order of `FewShotTemplate.input_variables`."""
@@ -31,9 +31,11 @@ class FewShotTemplate:
       separator: stands between the parts.
       fields: the declared fields of the private records.
       shown: by field, how declared values read in a prompt (labels as their verbalizers).
+      others: further wordings of the same query, which slots read in turn after this one.
 
     Raises:
-      ConfigurationError: unknown fields, no query variable, or anything but plain `{field}` names in the templates.
+      ConfigurationError: unknown fields, no query variable or others in another wording, or anything but plain
+        `{field}` names in the templates.
     """
 
     example_prompt: str
@@ -42,6 +44,7 @@ class FewShotTemplate:
     separator: str
     fields: tuple[str, ...]
     shown: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    others: tuple[FewShotTemplate, ...] = ()
     _example: Template = field(init=False, repr=False)
     _prefix: Template = field(init=False, repr=False)
     _suffix: Template = field(init=False, repr=False)
@@ -60,6 +63,15 @@ class FewShotTemplate:
             raise fail("example_prompt", f"a template with fields among {sorted(self.fields)}", wrong, advice)
         if not self.input_variables:
             raise fail("suffix", "a template with the query's variable, such as {input}", self.suffix)
+        for other in self.others:
+            if set(other.input_variables) != set(self.input_variables):
+                expected = f"the query's variables {sorted(self.input_variables)} in every wording"
+                raise fail("wordings", expected, sorted(other.input_variables))
+
+    @property
+    def num_wordings(self) -> int:
+        """Wordings that slots read in turn, this one included."""
+        return 1 + len(self.others)
 
     @property
     def input_variables(self) -> tuple[str, ...]:
@@ -97,10 +109,17 @@ class FewShotTemplate:
             raise fail("suffix", "one variable, or one called 'input', to calibrate", list(names))
         return tuple(text if name == "input" else value for name, value in zip(names, query, strict=True))
 
-    def renderer(self, queries: Sequence[Query]) -> Callable[[Sequence[Record]], tuple[str, ...]]:
-        """Returns the function from a row's records to its prompts, one per query; no records: the public prompts."""
+    def renderer(self, queries: Sequence[Query]) -> SlotRenderers[tuple[str, ...]]:
+        """Returns the function from a row's records to its prompts, one per query; no records: the public prompts.
+
+        All prompts of one row read the same wording.
+        """
         named = [dict(zip(self.input_variables, query, strict=True)) for query in queries]
-        ends = [(self._prefix.fill(values), self._suffix.fill(values)) for values in named]
+        return SlotRenderers(tuple([wording.own_renderer(named) for wording in (self, *self.others)]))
+
+    def own_renderer(self, queries: Sequence[Mapping[str, str]]) -> Callable[[Sequence[Record]], tuple[str, ...]]:
+        """Returns the renderer of this wording alone; queries hold values by name, which each wording orders anew."""
+        ends = [(self._prefix.fill(values), self._suffix.fill(values)) for values in queries]
         around = [([prefix] if prefix else [], suffix) for prefix, suffix in ends]
 
         def render(records: Sequence[Record]) -> tuple[str, ...]:
@@ -111,11 +130,13 @@ class FewShotTemplate:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public wording as JSON values."""
+        others = {"wordings": [other.to_dict() for other in self.others]} if self.others else {}
         return {
             "example_prompt": self.example_prompt,
             "prefix": self.prefix,
             "suffix": self.suffix,
             "example_separator": self.separator,
+            **others,
         }
 
 

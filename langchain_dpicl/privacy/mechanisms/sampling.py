@@ -27,7 +27,8 @@ class Sampler(ClosedClass, is_base=True):
 
     Attributes:
       name: public name.
-      row_shape: "slots" or "units".
+      row_shape: "slots" (a fixed, public number of rows; a unit less or more, coins kept, changes the row of one place
+        and leaves the others where they stand) or "units".
       adjacencies: neighbouring relations that it is proved under.
       is_batched: whether a draw is read batch by batch (see `random_allocation`).
     """
