@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import Evolution, LabelAnswers, LogitNoise, Noise, Rows
+from langchain_dpicl.options import Evolution, FewShotTask, LabelAnswers, LogitNoise, Noise, Rows
 from langchain_dpicl.options.rows import NoiseName, noise_of, noise_with
 from langchain_dpicl.privacy._validate import fail
 
@@ -365,6 +365,11 @@ def _vote_mechanism(settings: Settings) -> str:
     return asked
 
 
+def _num_wordings(settings: Settings) -> int:
+    """Returns how many public wordings slots read in turn."""
+    return 1 + len((settings.get("task") or FewShotTask()).wordings)
+
+
 def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.planning.expected_utility import RowDesign
     from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
@@ -378,9 +383,10 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
 
     size, labels, mechanism = sum(sizes.values()), _num_labels(settings), _vote_mechanism(settings)
     shared = {**_terms(settings), "max_queries": _needed(settings, "max_queries")}
-    design = RowDesign.of(settings.get("rows"), smallest_size=size)
+    design, wordings = RowDesign.of(settings.get("rows"), smallest_size=size), _num_wordings(settings)
     if design is None:
-        design = recommended_design(size, labels=labels, mechanism=mechanism, **shared)
+        design = recommended_design(size, labels=labels, mechanism=mechanism, wordings=wordings, **shared)
+    design.check_wordings(wordings)
     share, guess = _abstention(settings, labels, usual="never"), settings.guess
     # Released votes are compared with a threshold afterwards; a released index needs a candidate to abstain with.
     constants = () if share is None or mechanism == "gaussian" else (share * expected_rows(design, size),)
@@ -410,6 +416,7 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
             base=design,
             abstain_below=share,
             agreement=guess.agreement,
+            wordings=wordings,
         )
         out["options"] = [{**option.to_dict(), "settings": _recommended(option.to_dict())} for option in options]
         out["recommendation"] = out["options"][0]
@@ -483,9 +490,10 @@ def _voting_option_text(option: dict[str, Any]) -> str:
 
 def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     del compares  # one shape
-    from langchain_dpicl.retrieval.plan import plan_retrieval
+    from langchain_dpicl.retrieval.plan import plan_retrieval, refuse_wordings
 
     retrieval, guess = settings.get("retrieval"), settings.guess
+    refuse_wordings(settings.get("task"))
     noise_with(settings.get("noise"), "gaussian")  # refuses another
     if retrieval is None:
         raise fail("retrieval.participations", "a number", None, "Give --set retrieval.participations=N.")
@@ -577,7 +585,9 @@ def _pate_options(settings: Settings, size: int, labels: int, *, compares: bool)
     asks_teachers = rows is not None and teachers != "fresh"
     # Which teachers there are is compared beside their shape: a design says the shape alone.
     shape = None if rows is None else rows.replace(sampling="poisson" if teachers == "fixed" else rows.sampling)
-    design = RowDesign.of(shape, smallest_size=size)
+    design, wordings = RowDesign.of(shape, smallest_size=size), _num_wordings(settings)
+    if design is not None:
+        design.check_wordings(wordings)
     return propose_labelling(
         size,
         **_terms(settings),
@@ -590,6 +600,7 @@ def _pate_options(settings: Settings, size: int, labels: int, *, compares: bool)
         abstain_below=_abstention(settings, labels, usual="never"),
         agreement=guess.agreement,
         chance=guess.chance,
+        wordings=wordings,
     )
 
 

@@ -735,3 +735,24 @@ def test_a_price_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "500", "--no-compare"]
     assert main(["plan", *terms, "--set", "cost.price_in=-1.0"]) == 2
     assert "Prices.price_in: expected a number greater than or equal to 0" in capsys.readouterr().err
+
+
+def test_wordings_are_an_array_of_tables_and_take_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = tmp_path / "task.toml"
+    settings.write_text(
+        'method = "voting"\nmax_queries = 20\n'
+        '[data]\nlabel_key = "queue"\npublic_size = {card = 300, transfer = 300}\n'
+        '[budget]\nepsilon = 4.0\ndelta = 1e-5\n[task]\nsuffix = "Message: {input}\\nQueue:"\n'
+        '[[task.wordings]]\nsuffix = "Text: {input}\\nqueue:"\n[[task.wordings]]\nprefix = "Sort."\n'
+    )
+    for method, more in (("voting", []), ("pate", ["--set", "guess.public_inputs=40"])):
+        plan = ["plan", "--config", str(settings), "--method", method, *more]
+        assert main([*plan, "--json"]) == 0
+        out = json.loads(capsys.readouterr().out)
+        assert {option["rows"] for option in out["options"]} == {"slots"}
+        assert main([*plan, "--set", "rows.units=40"]) == 2
+        assert "expected a slot for each of 3 wordings" in capsys.readouterr().err
+    retrieval = ["--method", "retrieval", "--set", "retrieval.participations=4"]
+    retrieval += ["--set", "retrieval.similarity_threshold=0.5", "--set", "retrieval.embeddings=a:b"]
+    assert main(["plan", "--config", str(settings), *retrieval]) == 2
+    assert "FewShotTask.wordings: expected none" in capsys.readouterr().err
