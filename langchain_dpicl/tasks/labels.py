@@ -151,7 +151,7 @@ def wording_of(
         separator=task.example_separator,
         fields=records.fields,
         shown={} if label_key is None else {label_key: read},
-        others=tuple([wording_of(private, other, texts=texts) for other in task.wordings]),
+        others=tuple([wording_of(records, other, texts=texts) for other in task.wordings]),
     )
 
 
