@@ -208,7 +208,7 @@ class Students:
           texts: what is asked.
           shots: how many demonstrations it is for: the package calibrates prompts of one.
         """
-        voting, scorer, _ = reader_of(self.engine, self._voting, is_wanted=None, shots=shots)
+        voting, scorer, _ = reader_of(self.engine, self._voting, is_wanted=False if shots > 1 else None)
         prompts = [self.task.wording.renderer(voting.queries((text,)))(records) for text in texts]
         rows = run_sync(_walk(scorer.request_public_rows(prompts)))
         return np.where(rows.any(axis=1), rows.argmax(axis=1), -1)

@@ -16,6 +16,7 @@ SUBMODULES = (
     "langchain_dpicl.distributed",
     "langchain_dpicl.exceptions",
     "langchain_dpicl.options",
+    "langchain_dpicl.rehearsal",
     "langchain_dpicl.released",
     "langchain_dpicl.reports",
     "langchain_dpicl.results",

@@ -81,7 +81,7 @@ class Student(Option):
       num_candidates: prompts that are tried.
       num_validation: labelled inputs that are held back to try them on.
       seed: public seed of the choice of candidates.
-      calibrate: as of `LabelAnswers`.
+      calibrate: as of `LabelAnswers`; None: prompts of one demonstration.
     """
 
     llm: ModelLike | None = None

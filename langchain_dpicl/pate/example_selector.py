@@ -589,7 +589,9 @@ def _ready(strategy: StrategyLike, student: Student, engine: Any, task: VotingTa
 
 def _scorer_of(llm: Any, student: Student, task: VotingTask) -> tuple[VotingTask, LabelRows]:
     """Returns the task as the student is asked, and what scores its labels; calls the model once."""
-    own, scorer, _ = reader_of(llm, task, is_wanted=student.calibrate)
+    # Of several demonstrations the held-back labels choose; a prompt of one copies its label.
+    is_usual = False if student.shots > 1 else None
+    own, scorer, _ = reader_of(llm, task, is_wanted=is_usual if student.calibrate is None else student.calibrate)
     if student.calibrate and not scorer.calibrates:
         expected = "False or None where votes are texts, or no variable of the query is called 'input'"
         raise fail("Student.calibrate", expected, student.calibrate)

@@ -60,8 +60,8 @@ class RowFacts:
       silent: share of the rows that are not right which name no label: failed calls, and answers in text that are no
         label.
 
-    >>> RowFacts(right=0.6, correlation=0.55, rival=0.7, labels=4).ceiling()
-    0.609...
+    >>> round(RowFacts(right=0.6, correlation=0.55, rival=0.7, labels=4).ceiling(), 2)
+    0.65
     """
 
     right: float

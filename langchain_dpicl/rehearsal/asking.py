@@ -149,6 +149,7 @@ class RehearsalCost:
 def rehearsal_cost(
     num_examples: int,
     *,
+    num_labels: int = 2,
     shots: Sequence[int] = SHOTS,
     calls_per_row: int = 2,
     record_tokens: int = 60,
@@ -158,6 +159,7 @@ def rehearsal_cost(
 
     Args:
       num_examples: public examples.
+      num_labels: labels that an answer can have.
       shots: numbers of examples of a row.
       calls_per_row: 2 where rows are calibrated with one content-free input, otherwise 1.
       record_tokens: cap of an example.
@@ -169,14 +171,22 @@ def rehearsal_cost(
     """
     count = check_int("num_examples", num_examples, low=3)
     sizes = {"calls": calls_per_row, "record_tokens": record_tokens, "query_tokens": query_tokens}
-    least, most = (_cost(count, _possible(shots, count), per_deal, **sizes) for per_deal in (_FEW, _MANY))
+    fitting = _possible(shots, count - num_labels)
+    least, most = (_cost(count, fitting, per_deal, fits=count - num_labels, **sizes) for per_deal in (_FEW, _MANY))
     return RehearsalCost(least, most)
 
 
 def _cost(
-    count: int, shots: Sequence[int], per_deal: int, *, calls: int, record_tokens: int = 60, query_tokens: int = 60
+    count: int,
+    shots: Sequence[int],
+    per_deal: int,
+    *,
+    fits: int,
+    calls: int,
+    record_tokens: int = 60,
+    query_tokens: int = 60,
 ) -> Cost:
-    rows = {k: _DEALS * min(per_deal, (count - 1) // k) for k in shots}
+    rows = {k: _DEALS * min(per_deal, fits // k) for k in shots}
     asked = count * calls * (1 + sum(rows.values()))
     tokens = (
         count * calls * (query_tokens + sum(number * (k * record_tokens + query_tokens) for k, number in rows.items()))
@@ -184,12 +194,13 @@ def _cost(
     return Cost(private_calls=0, public_calls=asked, tokens_in=tokens, tokens_out=asked)
 
 
-def _possible(shots: Sequence[int], count: int) -> tuple[int, ...]:
-    """Returns the numbers of shots of which two rows fit beside a question without sharing an example."""
+def _possible(shots: Sequence[int], fits: int) -> tuple[int, ...]:
+    """Returns the numbers of shots of which two rows of different examples fit beside a question."""
     given = [check_int("shots", one, low=1) for one in shots]
-    fitting = tuple(sorted({one for one in given if 2 * one <= count - 1}))
+    fitting = tuple(sorted({one for one in given if 2 * one <= fits}))
     if not fitting:
-        raise fail("public_examples", f"at least {2 * min(given, default=1) + 1} examples", count)
+        least = 2 * min(given, default=1)
+        raise fail("public_examples", f"at least {least} examples more than there are labels", max(0, fits))
     return fitting
 
 
@@ -245,7 +256,8 @@ class _Asking:
             tuple(public.records[place] for place in order), text_key, label_key, public.labels, public.fields
         )
         asked = VotingTask.of(public, wording, reading)
-        possible = _possible(shots, len(public.records))
+        fits = len(public.records) - len(public.labels)
+        possible = _possible(shots, fits)
         engine = choice_engine(llm, asked)
         texts = list(asked.texts.values())
         scorer = LabelRows(engine, texts, calibrate=False)
@@ -254,7 +266,7 @@ class _Asking:
         if reading.calibrate is not None:
             readings = (reading.calibrate,)
         calls = 1 + len(asked.content_free) if True in readings else 1
-        most = _cost(len(public.records), possible, _MANY, calls=calls).public_calls
+        most = _cost(len(public.records), possible, _MANY, fits=fits, calls=calls).public_calls
         if most > check_int("max_calls", max_calls, low=1):
             advice = "Give fewer examples (max_examples=), fewer shots, or a larger max_calls=."
             raise fail("max_calls", f"at least the {most:,} calls that this rehearsal may need", max_calls, advice)
@@ -267,7 +279,7 @@ class _Asking:
         shapes: list[RehearsedShape] = []
         calls = 0
         for shots in (0, *self.shots):
-            deals = self._deals(shots)
+            deals = self._deals(shots, gold) if shots else []
             votes: dict[bool, list[NDArray[np.int64]]] = {read: [] for read in self.readings}
             for part in self._parts(shots):
                 asked = [[deal[place] for deal in dealt for place in part] for dealt in deals] if shots else None
@@ -296,10 +308,10 @@ class _Asking:
 
     def _parts(self, shots: int) -> Iterator[range]:
         """Yields which rows of a deal are asked at first, and which besides."""
-        fits = (len(self.public.records) - 1) // max(shots, 1)
+        fits = self._rows_per_deal(shots)
         yield range(min(_FEW, fits))
         if fits > _FEW:
-            yield range(_FEW, min(_MANY, fits))
+            yield range(_FEW, fits)
 
     def _tells_more(self, found: Mapping[bool, NDArray[np.int64]], gold: Sequence[int]) -> bool:
         """Whether rows err on their own, so that more of them tell more."""
@@ -309,20 +321,29 @@ class _Asking:
         )
         return min(one.correlation for one in facts) < _ALONE
 
-    def _deals(self, shots: int) -> list[list[list[tuple[int, ...]]]]:
-        """Returns for each question its deals, each of disjoint rows of the other examples."""
-        count = len(self.public.records)
+    def _deals(self, shots: int, gold: Sequence[int]) -> list[list[list[tuple[int, ...]]]]:
+        """Returns for each question its deals, each of disjoint rows of the other examples.
+
+        Leaving a question out would make its label rarer in its rows than in those of a new question. So one example of
+        every other label that has several is left out beside it, another one in each deal.
+        """
         rng = Generator(PCG64([_SEED, shots]))
+        by_label = [np.flatnonzero(np.asarray(gold) == place) for place in range(len(self.public.labels))]
         every = []
-        for question in range(count):
-            others = np.array([place for place in range(count) if place != question])
+        for question, label in enumerate(gold):
             deals = []
             for _ in range(_DEALS):
-                order = rng.permutation(others)
-                rows = min(_MANY, (count - 1) // max(shots, 1))
-                deals.append([tuple(order[row * shots : (row + 1) * shots].tolist()) for row in range(rows)])
+                out = {question}
+                out |= {int(rng.choice(own)) for place, own in enumerate(by_label) if place != label and len(own) > 1}
+                order = rng.permutation([place for place in range(len(gold)) if place not in out])
+                rows = [order[first * shots : (first + 1) * shots] for first in range(self._rows_per_deal(shots))]
+                deals.append([tuple(row.tolist()) for row in rows])
             every.append(deals)
         return every
+
+    def _rows_per_deal(self, shots: int) -> int:
+        """Returns how many rows of one deal fit beside a question and what is left out with it."""
+        return min(_MANY, (len(self.public.records) - len(self.public.labels)) // max(shots, 1))
 
     def _votes(
         self, asked: Any, limit: int | None, bar: Any

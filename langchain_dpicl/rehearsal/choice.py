@@ -271,7 +271,7 @@ class _Search:
             name = "zero-shot, calibrated" if read else "zero-shot"
             yield FreeRival(name, 0, read, self.rehearsal.zero_shot(read, weights=weights))
             for shots in self.rehearsal.shots(read):
-                if shots >= min(shape.shots, *self.rehearsal.shots(read)):
+                if shots >= min(shape.shots, max(self.rehearsal.shots(read))):
                     right = self.rehearsal.free_votes(rows=shape.slots, shots=shots, calibrated=read, weights=weights)
                     name = f"votes of {shape.slots} rows of your public examples, {shots}-shot"
                     yield FreeRival(f"{name}, calibrated" if read else name, shots, read, right)

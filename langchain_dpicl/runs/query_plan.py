@@ -439,8 +439,8 @@ def candidate_shapes(public_size: int) -> Iterator[RowDesign]:
 
 def declared_design(hint: RowHint, public_size: int) -> RowDesign:
     """Returns the shape of rows that an engine declares, with fewer records where there are not as many units."""
-    shots = min(hint.shots, public_size)
-    slots = max(1, min(hint.slots, public_size // shots))
+    slots = min(hint.slots, public_size)
+    shots = max(1, min(hint.shots, public_size // slots))
     return RowDesign.choose(rows="slots", num_slots=slots, shots_per_slot=shots)
 
 

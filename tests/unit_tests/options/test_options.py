@@ -234,10 +234,10 @@ class TestUse:
     def test_rows_become_a_design(self) -> None:
         assert RowDesign.of(None) is None
         assert RowDesign.of(Rows(redraw_every="run")) is None
-        assert RowDesign.of(Rows(slots=20, shots=4)) == RowDesign("slots", 20, 4, "poisson", 1.5)
+        assert RowDesign.of(Rows(slots=20, shots=4)) == RowDesign("slots", 20, 4, "poisson", 1.0)
         assert RowDesign.of(Rows(slots=20)) == RowDesign("slots", 20, 1, "poisson", 1.5)
         assert RowDesign.of(Rows(units=30)) == RowDesign("units", 30, 1, "poisson", 1.0)
-        assert RowDesign.of(Rows(shots=4), smallest_size=10) == RowDesign("slots", 10, 4, "poisson", 1.5)
+        assert RowDesign.of(Rows(shots=4), smallest_size=10) == RowDesign("slots", 10, 4, "poisson", 1.0)
         assert RowDesign.of(Rows(slots=8, sampling="fixed")) == RowDesign("slots", 8, 1, "fixed", 1.0)
 
     def test_a_name_is_short_for_its_noise(self) -> None:

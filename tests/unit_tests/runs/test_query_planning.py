@@ -196,7 +196,7 @@ class TestRows:
     def test_without_a_design_there_are_twenty_rows_of_four_or_as_many_as_the_units_fill(self) -> None:
         shape = priced(2.0, design=None).design
         assert (shape.rows, shape.num_slots, shape.shots_per_slot, shape.overfill) == ("slots", 20, 4, 1.0)
-        for units, slots, shots in ((79, 19, 4), (7, 1, 4), (3, 1, 3), (1, 1, 1)):
+        for units, slots, shots in ((79, 20, 3), (30, 20, 1), (7, 7, 1), (1, 1, 1)):
             few = priced(2.0, design=None, public_size=units).design
             assert (few.num_slots, few.shots_per_slot) == (slots, shots)
 
@@ -472,7 +472,7 @@ class TestComparison:
         found = compare_queries(30, epsilon=1.0, delta=1e-3, max_queries=2, labels=2, mechanisms=("gaussian",))
         assert {(o.plan.design.num_slots, o.plan.design.shots_per_slot) for o in found} == {(20, 1)} | {(10, 2)}
         few = compare_queries(9, epsilon=1.0, delta=1e-3, max_queries=2, labels=2, mechanisms=("gaussian",))
-        assert [(o.plan.design.num_slots, o.plan.design.shots_per_slot) for o in few] == [(2, 4)]
+        assert [(o.plan.design.num_slots, o.plan.design.shots_per_slot) for o in few] == [(9, 1)]
 
     def test_calls_per_query_are_bounded_calibration_included(self) -> None:
         given = {"epsilon": 1.0, "delta": 1e-5, "max_queries": 50, "labels": 2, "mechanisms": ("gaussian",)}

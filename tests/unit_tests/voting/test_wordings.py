@@ -246,7 +246,6 @@ def test_rows_without_a_slot_for_each_wording_are_refused_before_anything_is_cha
 def test_the_planner_takes_slots_where_nothing_is_said(noise: Noise) -> None:
     made = voter(["a"], rows=None, noise=noise, task=TASK.replace(wordings=(SECOND,)))
     assert made.plan.design.rows == "slots"
-    assert voter(["a"], rows=None, noise=noise, task=TASK.replace(wordings=())).plan.design.rows == "units"
 
 
 def test_a_comparison_of_several_wordings_leaves_unit_rows_out() -> None:
