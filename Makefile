@@ -28,6 +28,8 @@ DOCUMENTS_DATA ?= bank $(addprefix ../shared/data/,agnews.jsonl.gz trec.jsonl.gz
 RETRIEVAL_DATA ?= ../shared/data/agnews.jsonl.gz
 # Recorded votes of a real model, which bench-recorded replays.
 RECORDED_VOTES ?= ../shared/data/recorded_votes.json
+# The folder of the data sets that bench-rehearse plans for.
+REHEARSE_DATA ?= ../shared/data
 CORPUS ?= ../shared/corpus
 WORDNET ?= /usr/share/wordnet
 # Environments beside that of the tests take the newest versions that pyproject.toml allows, and the torch of the tests.
@@ -36,7 +38,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-recorded bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -128,6 +130,9 @@ server-demo: .venv-test/.ready  ## private demonstrations through a llama.cpp se
 
 bench-recorded: .venv/.ready  ## recorded votes of a real model through private releases: do the planner's chances come true? (or DATA=FILE.json)
 	.venv/bin/python benchmarks/bench_recorded.py --data $(if $(filter file,$(origin DATA)),$(RECORDED_VOTES),$(DATA)) $(ARGS)
+
+bench-rehearse: .venv/.ready  ## does a plan or a rehearsal say what comes out, and is it right to spend? (or ARGS="--sets agnews --parts defaults")
+	.venv/bin/python benchmarks/bench_rehearse.py --data $(REHEARSE_DATA) $(ARGS)
 
 bench-trec: .venv/.ready  ## accuracy table on TREC (or --data any file of its format): make bench-trec DATA=FILE.jsonl.gz
 	.venv/bin/python benchmarks/bench_trec.py --data $(DATA) --words $(WORDS) --instruction "$(INSTRUCTION)" $(ARGS)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _voting_task import WORDINGS
+from _voting_task import WORDINGS, plain
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
@@ -73,7 +73,7 @@ class Task:
             rows = [json.loads(line) for line in lines]
         for row in rows:
             text = f"{row['premise']} / {row['hypothesis']}" if "premise" in row else row["text"]
-            label = str(row.get("label_name", row["label"]))
+            label = plain({**row, "text": text})["label"]
             record = {
                 "text": " ".join(text.split())[:MOST_CHARACTERS],
                 "label": words.get(label, label).lower(),

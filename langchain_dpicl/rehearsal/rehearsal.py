@@ -30,6 +30,8 @@ WIDER = 1.5
 """Bootstrap deviations are this much too small after a choice among many plans."""
 _DEVIATIONS = 1.645
 """Of an interval of 90 %."""
+_SHARED = 0.6
+"""What a shared example adds to the likeness of two rows, times the shots over the size of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Rehearsal:
     ) -> RowFacts:
         """Returns the numbers of private rows of so many records: interpolated over the logarithm of the shots.
 
-        They are estimated from rows that share no example, as the rows of a large pool of records do.
+        They are those of rows that share no example, as the rows of a large pool of records do.
 
         Args:
           labels: must be the number of labels of the rehearsal.
@@ -125,11 +127,11 @@ class Rehearsal:
         """
         if labels is not None and labels != len(self.labels):
             raise fail("rows", f"a rehearsal on {labels} labels", f"{len(self.labels)} labels", "Rehearse this task.")
-        return self._between(float(shots), calibrated, _key(weights), within=True)
+        return self._between(float(shots), calibrated, _key(weights))
 
     def pool_facts(self, *, shots: int, calibrated: bool, weights: Any = None) -> RowFacts:
         """Returns the numbers of rows made of the public examples themselves, which share examples by chance."""
-        return self._between(float(shots), calibrated, _key(weights), within=False)
+        return _together(self._between(float(shots), calibrated, _key(weights)), self._overlap(shots))
 
     def zero_shot(self, calibrated: bool, *, weights: Any = None) -> float:
         """Returns the share of questions that the prompt without examples answers right."""
@@ -161,7 +163,7 @@ class Rehearsal:
         """
         key = _key(self.weights(draw))
         facts = RowFacts.mean(
-            [self._between(float(shots), calibrated, key, within=True) for shots, _ in law],
+            [self._between(float(shots), calibrated, key) for shots, _ in law],
             [share for _, share in law],
         )
         if self.origin == "same":
@@ -180,37 +182,40 @@ class Rehearsal:
     def _measured(self) -> dict[tuple[int, bool], RehearsedShape]:
         return {(shape.shots, shape.calibrated): shape for shape in self.shapes}
 
-    def _between(self, shots: float, calibrated: bool, weights: bytes | None, *, within: bool) -> RowFacts:
+    def _between(self, shots: float, calibrated: bool, weights: bytes | None) -> RowFacts:
         known = self.shots(calibrated)
         if not known:
             raise fail("calibrate", f"one of {list(self.readings)}, as rows were rehearsed", calibrated)
         above = next((place for place, count in enumerate(known) if count >= shots), len(known) - 1)
-        below = max(0, above - 1) if known[above] > shots else above
-        one, other = (self._at(known[place], calibrated, weights, within) for place in (below, above))
-        if below == above or shots <= known[below]:
-            return other if below == above else one
+        below = above if known[above] <= shots or above == 0 else above - 1
+        one, other = (self._at(known[place], calibrated, weights) for place in (below, above))
+        if below == above:
+            return other
         share = math.log2(shots / known[below]) / math.log2(known[above] / known[below])
         return RowFacts.mean([one, other], [1.0 - share, share])
 
-    def _at(self, shots: int, calibrated: bool, weights: bytes | None, within: bool) -> RowFacts:
-        cache = self._estimates
-        key = shots, calibrated, weights, within
-        if key not in cache:
+    def _at(self, shots: int, calibrated: bool, weights: bytes | None) -> RowFacts:
+        """Returns the numbers of rows of measured shots: from rows that share no example, and from rows that may."""
+        key = shots, calibrated, weights
+        if key not in self._estimates:
             shape = self._measured[shots, calibrated]
             counted = None if weights is None else np.frombuffer(weights, dtype=np.float64)
-            several = within or max(shape.deals) > 0
-            cache[key] = estimate_facts(
-                shape.votes,
-                self.gold,
-                labels=len(self.labels),
-                weights=counted,
-                deals=shape.deals,
-                within=within or not several,
+            own, mixed = (
+                estimate_facts(
+                    shape.votes, self.gold, labels=len(self.labels), weights=counted, deals=shape.deals, within=within
+                )
+                for within in (True, False)
             )
-        return cache[key]
+            alone = _apart(mixed, self._overlap(shots))
+            self._estimates[key] = RowFacts.mean([own, alone], [1.0, 1.0])
+        return self._estimates[key]
+
+    def _overlap(self, shots: int) -> float:
+        """Returns how much of what two rows have in common comes from the examples that they share by chance."""
+        return _SHARED * shots / len(self.gold)
 
     @functools.cached_property
-    def _estimates(self) -> dict[tuple[int, bool, bytes | None, bool], RowFacts]:
+    def _estimates(self) -> dict[tuple[int, bool, bytes | None], RowFacts]:
         return {}
 
     # -- file --------------------------------------------------------------------------------------------------------
@@ -388,6 +393,18 @@ class Rehearsal:
             for row in self.rows()
         }
         return html_table("Rehearsal", {"rests on": self.rests_on, "model": self.model, **shown})
+
+
+def _apart(facts: RowFacts, overlap: float) -> RowFacts:
+    """Returns the numbers of rows that share no example, from those of rows that share some by chance."""
+    alone = {name: (getattr(facts, name) - overlap) / (1.0 - overlap) for name in ("correlation", "rival")}
+    return dataclasses.replace(facts, **{name: max(value, 0.0) for name, value in alone.items()})
+
+
+def _together(facts: RowFacts, overlap: float) -> RowFacts:
+    """Returns the numbers of rows that share examples by chance, from those of rows that share none."""
+    names = ("correlation", "rival")
+    return dataclasses.replace(facts, **{name: overlap + (1.0 - overlap) * getattr(facts, name) for name in names})
 
 
 def _key(weights: Any) -> bytes | None:

@@ -1,0 +1,315 @@
+"""Rehearsals: what is asked, what is kept, what is refused, and the rows that follow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import random
+import warnings
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.documents import Document
+
+from langchain_dpicl import Budget, DPVotingRunnable, LabelAnswers, PrivateExamples, PromptPATELabeler
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RestsOnGuessWarning
+from langchain_dpicl.rehearsal import (
+    Rehearsal,
+    arehearse,
+    propose_rows,
+    rehearsal_cost,
+    rehearse,
+)
+
+CANARY = "Qz7canary"
+LABELS = ("card", "cash", "wire")
+TERMS: dict[str, Any] = {"delta": 1e-6, "max_queries": 100}
+
+
+def examples(count: int = 36, *, canary: bool = False) -> list[dict[str, str]]:
+    mark = f"{CANARY} " if canary else ""
+    return [
+        {"text": f"{mark}note {place} of {LABELS[place % 3]}", "label": LABELS[place % 3]} for place in range(count)
+    ]
+
+
+def reading(skill: Any) -> Any:
+    """A model that knows the label of a note with chance `skill(shots)`, by a public hash of the whole prompt."""
+
+    def distribution(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
+        del prefix
+        asked = prompt.rpartition("text: ")[2]
+        if "N/A" in asked:
+            return dict.fromkeys([f" {label}" for label in LABELS], 0.3)
+        shots = prompt.count("label: ")
+        right = asked.split()[-2] if asked.split()[-1] == "label:" else asked.split()[-1]
+        coins = random.Random(zlib.crc32(prompt.encode()))
+        best = right if coins.random() < skill(shots) else LABELS[coins.randrange(3)]
+        return {f" {label}": 0.6 if label == best else 0.15 for label in LABELS}
+
+    return distribution
+
+
+def engine(skill: Any = lambda shots: 0.2 + 0.1 * min(shots, 8), **options: Any) -> FakeBackend:
+    return FakeBackend(reading(skill), vocabulary=[f" {label}" for label in LABELS], **options)
+
+
+def rehearsed(llm: Any = None, public: Sequence[Any] | None = None, **options: Any) -> Rehearsal:
+    given = {"progress": False, "answers": LabelAnswers(calibrate=False), **options}
+    return rehearse(engine() if llm is None else llm, examples() if public is None else public, **given)
+
+
+class TestWhatIsAsked:
+    def test_rows_of_more_examples_are_measured_as_they_are(self) -> None:
+        """Right by skill or by one chance in three: .53 with one example, .67 with eight, +- .05 (5 errors)."""
+        found = rehearsed()
+        for shots in (1, 2, 4, 8):
+            skill = 0.2 + 0.1 * shots
+            assert found.facts(shots=shots).right == pytest.approx(skill + (1 - skill) / 3, abs=0.12)
+        assert found.facts(shots=8).right > found.facts(shots=1).right + 0.2
+        assert found.zero_shot(False) == pytest.approx(0.2 + 0.8 / 3, abs=0.35)
+        assert found.readings == (False,)
+
+    def test_a_question_never_stands_among_its_own_examples(self) -> None:
+        seen: list[str] = []
+
+        def watched(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
+            seen.append(prompt)
+            return reading(lambda _: 0.5)(prompt, prefix)
+
+        rehearsed(FakeBackend(watched, vocabulary=[f" {label}" for label in LABELS]))
+        asked = [prompt.rpartition("text: ")[2].removesuffix("\nlabel:") for prompt in seen]
+        assert set(asked) == {example["text"] for example in examples()}
+        for prompt, question in zip(seen, asked, strict=True):
+            shown, _, _ = prompt.rpartition("text: ")
+            assert f"text: {question}\n" not in shown
+
+    def test_rows_of_one_deal_share_no_example_and_keep_the_share_of_the_questions_label(self) -> None:
+        prompts: list[str] = []
+
+        def watched(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
+            prompts.append(prompt)
+            return reading(lambda _: 0.5)(prompt, prefix)
+
+        found = rehearsed(FakeBackend(watched, vocabulary=[f" {label}" for label in LABELS]), shots=(4,))
+        [shape] = [one for one in found.shapes if one.shots == 4]
+        assert set(shape.deals) == {0, 1}
+        by_question: dict[str, list[list[str]]] = {}
+        own = {example["text"]: example["label"] for example in examples()}
+        for prompt in dict.fromkeys(prompts):
+            *shown, asked = [part.split("\n")[0] for part in prompt.split("text: ")[1:]]
+            if shown:
+                by_question.setdefault(asked, []).append(shown)
+        same = []
+        for asked, rows in by_question.items():
+            half = [rows[place] for place, deal in enumerate(shape.deals) if deal == 0]
+            flat = [text for row in half for text in row]
+            assert len(flat) == len(set(flat))
+            same += [own[text] == own[asked] for row in rows for text in row]
+        # 36 questions x 12 rows x 4 examples of three labels: within .055 of a third, 5 errors of independent draws.
+        assert np.mean(same) == pytest.approx(1 / 3, abs=0.055)
+
+    def test_calibrated_rows_are_read_beside_raw_ones(self) -> None:
+        found = rehearsed(answers=LabelAnswers())
+        assert found.readings == (False, True)
+        assert found.content_free == ("N/A",)
+        assert found.facts(shots=4, calibrated=True).right == found.facts(shots=4).right  # even on "N/A"
+
+    def test_async_gives_the_same(self) -> None:
+        answers = LabelAnswers(calibrate=False)
+        found = asyncio.run(arehearse(engine(), examples(), progress=False, answers=answers))
+        assert found == rehearsed()
+
+    def test_documents_are_examples_too(self) -> None:
+        documents = [Document(one["text"], metadata={"label": one["label"]}) for one in examples()]
+        assert rehearsed(public=documents) == rehearsed()
+
+    def test_calls_stay_within_what_was_said(self) -> None:
+        for llm in (engine(), engine(lambda _: 1.0)):
+            found = rehearsed(llm)
+            cost = rehearsal_cost(36, num_labels=3, calls_per_row=1)
+            assert 0.98 * cost.least.public_calls <= found.calls <= cost.most.public_calls  # a prompt may repeat
+            assert llm.calls["choice_rows"] == found.calls
+
+
+class TestRefusals:
+    def test_private_examples_are_refused_before_any_call(self) -> None:
+        llm = engine()
+        private = PrivateExamples(examples(), label_key="label", labels=LABELS, public_size=500)
+        with pytest.raises(ConfigurationError, match="reads no private record"):
+            rehearsed(llm, private)
+        assert not llm.calls
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            (
+                {"max_calls": 100},
+                r"max_calls: expected at least the [\d,]+ calls that this rehearsal may need, found 100",
+            ),
+            ({"origin": "mine"}, "origin"),
+            ({"shots": (40,)}, "public_examples: expected at least 80 examples more than there are labels"),
+            ({"shots": (0,)}, "shots"),
+            ({"max_examples": 2}, "max_examples"),
+            ({"labels": ("card", "cash")}, "a label among"),
+            ({"text_key": "body"}, "text under 'body'"),
+        ],
+    )
+    def test_public_faults_are_refused_before_any_call(self, given: dict[str, Any], said: str) -> None:
+        llm = engine()
+        with pytest.raises(ConfigurationError, match=said):
+            rehearsed(llm, **given)
+        assert not llm.calls
+
+    def test_a_failed_call_is_an_error(self) -> None:
+        with pytest.raises(ModelCallError):
+            rehearsed(engine(fail_rows_containing="note 7 of cash"))
+
+
+class TestWhatIsKept:
+    def test_no_text_of_an_example_is_kept_shown_or_written(self, tmp_path: Path) -> None:
+        found = rehearsed(public=examples(canary=True))
+        found.save(tmp_path / "r.json")
+        shown = [repr(found), found.table(), json.dumps(found.to_dict()), found._repr_html_(), str(vars(found))]
+        assert CANARY not in "".join([*shown, (tmp_path / "r.json").read_text()])
+        assert CANARY.encode() not in pickle.dumps(found)
+
+    def test_a_file_gives_the_same_and_a_changed_one_is_refused(self, tmp_path: Path) -> None:
+        found = rehearsed()
+        found.save(tmp_path / "r.json")
+        again = Rehearsal.load(tmp_path / "r.json")
+        assert again == found
+        assert again.digest == found.digest
+        text = (tmp_path / "r.json").read_text()
+        (tmp_path / "r.json").write_text(text.replace('"origin": "same"', '"origin": "made_up"'))
+        with pytest.raises(ConfigurationError, match="rehearsal"):
+            Rehearsal.load(tmp_path / "r.json")
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"origin": "elsewhere"},
+            {"labels": ["card", "card", "wire"]},
+            {"labels": ["card"]},
+            {"gold": [0, 1]},
+            {"gold": [9] * 36},
+            {"shapes": []},
+            {"shapes": [{"shots": 1, "calibrated": False, "deals": [0], "votes": [[7]] * 36}]},
+            {"calls": -1},
+            {"calls": True},
+            {"model": 3},
+        ],
+    )
+    def test_values_that_no_rehearsal_has_are_refused(self, change: dict[str, Any], tmp_path: Path) -> None:
+        state = {**rehearsed().to_dict(), **change}
+        (tmp_path / "r.json").write_text(Rehearsal._FORM.text(state))
+        with pytest.raises(ConfigurationError, match="rehearsal"):
+            Rehearsal.load(tmp_path / "r.json")
+
+    def test_numbers_between_measured_shots_are_interpolated(self) -> None:
+        found = rehearsed(shots=(2, 8))
+        two, four, eight = (found.facts(shots=shots).right for shots in (2, 4, 8))
+        assert four == pytest.approx((two + eight) / 2)
+        assert found.facts(shots=1) == found.facts(shots=2)
+        assert found.facts(shots=64) == found.facts(shots=8)
+
+
+class TestProposals:
+    def test_rows_that_are_worth_more_are_chosen(self) -> None:
+        steep = rehearsed(engine(lambda shots: {0: 0.0, 1: 0.0, 2: 0.1, 4: 0.5}.get(shots, 0.9)))
+        assert propose_rows(steep, 8_000, epsilon=4.0, **TERMS).design.shots_per_slot == 8
+        flat = rehearsed(engine(lambda shots: 0.8 if shots else 0.0))
+        found = propose_rows(flat, 8_000, epsilon=4.0, **TERMS)
+        assert found.private_calls <= 20  # more rows or shots bring nothing
+
+    def test_what_says_nothing_is_not_worth_an_epsilon(self) -> None:
+        """Labels that have nothing to do with the texts, ten times."""
+        for seed in range(10):
+            coins = np.random.default_rng(seed)
+            public = [{**one, "label": LABELS[int(coins.integers(3))]} for one in examples(60)]
+            found = propose_rows(rehearsed(engine(lambda _: 0.0), public), 8_000, epsilon=4.0, **TERMS)
+            assert found.verdict != "beats what is free"
+            assert found.right < 0.6
+
+    def test_the_interval_holds_the_number_and_the_ceiling_is_above_it(self) -> None:
+        found = propose_rows(rehearsed(), 8_000, epsilon=1.0, **TERMS)
+        assert found.low < found.right < found.high
+        assert found.right <= found.at_most
+        assert found.rests_on == "a rehearsal of 36 public examples"
+        assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict
+
+    def test_another_domain_widens_and_never_beats(self) -> None:
+        same, other = (
+            propose_rows(rehearsed(origin=origin), 8_000, epsilon=4.0, **TERMS) for origin in ("same", "neighbour")
+        )
+        assert other.high - other.low > same.high - same.low
+        assert other.verdict != "beats what is free"
+        assert "neighbouring domain" in other.rests_on
+
+    def test_calls_are_bounded_and_noise_is_kept(self) -> None:
+        found = propose_rows(rehearsed(), 8_000, epsilon=4.0, max_calls=10, mechanism="gumbel", **TERMS)
+        assert found.private_calls <= 10
+        assert found.plan.release.mechanism.name == "gumbel"
+        with pytest.raises(ConfigurationError, match="max_calls"):
+            propose_rows(rehearsed(), 8_000, epsilon=4.0, max_calls=9, **TERMS)
+        with pytest.raises(ConfigurationError, match="calibrate"):
+            propose_rows(rehearsed(), 8_000, epsilon=4.0, calibrate=True, **TERMS)
+
+    def test_the_same_rehearsal_proposes_the_same(self) -> None:
+        one, other = (propose_rows(rehearsed(), 8_000, epsilon=1.0, **TERMS).to_dict() for _ in range(2))
+        assert one == other
+
+
+def component(kind: Any, rows: Any, **options: Any) -> Any:
+    private = PrivateExamples(examples(), label_key="label", labels=options.pop("labels", LABELS), public_size=2_000)
+    given = {"llm": engine(), "budget": Budget(epsilon=8.0, delta=1e-6), "epsilon": 4.0, **options}
+    return kind.from_private_examples(private, max_queries=20, rows=rows, **given)
+
+
+class TestComponents:
+    @pytest.mark.parametrize("kind", [DPVotingRunnable, PromptPATELabeler])
+    def test_take_their_rows_from_a_rehearsal_and_say_so(self, kind: Any) -> None:
+        found = rehearsed()
+        made = component(kind, found, answers=LabelAnswers(calibrate=False))
+        best = propose_rows(found, 2_000, epsilon=4.0, delta=5e-7, max_queries=20)
+        assert made.plan.design == best.design
+        assert made.plan.release.mechanism.name == best.plan.release.mechanism.name
+        assert found.digest in json.dumps(made.report)
+        assert made.source is found
+        if kind is DPVotingRunnable:
+            assert made.expected()["rests_on"] == found.rests_on
+
+    def test_labels_in_another_order_are_the_same_task(self) -> None:
+        made = component(DPVotingRunnable, rehearsed(), labels=LABELS[::-1])
+        assert made.labels == LABELS[::-1]
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"labels": ("card", "cash", "wire", "coin")}, "labels"),
+            ({"llm": engine(name="another")}, "rehearsal.model"),
+            ({"prefix": "Sort the notes."}, "rehearsal.wording"),
+        ],
+    )
+    def test_refuse_a_rehearsal_of_something_else_before_anything_is_charged(
+        self, options: dict[str, Any], said: str
+    ) -> None:
+        budget = Budget(epsilon=8.0, delta=1e-6)
+        with pytest.raises(ConfigurationError, match=said):
+            component(DPVotingRunnable, rehearsed(), budget=budget, **options)
+        assert budget.remaining_epsilon == 8.0
+
+    def test_without_one_they_warn_that_the_plan_is_a_guess(self) -> None:
+        with pytest.warns(RestsOnGuessWarning, match="rehearse") as caught:
+            made = component(DPVotingRunnable, None)
+        assert caught[0].filename == __file__
+        assert made.expected()["rests_on"] == "a guess"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RestsOnGuessWarning)
+            component(DPVotingRunnable, rehearsed())
