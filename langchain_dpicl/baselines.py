@@ -32,9 +32,6 @@ from langchain_dpicl.generation.decoding_loop import (
     DecodingSpec,
     PartialText,
     TextDecoder,
-    check_rules,
-    check_texts,
-    generation_wording,
     make_script,
     write_draft,
 )
@@ -67,6 +64,7 @@ from langchain_dpicl.soft_prompts.options import (
     given_fields,
 )
 from langchain_dpicl.tasks.labels import VotingTask, choice_engine, reader_of
+from langchain_dpicl.tasks.writing import check_rules, check_texts, generation_wording
 
 BASELINE = "soft prompt without privacy"
 

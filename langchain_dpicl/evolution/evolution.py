@@ -23,7 +23,6 @@ from langchain_dpicl.evolution.plan import ROUND_TEMPLATE, EvolutionPlan, plan_e
 from langchain_dpicl.evolution.writing import EvolutionTemplate, EvolutionWriter, first_candidates, writing_model
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.free_form.answers import PublicModel
-from langchain_dpicl.generation.decoding_loop import DEFAULT_STOP
 from langchain_dpicl.options import Decoding, Evolution, GenerationTask, LocalExecutor, Noise
 from langchain_dpicl.options.base import LLM, EmbeddingsLike, Where, option_of, refuse_unused
 from langchain_dpicl.options.rows import noise_with
@@ -39,6 +38,7 @@ from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.journal import RunJournal, check_paid
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
+from langchain_dpicl.tasks.writing import DEFAULT_STOP
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from langchain_dpicl.distributed.executor import Executor, JobResult, Workplace,
 from langchain_dpicl.distributed.ray import as_executor
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 from langchain_dpicl.free_form.answers import NO_STREAM, PublicModel, PublicRequest, distinct_texts
-from langchain_dpicl.generation.decoding_loop import check_texts, generation_wording
 from langchain_dpicl.options import GenerationTask
 from langchain_dpicl.options.base import refuse_unused
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.tasks.templates import GenerationTemplate
+from langchain_dpicl.tasks.writing import check_texts, generation_wording
 
 _TOO_FEW = (
     "Give the model a temperature above 0 and no response cache, or hints= for it to write differently each time, or "

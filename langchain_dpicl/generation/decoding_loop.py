@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Token
 from langchain_dpicl.backends.sync_async import EffectGenerator, TopTokenRequest
 from langchain_dpicl.exceptions import CapabilityError
@@ -25,6 +24,7 @@ from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.release.token_block import ReleaseBlock
 from langchain_dpicl.tasks.templates import GenerationTemplate
+from langchain_dpicl.tasks.writing import check_rules, check_texts, generation_wording, has_ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,6 @@ class TextDecoder:
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
-DEFAULT_STOP = ("\n",)
 MAX_FORCED = 4096
 """Most tokens of a text that a grammar may force: a public bound for grammars that force text without end."""
 
@@ -237,10 +236,7 @@ class DecodingSpec:
 
     def ended(self, tokens: Sequence[Token]) -> bool:
         """Whether released tokens end the segment: EOS, or a stop string in their text."""
-        if tokens and tokens[-1] == self.backend.eos:
-            return True
-        text = self.backend.decode(tokens)
-        return any(stop in text.lstrip() for stop in self.stop)
+        return has_ended(self.backend, tokens, self.stop)
 
     def text(self, tokens: Sequence[Token]) -> str:
         """Returns the text of released tokens, cut before the first stop string and stripped."""
@@ -447,25 +443,6 @@ def _bound(grammar: Grammar | None, backend: NextTokenBackend) -> BoundGrammar |
     return None if grammar is None else grammar.bind(backend)
 
 
-def check_rules(backend: NextTokenBackend, decoding: Decoding) -> tuple[int | None, tuple[str, ...]]:
-    """Returns the candidates per token, at most what the engine reports (None: all), and the stop strings."""
-    limit, wanted, stop = backend.max_top_k, decoding.candidates, decoding.stop
-    if wanted == "all" and limit is not None:
-        raise fail("Decoding.candidates", f"a number up to {limit} (this model reports top tokens only)", wanted)
-    top_k = None if wanted == "all" else wanted if limit is None else min(wanted, limit)
-    if stop is None:
-        stop = DEFAULT_STOP if decoding.grammar is None else ()
-    return top_k, check_texts("Decoding.stop", stop, least=0)
-
-
-def check_texts(name: str, values: Sequence[str], *, least: int = 1) -> tuple[str, ...]:
-    """Returns a sequence of at least `least` non-empty texts; a single text is refused."""
-    ok = isinstance(values, Sequence) and not isinstance(values, (str, bytes)) and len(values) >= least
-    if not ok or not all(isinstance(item, str) and item for item in values):
-        raise fail(name, "a sequence of non-empty texts", values)
-    return tuple(values)
-
-
 def generated_fields(private: PrivateExamples, task: GenerationTask | None) -> frozenset[str]:
     """Returns the fields of a demonstration that these examples are declared to give."""
     label_key = _label_key(private, GenerationTask.of(task, None).open_label)
@@ -486,18 +463,3 @@ def check_example_prompt(example_prompt: Any, fields: Collection[str]) -> None:
         problem = type(error).__name__
     if problem:
         raise fail("example_prompt", "a prompt template that formats text fields", problem)
-
-
-def generation_wording(
-    text_key: str, label_key: str | None, fields: Sequence[str], instruction: str | None, generation_prompt: Any
-) -> GenerationTemplate:
-    """Returns the prompts of a generation, with defaults for instruction and template."""
-    usual = GenerationTemplate.default_template(text_key, label_key)
-    of_label = "" if label_key is None else f" for the given {label_key}"
-    return GenerationTemplate(
-        instruction=f"Write a {text_key}{of_label}." if instruction is None else instruction,
-        template=usual if generation_prompt is None else Template.of("record_prompt", generation_prompt).text,
-        text_key=text_key,
-        label_key=label_key,
-        fields=tuple(fields),
-    )
