@@ -33,6 +33,10 @@ from langchain_dpicl.privacy._validate import (
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.rehearsal.generation import GenerationRehearsal
+
+GUESSED = "a guess"
+"""What the chances of a plan rest on where nothing was rehearsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,29 +134,40 @@ class GenerationPlan(SharePlan):
         return Cost(round(calls), round(public), round(tokens_in), round(calls + public))
 
     def expected(
-        self, agreement: float, *, label: str | None = None, public_agreement: float | None = None
-    ) -> dict[str, float]:
-        """Returns occupancy and `token_signal` at a guessed `agreement` of rows."""
-        check_real("agreement", agreement, low=0.0, high=1.0)
-        plans = dict(self.branches)
+        self,
+        source: float | GenerationRehearsal,
+        *,
+        label: str | None = None,
+        public_agreement: float | None = None,
+    ) -> dict[str, Any]:
+        """Returns the occupancy of one branch, the chance of the right token, and what that rests on.
+
+        Args:
+          source: a rehearsal, or a guessed agreement of rows, which `token_signal` turns into a chance.
+          label: of the branch; None: the smallest one, and the chance over all labels where it was rehearsed.
+          public_agreement: of a guess, see `expected_values`.
+
+        Raises:
+          ConfigurationError: an unknown label, a guess out of range, or a plan that the rehearsal does not speak for.
+        """
         sizes = self.sizes
         chosen = min(sizes, key=lambda name: sizes[name]) if label is None else label
-        if chosen not in plans:
-            raise fail("label", f"one of {list(plans)}", label)
-        plan = plans[chosen]
+        if chosen not in sizes:
+            raise fail("label", f"one of {list(sizes)}", label)
+        plan = dict(self.branches)[chosen]
         fill = occupancy(plan, sizes[chosen])
-        return {
-            "expected_rows": fill.rows,
-            "expected_shots": fill.shots,
-            "empty_slot_prob": fill.empty,
-            **token_signal(
-                plan,
-                rows=fill.rows,
-                agreement=agreement,
-                candidates=self.candidates,
-                public_agreement=public_agreement,
-            ),
-        }
+        occupied = {"expected_rows": fill.rows, "expected_shots": fill.shots, "empty_slot_prob": fill.empty}
+        if isinstance(source, GenerationRehearsal):
+            return {**occupied, **source.outlook(self, label=label)}
+        agreement = check_real("agreement", source, low=0.0, high=1.0)
+        signal = token_signal(
+            plan,
+            rows=fill.rows,
+            agreement=agreement,
+            candidates=self.candidates,
+            public_agreement=public_agreement,
+        )
+        return {**occupied, **signal, "rests_on": GUESSED}
 
     def _numbers(self) -> dict[str, Any]:
         return {
@@ -407,7 +422,8 @@ class DesignOption:
 
     Attributes:
       plan: the calibrated plan.
-      right_token_prob: expected chance that a token of the smallest declared label is the one most rows predict.
+      right_token_prob: expected chance that a token is the one most rows predict: of the smallest declared label by a
+        guess, over all labels by a rehearsal.
       ceiling_prob: the same at unlimited epsilon: below 1 if tokens are sampled at a temperature.
       private_calls: expected private model calls of the whole generation.
       local: work of a local engine.
@@ -530,6 +546,7 @@ def compare(
     public_agreement: float | None = None,
     full_vocabulary: bool = False,
     rule: TokenRule | None = None,
+    source: GenerationRehearsal | None = None,
 ) -> list[DesignOption]:
     """Returns designs at equal records per token and equal epsilon, best first (see `DesignOption.rank`).
 
@@ -554,8 +571,16 @@ def compare(
       full_vocabulary: whether the model returns its whole vocabulary, which the logit mechanisms need.
       rule: a mechanism with parameters, compared in place of its defaults; a clip that fixes the noise together with
         a temperature is dropped, because epsilon determines the noise here.
+      source: a rehearsal, in place of the two guesses. It ranks designs by what noise destroys: whether texts of rows
+        with more shots are better is not in it.
+
+    Raises:
+      ConfigurationError: no design is possible, or logit mechanisms are to be compared by a rehearsal.
     """
     check_real("agreement", agreement, low=0.0, high=1.0)
+    if source is not None and full_vocabulary:
+        advice = "Compare sums of probabilities by the rehearsal, and logits by a guess."
+        raise fail("full_vocabulary", "False with a rehearsal, which measures no logits", full_vocabulary, advice)
     start = base or RowDesign.choose()
     redraw_every = redraw_every or (max_tokens if start.sampling == "disjoint" else 1)
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
@@ -572,7 +597,10 @@ def compare(
             plan = planned(*key)
         except DPICLError:
             return None
-        signal = signal_of(plan, one_shot=agreement, public_agreement=public_agreement)
+        if source is None:
+            signal = signal_of(plan, one_shot=agreement, public_agreement=public_agreement)
+        else:
+            signal = plan.expected(source)
         chances = signal["right_token_prob"], signal["ceiling_prob"]
         return DesignOption(plan, *chances, plan.cost().private_calls, local_cost(plan, record_tokens=record_tokens))
 

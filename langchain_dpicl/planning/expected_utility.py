@@ -284,6 +284,21 @@ def chances_of_votes(
     )
 
 
+def top_chances(plan: ReleasePlan, sums: np.ndarray, *, others: int = 0, rest: np.ndarray | None = None) -> np.ndarray:
+    """Returns float64[n]: the chance that the first candidate of each sum is released, by closed form or quadrature.
+
+    Args:
+      plan: the release; its noise is added to sums of probabilities or votes.
+      sums: float64[n, d], at the scale of the plan's rows; -inf: no candidate.
+      others: further candidates of each sum.
+      rest: float64[n], what these hold together, in equal parts.
+    """
+    columns = [(sums[:, place], 1) for place in range(sums.shape[1])]
+    if others and rest is not None:
+        columns.append((rest / others, others))
+    return _wins(plan, columns, 0)
+
+
 def right_with_normal_noise(votes: np.ndarray, stddev: float) -> float:
     """Returns the chance of the right label, column 0 of float64[questions, labels], under normal noise on all."""
     gaps = [((votes[:, 0] - votes[:, place]) / stddev, 1) for place in range(1, votes.shape[1])]

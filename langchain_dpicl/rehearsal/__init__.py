@@ -8,21 +8,33 @@ if TYPE_CHECKING:
     from langchain_dpicl.planning.row_law import RowFacts, RowGuess, estimate_facts
     from langchain_dpicl.rehearsal.asking import RehearsalCost, arehearse, rehearsal_cost, rehearse
     from langchain_dpicl.rehearsal.choice import FreeRival, Proposal, propose_rows
+    from langchain_dpicl.rehearsal.generation import (
+        GenerationRehearsal,
+        RehearsedStep,
+        RehearsedText,
+        arehearse_generation,
+        rehearse_generation,
+    )
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal, RehearsedShape
 
 _HOME = {
     "FreeRival": "langchain_dpicl.rehearsal.choice",
+    "GenerationRehearsal": "langchain_dpicl.rehearsal.generation",
     "Proposal": "langchain_dpicl.rehearsal.choice",
+    "Rehearsal": "langchain_dpicl.rehearsal.rehearsal",
     "RehearsalCost": "langchain_dpicl.rehearsal.asking",
     "RehearsedShape": "langchain_dpicl.rehearsal.rehearsal",
-    "Rehearsal": "langchain_dpicl.rehearsal.rehearsal",
+    "RehearsedStep": "langchain_dpicl.rehearsal.generation",
+    "RehearsedText": "langchain_dpicl.rehearsal.generation",
     "RowFacts": "langchain_dpicl.planning.row_law",
     "RowGuess": "langchain_dpicl.planning.row_law",
     "arehearse": "langchain_dpicl.rehearsal.asking",
+    "arehearse_generation": "langchain_dpicl.rehearsal.generation",
     "estimate_facts": "langchain_dpicl.planning.row_law",
     "propose_rows": "langchain_dpicl.rehearsal.choice",
     "rehearsal_cost": "langchain_dpicl.rehearsal.asking",
     "rehearse": "langchain_dpicl.rehearsal.asking",
+    "rehearse_generation": "langchain_dpicl.rehearsal.generation",
 }
 
 if not TYPE_CHECKING:
@@ -34,15 +46,20 @@ if not TYPE_CHECKING:
 
 __all__ = [
     "FreeRival",
+    "GenerationRehearsal",
     "Proposal",
     "Rehearsal",
     "RehearsalCost",
     "RehearsedShape",
+    "RehearsedStep",
+    "RehearsedText",
     "RowFacts",
     "RowGuess",
     "arehearse",
+    "arehearse_generation",
     "estimate_facts",
     "propose_rows",
     "rehearsal_cost",
     "rehearse",
+    "rehearse_generation",
 ]

@@ -95,8 +95,7 @@ class Rehearsal:
     @property
     def rests_on(self) -> str:
         """What a chance rests on, in words."""
-        kinds = {"same": "", "neighbour": " of a neighbouring domain", "made_up": " that were made up"}
-        return f"a rehearsal of {len(self.gold)} public examples{kinds[self.origin]}"
+        return rests_on(len(self.gold), self.origin)
 
     @property
     def readings(self) -> tuple[bool, ...]:
@@ -405,6 +404,12 @@ def _together(facts: RowFacts, overlap: float) -> RowFacts:
     """Returns the numbers of rows that share examples by chance, from those of rows that share none."""
     names = ("correlation", "rival")
     return dataclasses.replace(facts, **{name: overlap + (1.0 - overlap) * getattr(facts, name) for name in names})
+
+
+def rests_on(num_examples: int, origin: Origin) -> str:
+    """Returns what a chance rests on, in words."""
+    kinds = {"same": "", "neighbour": " of a neighbouring domain", "made_up": " that were made up"}
+    return f"a rehearsal of {num_examples} public examples{kinds[origin]}"
 
 
 def _key(weights: Any) -> bytes | None:

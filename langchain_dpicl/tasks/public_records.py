@@ -56,27 +56,42 @@ class PublicRecords:
         Raises:
           ConfigurationError: private examples, or examples that cannot be read; no value is shown.
         """
-        if isinstance(examples, PrivateExamples):
-            raise fail("public_examples", "public examples", PrivateExamples, instead)
+        refuse_private(examples, instead)
         for name, key in (("text_key", text_key), ("label_key", label_key)):
             if not isinstance(key, str) or not key:
                 raise fail(name, "the name of a field", plain_or_type(key))
         if labels is not None and task.labels is not None:
             raise fail("labels", "labels=, or FewShotTask(labels=)", "both")
-        if isinstance(examples, (str, bytes)) or not isinstance(examples, Sequence):
-            raise fail("public_examples", "a list of dicts or Documents", type(examples))
-        if not examples:
-            raise fail("public_examples", "at least one example", 0)
         prompt = task.example_prompt
         shown = (text_key, label_key) if prompt is None else Template.of("example_prompt", prompt).names
         fields = tuple(dict.fromkeys((*shown, label_key)))
-        records = tuple(_record(place, example, text_key, fields) for place, example in enumerate(examples))
+        records = read_public(examples, fields, text_key=text_key)
         found = [record[label_key] for record in records]
         wanted = task.labels if labels is None else labels
         known = distinct_texts("labels", sorted(set(found)) if wanted is None else wanted, least=2)
-        if (wrong := next((place for place, label in enumerate(found) if label not in known), None)) is not None:
-            raise fail(f"public_examples[{wrong}]", f"a label among {known!r} under {label_key!r}", "another")
+        check_known(found, known, key=label_key)
         return cls(records, text_key, label_key, known, fields)
+
+
+def refuse_private(examples: object, instead: str) -> None:
+    """Refuses private examples where public ones are expected; `instead` says what the caller should do."""
+    if isinstance(examples, PrivateExamples):
+        raise fail("public_examples", "public examples", PrivateExamples, instead)
+
+
+def read_public(examples: object, fields: Sequence[str], *, text_key: str) -> tuple[Mapping[str, str], ...]:
+    """Returns the fields of every example, which have to be text; a Document's content is its `text_key`."""
+    if isinstance(examples, (str, bytes)) or not isinstance(examples, Sequence):
+        raise fail("public_examples", "a list of dicts or Documents", type(examples))
+    if not examples:
+        raise fail("public_examples", "at least one example", 0)
+    return tuple(_record(place, example, text_key, fields) for place, example in enumerate(examples))
+
+
+def check_known(found: Sequence[str], known: Sequence[str], *, key: str) -> None:
+    """Refuses an example whose label is not among the known ones."""
+    if (wrong := next((place for place, label in enumerate(found) if label not in known), None)) is not None:
+        raise fail(f"public_examples[{wrong}]", f"a label among {tuple(known)!r} under {key!r}", "another")
 
 
 def _record(place: int, example: object, text_key: str, fields: Sequence[str]) -> dict[str, str]:
