@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
@@ -321,15 +320,6 @@ class GenerationRehearsal:
             ],
             "calls": self.calls,
         }
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """SHA-256 of the rehearsal, for reports."""
-        return hashlib.sha256(self._FORM.text(self.to_dict()).encode()).hexdigest()
-
-    def summary(self) -> dict[str, Any]:
-        """Returns what reports say of the rehearsal."""
-        return {"examples": self.num_examples, "origin": self.origin, "calls": self.calls, "digest": self.digest}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the rehearsal to a JSON file, atomically.
