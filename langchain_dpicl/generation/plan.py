@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard
 
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.generation.token_mechanisms import TOKEN_MECHANISMS, TokenRule, temperature_of
@@ -33,7 +33,9 @@ from langchain_dpicl.privacy._validate import (
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.rehearsal.generation import GenerationRehearsal
+
+if TYPE_CHECKING:
+    from langchain_dpicl.rehearsal.generation import GenerationRehearsal
 
 GUESSED = "a guess"
 """What the chances of a plan rest on where nothing was rehearsed."""
@@ -157,7 +159,7 @@ class GenerationPlan(SharePlan):
         plan = dict(self.branches)[chosen]
         fill = occupancy(plan, sizes[chosen])
         occupied = {"expected_rows": fill.rows, "expected_shots": fill.shots, "empty_slot_prob": fill.empty}
-        if isinstance(source, GenerationRehearsal):
+        if _is_rehearsed(source):
             return {**occupied, **source.outlook(self, label=label)}
         agreement = check_real("agreement", source, low=0.0, high=1.0)
         signal = token_signal(
@@ -218,6 +220,17 @@ class GenerationPlan(SharePlan):
             candidates=shown["candidates"],
             partition=shown["dataset_id"],
         )
+
+
+def _is_rehearsed(source: float | GenerationRehearsal) -> TypeGuard[GenerationRehearsal]:
+    # A rehearsal loads LangChain, which a plan alone does not need.
+    if isinstance(source, int | float):
+        return False
+    from langchain_dpicl.rehearsal.generation import GenerationRehearsal
+
+    if not isinstance(source, GenerationRehearsal):
+        raise fail("source", "a guessed agreement, or a GenerationRehearsal", type(source))
+    return True
 
 
 def template_name(segment: str, length: int) -> str:

@@ -291,6 +291,11 @@ class TestPlans:
         assert (measured["right_token_low"], measured["right_token_high"]) == rehearsal.interval(plan)
         assert measured["run_prob"] == rehearsal.run(plan)
 
+    @pytest.mark.parametrize("source", [1.5, True, "0.6", None])
+    def test_take_a_guess_or_a_rehearsal(self, source: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"agreement|source"):
+            priced().expected(source)
+
     def test_are_compared_by_it(self) -> None:
         rehearsal = rehearsed(shots=(1, 4), num_rows=6)
         options = compare({None: 1000}, epsilon=1.0, delta=1e-6, max_tokens=5, base=units(20), source=rehearsal)
