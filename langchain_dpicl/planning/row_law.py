@@ -60,6 +60,9 @@ class RowFacts:
       silent: share of the rows that are not right which name no label: failed calls, and answers in text that are no
         label.
 
+    Raises:
+      ConfigurationError: a number is out of its range.
+
     >>> round(RowFacts(right=0.6, correlation=0.55, rival=0.7, labels=4).ceiling(), 2)
     0.65
     """
@@ -79,7 +82,12 @@ class RowFacts:
 
     @classmethod
     def mean(cls, facts: Sequence[Self], weights: Sequence[float]) -> Self:
-        """Returns the weighted mean of facts of the same labels, number by number."""
+        """Returns the weighted mean of facts of the same labels, number by number.
+
+        Args:
+          facts: at least one.
+          weights: of each.
+        """
         names = ("right", "correlation", "rival", "silent")
         numbers = {
             name: float(np.average([getattr(one, name) for one in facts], weights=np.asarray(weights, np.float64)))
@@ -99,13 +107,20 @@ class RowFacts:
           labels: must be theirs.
           shots: records of a row.
           calibrated: whether rows are divided by those on content-free inputs.
+
+        Raises:
+          ConfigurationError: they are of another number of labels.
         """
         if labels != self.labels:
             raise fail("labels", f"{self.labels}, as of the facts", labels)
         return self
 
     def interval(self, chance: Callable[[Self], float], **_: Any) -> tuple[float, float]:
-        """Returns the chance itself, twice: nothing is unknown."""
+        """Returns the chance itself, twice: nothing is unknown.
+
+        Args:
+          chance: of rows with these numbers.
+        """
         return (chance(self),) * 2
 
     def shares(self) -> Floats:
@@ -224,6 +239,9 @@ class RowGuess:
       skill: share of the way from chance to certainty of a one-shot row, in [0, 1].
       growth: what doubling the records adds to it.
       correlation: intraclass correlation of "the row is right"; None: .55, or .75 on two labels.
+
+    Raises:
+      ConfigurationError: a number is out of its range.
     """
 
     skill: float = 0.35
@@ -242,7 +260,13 @@ class RowGuess:
         return "a guess"
 
     def facts(self, *, labels: int, shots: float, calibrated: bool = False) -> RowFacts:  # noqa: ARG002  not measured
-        """Returns the numbers of rows of so many records."""
+        """Returns the numbers of rows of so many records.
+
+        Args:
+          labels: labels that an answer can have.
+          shots: records of a row.
+          calibrated: not told apart.
+        """
         correlation = expected_correlation(labels) if self.correlation is None else self.correlation
         return self._facts(labels, shots, skill=self.skill, correlation=correlation)
 
@@ -254,7 +278,14 @@ class RowGuess:
         law: ShotLaw,
         calibrated: bool = False,  # noqa: ARG002  not measured
     ) -> tuple[float, float]:
-        """Returns the chances of poor rows that are alike, and of good rows that are less so."""
+        """Returns the chances of poor rows that are alike, and of good rows that are less so.
+
+        Args:
+          chance: of rows with the given numbers.
+          labels: labels that an answer can have.
+          law: how many records a row shows, with the chance of each number.
+          calibrated: not told apart.
+        """
         shots = sum(count * share for count, share in law) / sum(share for _, share in law)
         low, high = (0.55, 0.9) if labels <= 2 else (0.4, 0.7)
         ends = (

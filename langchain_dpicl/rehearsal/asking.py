@@ -165,6 +165,9 @@ def rehearsal_cost(
       record_tokens: cap of an example.
       query_tokens: cap of a query.
 
+    Raises:
+      ConfigurationError: a number is out of range, or too few examples for these shots.
+
     >>> cost = rehearsal_cost(64)
     >>> cost.least.public_calls, cost.most.public_calls
     (2176, 6272)

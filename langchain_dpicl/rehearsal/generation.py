@@ -605,7 +605,8 @@ class _Writing:
                 domain = self._candidates([token for token, _ in pairs], is_first=not tokens)
                 boxed = yield LimitConcurrency(RowRequest(source, domain), limit)
                 sums = restrict(boxed.take()).sum(axis=0)
-                tick(bar, 1 + len(draft.prompts))
+                for _ in range(1 + len(draft.prompts)):
+                    tick(bar)
                 if not sums.any():
                     raise ModelCallError("rehearsal: expected rows of next-token probabilities, found that all failed.")
                 steps.append(_step(sums))

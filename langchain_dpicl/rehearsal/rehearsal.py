@@ -26,8 +26,8 @@ _SHIFT = 0.35
 """Deviation, in logits, of the share of right rows between a task and its neighbour: AG News and BBC, both ways."""
 _RESAMPLES, _SEED = 24, 20_230_927
 """Resamples of the questions, with a constant public seed."""
-WIDER = 1.5
-"""Bootstrap deviations are this much too small after a choice among many plans."""
+WIDER = 1.6
+"""Bootstrap deviations are this much too small after a choice among many plans; chosen on trivia and bank questions."""
 _DEVIATIONS = 1.645
 """Of an interval of 90 %."""
 _SHARED = 0.6
@@ -103,7 +103,11 @@ class Rehearsal:
         return tuple(sorted({shape.calibrated for shape in self.shapes}))
 
     def shots(self, calibrated: bool) -> tuple[int, ...]:
-        """Returns the numbers of examples that rows were measured with."""
+        """Returns the numbers of examples that rows were measured with.
+
+        Args:
+          calibrated: whether rows are divided by those on content-free inputs.
+        """
         return tuple(sorted({one.shots for one in self.shapes if one.calibrated == calibrated and one.shots}))
 
     # -- numbers -----------------------------------------------------------------------------------------------------
@@ -129,24 +133,49 @@ class Rehearsal:
         return self._between(float(shots), calibrated, _key(weights))
 
     def pool_facts(self, *, shots: int, calibrated: bool, weights: Any = None) -> RowFacts:
-        """Returns the numbers of rows made of the public examples themselves, which share examples by chance."""
+        """Returns the numbers of rows made of the public examples themselves, which share examples by chance.
+
+        Args:
+          shots: examples of a row.
+          calibrated: whether rows are divided by those on content-free inputs.
+          weights: float64[questions]; None: each question counts once.
+        """
         return _together(self._between(float(shots), calibrated, _key(weights)), self._overlap(shots))
 
     def zero_shot(self, calibrated: bool, *, weights: Any = None) -> float:
-        """Returns the share of questions that the prompt without examples answers right."""
+        """Returns the share of questions that the prompt without examples answers right.
+
+        Args:
+          calibrated: whether rows are divided by those on content-free inputs.
+          weights: float64[questions]; None: each question counts once.
+        """
         [shape] = [one for one in self.shapes if one.shots == 0 and one.calibrated == calibrated]
         right = np.array([votes[0] == place for votes, place in zip(shape.votes, self.gold, strict=True)])
         return float(np.average(right, weights=weights))
 
     def free_votes(self, *, rows: int, shots: int, calibrated: bool, weights: Any = None) -> float:
-        """Returns the chance that votes of rows of the public examples name the right label: no noise, epsilon 0."""
+        """Returns the chance that votes of rows of the public examples name the right label: no noise, epsilon 0.
+
+        Args:
+          rows: rows that vote.
+          shots: examples of a row.
+          calibrated: whether rows are divided by those on content-free inputs.
+          weights: float64[questions]; None: each question counts once.
+        """
         facts = self.pool_facts(shots=shots, calibrated=calibrated, weights=weights)
         return float(wins_fairly(facts.votes(rows, 1.0, draws=8)).mean())
 
     def interval(
         self, chance: Callable[[RowFacts], float], *, labels: int, law: ShotLaw, calibrated: bool
     ) -> tuple[float, float]:
-        """Returns the 90 % interval of a chance: questions are resampled, and widened for a choice among plans."""
+        """Returns the 90 % interval of a chance: questions are resampled, and widened for a choice among plans.
+
+        Args:
+          chance: of rows with the given numbers.
+          labels: labels that an answer can have.
+          law: how many records a row shows, with the chance of each number.
+          calibrated: whether rows are divided by those on content-free inputs.
+        """
         at = chance(mean_facts(self, labels=labels, law=law, calibrated=calibrated))
         drawn = [chance(self.resampled(draw, law, calibrated)) for draw in range(_RESAMPLES)]
         half = WIDER * _DEVIATIONS * float(np.std(drawn))
@@ -173,7 +202,11 @@ class Rehearsal:
         return dataclasses.replace(facts, right=moved)
 
     def weights(self, draw: int) -> NDArray[np.float64]:
-        """Returns float64[questions]: how often each question is in a resample."""
+        """Returns float64[questions]: how often each question is in a resample.
+
+        Args:
+          draw: number of the resample, which always is the same one.
+        """
         count = len(self.gold)
         return Generator(PCG64([_SEED, 1, draw])).multinomial(count, np.full(count, 1.0 / count)).astype(np.float64)
 
@@ -221,6 +254,12 @@ class Rehearsal:
 
     def check_fits(self, *, labels: Sequence[str], wording: str, model: str, reads: str) -> None:
         """Refuses a component whose task or model is another one.
+
+        Args:
+          labels: its answers, in any order.
+          wording: digest of its templates.
+          model: its model's name.
+          reads: how its votes are read.
 
         Raises:
           ConfigurationError: other labels, another wording, model or way to read votes.

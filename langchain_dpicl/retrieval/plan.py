@@ -131,7 +131,7 @@ class RetrievalPlan(SharePlan):
         (3.77, 7.38)
         >>> chances = plan.expected(participants=30)
         >>> round(chances["right_label_prob"], 2), round(chances["ceiling_prob"], 2), chances["rests_on"]
-        (0.67, 0.68, 'a guess')
+        (0.68, 0.68, 'a guess')
         """
         check_int("participants", participants, low=0)
         width = check_int("labels", self.width if labels is None else labels, low=2)
