@@ -350,6 +350,10 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         """Number of further inputs that can be paid for."""
         return self._teachers.left
 
+    def expected(self) -> dict[str, Any]:
+        """Returns the chances of a label and what they rest on: a rehearsal, or a guess."""
+        return self.plan.expected(self.source, calibrated=bool(self.task.content_free))
+
     def cost(self, **tokens: int) -> Cost:
         """Returns the model calls and tokens of all queries, calibration included; `tokens` as for `plan.cost`."""
         return self.plan.cost(**{"calls_per_row": 1 + len(self.task.content_free), **tokens})

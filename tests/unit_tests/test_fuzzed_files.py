@@ -25,6 +25,7 @@ from langchain_dpicl import (
     Decoding,
     DemonstrationSynthesizer,
     DocumentSynthesizer,
+    EmbeddedLLM,
     LabelAnswers,
     Noise,
     PrivateExamples,
@@ -42,6 +43,7 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.rehearsal import GenerationRehearsal, Rehearsal, rehearse, rehearse_generation
 from langchain_dpicl.released import files as _released_files
 from langchain_dpicl.released.files import parse_json, plain_json
 from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, read_export, read_receipts
@@ -329,13 +331,36 @@ def databases(folder: Path) -> dict[str, Target]:
     return {name: Target({"file": (folder / name).read_bytes()}, read, is_bound=False) for name, read in reads.items()}
 
 
+def rehearsed(folder: Path) -> dict[str, Target]:
+    """Rehearsals, whose numbers are read by what makes a plan of them."""
+
+    def votes(path: Path) -> dict[str, Any]:
+        found = Rehearsal.load(path / "file")
+        for shots in (1, 3, 50):
+            found.facts(shots=shots, calibrated=found.readings[0]).ceiling()
+        found.zero_shot(found.readings[0])
+        return found.to_dict()
+
+    def texts(path: Path) -> dict[str, Any]:
+        found = GenerationRehearsal.load(path / "file")
+        found.rows()
+        return found.to_dict()
+
+    examples = [{"text": f"my card {place}", "label": "ab"[place % 2]} for place in range(8)]
+    rehearse(EmbeddedLLM(), examples, shots=(1, 2), progress=False).save(folder / "votes")
+    rehearse_generation(EmbeddedLLM(), examples, shots=(1,), max_tokens=3, progress=False).save(folder / "texts")
+    files = {name: {"file": (folder / name).read_bytes()} for name in ("votes", "texts")}
+    return {"Rehearsal": Target(files["votes"], votes), "GenerationRehearsal": Target(files["texts"], texts)}
+
+
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Target]]:
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         made = released()
         patch.setattr(accounting, "epsilon_bound", free_price)
-        yield {**made, **trained(folder), **gone_on_with(folder), **reported(folder), **databases(folder)}
+        others = (trained, gone_on_with, reported, databases, rehearsed)
+        yield {**made, **{name: target for make in others for name, target in make(folder).items()}}
 
 
 # -- the game ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 
-from langchain_dpicl import Budget, DPVotingRunnable, LabelAnswers, PrivateExamples, PromptPATELabeler
+from langchain_dpicl import (
+    Budget,
+    DPVotingRunnable,
+    LabelAnswers,
+    PrivateExamples,
+    PromptPATELabeler,
+    verify_report,
+)
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RestsOnGuessWarning
 from langchain_dpicl.rehearsal import (
@@ -282,8 +289,8 @@ class TestComponents:
         assert made.plan.release.mechanism.name == best.plan.release.mechanism.name
         assert found.digest in json.dumps(made.report)
         assert made.source is found
-        if kind is DPVotingRunnable:
-            assert made.expected()["rests_on"] == found.rests_on
+        assert made.expected()["rests_on"] == found.rests_on
+        assert verify_report(made.report).ok
 
     def test_labels_in_another_order_are_the_same_task(self) -> None:
         made = component(DPVotingRunnable, rehearsed(), labels=LABELS[::-1])
