@@ -126,8 +126,12 @@ class Guess(Option):
     """The table [guess] of a plan: what is assumed and not measured.
 
     Args:
-      agreement: one-shot rows that want the same token, or the right label.
+      agreement: share of one-shot rows that want the same token (generation); None: 0.6.
       public_agreement: chance of that token after the public prompt; None: a quarter of `agreement`.
+      skill: of votes: share of the way from chance to certainty of a one-shot row; None: 0.35.
+      growth: what doubling the records of a row adds to it; None: 0.05.
+      correlation: how alike the rows of a question err; None: 0.55, or 0.75 on two labels.
+      rehearsal: file of `dpicl rehearse`, which takes the place of these three.
       participants: units that take part in a query of retrieval.
       full_vocabulary: the model shows its whole vocabulary, so that logit mechanisms are compared too.
       chance: wanted chance of a right label of PATE.
@@ -137,8 +141,12 @@ class Guess(Option):
       parameters: trained parameters (training).
     """
 
-    agreement: Share = 0.6
+    agreement: Share | None = None
     public_agreement: Share | None = None
+    skill: Share | None = None
+    growth: Share | None = None
+    correlation: Share | None = None
+    rehearsal: str | None = None
     participants: CountOrZero = 30
     full_vocabulary: bool = False
     chance: Share = 0.95
@@ -146,6 +154,15 @@ class Guess(Option):
     labels: Count | None = None
     public_inputs: Count | None = None
     parameters: Count = 7680
+
+    def _check_together(self) -> None:
+        given = self.given("skill", "growth", "correlation")
+        if self.rehearsal is not None and given:
+            raise fail("guess", "a rehearsal, or guesses in its place", ["rehearsal", *given])
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Returns those of the fields that were given."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -158,7 +175,7 @@ class Prices(Option):
       record_tokens: cap of a record.
       query_tokens: cap of a query with its instruction.
       answer_tokens: cap of an answer.
-      calls_per_row: more than 1 where rows are calibrated or score each label.
+      calls_per_row: more than 1 where rows are calibrated or score each label; None: 1, or what a rehearsal says.
       student_calls: public calls that compare student prompts (PATE).
       examples_per_unit: examples of one person at most (training).
     """
@@ -168,7 +185,7 @@ class Prices(Option):
     record_tokens: Count = 60
     query_tokens: Count = 60
     answer_tokens: Count = 1
-    calls_per_row: Count = 1
+    calls_per_row: Count | None = None
     student_calls: CountOrZero = 0
     examples_per_unit: Count = 1
 
@@ -364,6 +381,8 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "max_tokens": ("max_tokens", "cap of a text"),
     "max_queries": ("max_queries", "answers that the share pays for"),
     "component": ("component", "name in the ledger; the same command finds its share again"),
+    "rehearsal": ("guess.rehearsal", "what `dpicl rehearse` measured on public examples, in place of a guess"),
+    "public_inputs": ("guess.public_inputs", "public inputs to label"),
 }
 """The keys that have a flag of their own, and what it says."""
 
@@ -373,7 +392,7 @@ def add_flags(command: argparse.ArgumentParser, names: Sequence[str]) -> None:
     for name in names:
         key, words = FLAGS[name]
         many: dict[str, Any] = {"action": "append"} if name in {"label", "public_size"} else {}
-        kind = {"epsilon": float, "delta": float, "max_tokens": int, "max_queries": int}.get(name)
+        kind = {"epsilon": float, "delta": float, "max_tokens": int, "max_queries": int, "public_inputs": int}.get(name)
         if kind is not None:
             many["type"] = kind
         command.add_argument(f"--{name.replace('_', '-')}", help=f"{words} [{key}]", **many)

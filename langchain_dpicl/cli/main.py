@@ -19,6 +19,7 @@ from langchain_dpicl.cli.checks import add_audit, run_audit
 from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.cli.ledger import add_ledger, redact, run_ledger
 from langchain_dpicl.cli.plan import add_plan, plan_output
+from langchain_dpicl.cli.rehearse import add_rehearse, add_try, run_rehearse, run_try
 from langchain_dpicl.cli.runs import (
     add_discover,
     add_documents,
@@ -27,7 +28,7 @@ from langchain_dpicl.cli.runs import (
     run_documents,
     run_generate,
 )
-from langchain_dpicl.exceptions import DPICLError
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
 _FAULT, _INTERRUPTED = 2, 130
 
@@ -81,6 +82,8 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_epsilon(commands)
+    add_try(commands, run=functools.partial(run_try, say=_say, confirm=_confirm))
+    add_rehearse(commands, run=functools.partial(run_rehearse, say=_say, confirm=_confirm))
     add_plan(commands, run=_plan)
     add_discover(commands, run=functools.partial(run_discover, say=_say))
     add_documents(commands, run=functools.partial(run_documents, say=_say, complain=_complain))
@@ -108,6 +111,14 @@ def _say(text: str) -> None:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _confirm(words: str) -> bool:
+    """Asks on the terminal whether to go on."""
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"--yes: expected where no terminal can be asked, found none. It would be: {words}")
+    print(f"{words} Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 # -- dpicl epsilon -----------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
 from langchain_dpicl.exceptions import ConfigurationError
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from langchain_dpicl.generation.token_mechanisms import TokenRule
     from langchain_dpicl.pate.plan import LabellingOption, LabellingPlan
     from langchain_dpicl.planning.expected_utility import RowDesign
+    from langchain_dpicl.planning.row_law import RowSource
     from langchain_dpicl.planning.share_plan import Cost
+    from langchain_dpicl.rehearsal.choice import FreeRival, Proposal
+    from langchain_dpicl.runs.query_plan import QueryOption, RowsPlan
     from langchain_dpicl.soft_prompts.plan import TrainingPlan
 
 Sizes = dict[str | None, int]
@@ -27,8 +30,9 @@ Output = dict[str, Any]
 
 _NOTES = """\
 Nothing is read and nothing is spent. Keys of --config and --set are those of the options in Python, besides [guess]
-(what is assumed: agreement, public_agreement, participants, full_vocabulary, ...) and [cost] (price_in, price_out,
-record_tokens, query_tokens, ...). The recommendation is printed as TOML, to be put into a --config file.
+(what is assumed: skill, growth and correlation of rows, or rehearsal, the file of `dpicl rehearse`; participants,
+labels, ...; agreement of generation) and [cost] (price_in, price_out, record_tokens, query_tokens, ...). The
+recommendation is printed as TOML, to be put into a --config file.
 """
 
 
@@ -41,7 +45,7 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--method", choices=tuple(_PLANNERS), help="what is planned (default: generation)")
-    add_flags(command, ("epsilon", "delta", "adjacency", "public_size", "max_queries", "max_tokens"))
+    add_flags(command, ("epsilon", "delta", "adjacency", "public_size", "max_queries", "max_tokens", "rehearsal"))
     add_settings(command)
     command.add_argument("--no-compare", action="store_true", help="skip the comparison of designs")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
@@ -76,8 +80,10 @@ def _terms(settings: Settings) -> dict[str, Any]:
     return {"epsilon": settings.share_epsilon, "delta": settings.share_delta, "adjacency": settings.adjacency}
 
 
-def _num_labels(settings: Settings) -> int:
-    labels = settings.data.num_labels() or settings.guess.labels
+def _num_labels(settings: Settings, source: RowSource) -> int:
+    """Returns the labels that are declared, or those that were rehearsed."""
+    known: Sequence[str] | None = getattr(source, "labels", None)
+    labels = settings.data.num_labels() or settings.guess.labels or (None if known is None else len(known))
     if labels is None or labels < 2:
         raise fail(
             "guess.labels", "the number of labels, at least 2", labels, "Or give --public-size LABEL=N for each."
@@ -92,10 +98,6 @@ def _needed(settings: Settings, name: str) -> Any:
     return value
 
 
-def _mechanism(settings: Settings) -> str:
-    return noise_of(settings.get("noise"), Noise).mechanism or "gumbel"
-
-
 def _given_noise(settings: Settings) -> float | None:
     """Returns the noise multiplier that was given; None: the plan finds it."""
     return getattr(settings.get("noise"), "multiplier", None)
@@ -104,18 +106,21 @@ def _given_noise(settings: Settings) -> float | None:
 def _cost_of(cost: Cost, settings: Settings, *, max_queries: int | None = None) -> Output:
     """Returns what a plan's calls cost as JSON values, per query too where it answers queries."""
     calls = cost.private_calls + cost.public_calls
-    prices = settings.cost
     return {
         **({} if max_queries is None else {"calls_per_query": calls / max_queries}),
         **dataclasses.asdict(cost),
-        "money": cost.money(price_in=prices.price_in, price_out=prices.price_out),
+        "money": _money(cost, settings),
     }
 
 
-def _caps(settings: Settings) -> dict[str, int]:
+def _money(cost: Cost, settings: Settings) -> float:
+    return cost.money(price_in=settings.cost.price_in, price_out=settings.cost.price_out)
+
+
+def _caps(settings: Settings, calls_per_row: int) -> dict[str, int]:
     """Returns the public caps of a call as `cost` takes them."""
-    names = ("record_tokens", "query_tokens", "answer_tokens", "calls_per_row")
-    return {name: getattr(settings.cost, name) for name in names}
+    names = ("record_tokens", "query_tokens", "answer_tokens")
+    return {**{name: getattr(settings.cost, name) for name in names}, "calls_per_row": calls_per_row}
 
 
 def _recommended(option: Mapping[str, Any], **more: Any) -> Output:
@@ -130,7 +135,7 @@ def _recommended(option: Mapping[str, Any], **more: Any) -> Output:
     return {"noise": option["mechanism"], "rows": rows, **more}
 
 
-def _toml(settings: Mapping[str, Any]) -> list[str]:
+def toml_lines(settings: Mapping[str, Any]) -> list[str]:
     """Returns settings as lines of TOML."""
     return [f"  {name} = {_toml_value(value)}" for name, value in settings.items()]
 
@@ -156,14 +161,18 @@ def _generation(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     from langchain_dpicl.generation.plan import local_cost, published_epsilon, signal_of
     from langchain_dpicl.planning.expected_utility import RowDesign
 
-    rule, design = _rule(settings), RowDesign.of(settings.get("rows")) or RowDesign.choose()
-    plan, guess, caps = _generation_plan(settings, sizes, design, rule), settings.guess, settings.cost.record_tokens
-    agreed: dict[str, Any] = {"one_shot": guess.agreement, "public_agreement": guess.public_agreement}
+    rule, design, agreement = (
+        _rule(settings),
+        RowDesign.of(settings.get("rows")) or RowDesign.choose(),
+        _agreed(settings),
+    )
+    plan, caps = _generation_plan(settings, sizes, design, rule), settings.cost.record_tokens
+    agreed: dict[str, Any] = {"one_shot": agreement, "public_agreement": settings.guess.public_agreement}
     out: Output = {
         "plan": plan.to_dict(),
         "cost": _cost_of(plan.cost(record_tokens=caps), settings),
         "local": dataclasses.asdict(local_cost(plan, record_tokens=caps)),
-        "signal": {"one_shot_agreement": guess.agreement, **signal_of(plan, **agreed)},
+        "signal": {"one_shot_agreement": agreement, "rests_on": "a guess", **signal_of(plan, **agreed)},
         "options": [],
     }
     if rule.is_logit:
@@ -171,6 +180,17 @@ def _generation(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     if compares:
         out |= _generation_options(settings, sizes, design, rule)
     return out
+
+
+_AGREEMENT = 0.6
+"""Share of one-shot rows that are taken to want the same token."""
+
+
+def _agreed(settings: Settings) -> float:
+    """Returns the guessed agreement on tokens, which no rehearsal measures."""
+    if others := settings.guess.given("skill", "growth", "correlation", "rehearsal"):
+        raise fail("guess", "agreement and public_agreement for a generation", list(others))
+    return _AGREEMENT if settings.guess.agreement is None else settings.guess.agreement
 
 
 def _writing(settings: Settings) -> dict[str, Any]:
@@ -214,7 +234,7 @@ def _generation_options(settings: Settings, sizes: Sizes, design: RowDesign, rul
         **_writing(settings),
         base=design,
         record_tokens=settings.cost.record_tokens,
-        agreement=guess.agreement,
+        agreement=_agreed(settings),
         public_agreement=guess.public_agreement,
         full_vocabulary=guess.full_vocabulary or rule.is_logit,
         rule=rule,
@@ -299,6 +319,7 @@ def _token_signal_text(signal: dict[str, Any]) -> list[str]:
         + "{expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**signal)
         + f"{empty:.1f} % empty slots",
         f"signal   {whose}signal-to-noise {signal['signal_to_noise']:.2f}, right token {right:.1f} %",
+        "         rests on a GUESS, which no rehearsal measures",
         f"guess    {share:.1f} % of rows want the same token (guess.agreement: {one:.1f} % of one-shot); not measured",
     ]
     if "public_agreement" in signal:
@@ -321,13 +342,13 @@ def _generation_options_text(out: dict[str, Any]) -> list[str]:
         f"{'calls':>12}{more}"
     )
     lines += [_generation_option_text(option, has_logits=has_logits) for option in out["options"]]
-    lines += ["", "recommended:", *_toml(out["recommendation"]["settings"])]
+    lines += ["", "recommended:", *toml_lines(out["recommendation"]["settings"])]
     if has_logits:
         lines += [
             "drawn, as a model draws:",
-            *_toml(out["recommendation_drawn"]["settings"]),
+            *toml_lines(out["recommendation_drawn"]["settings"]),
             "fewest local tokens within 5 points:",
-            *_toml(out["recommendation_local"]["settings"]),
+            *toml_lines(out["recommendation_local"]["settings"]),
             "",
             "right token: chance that the released token is the one most rows want; unlimited: at unlimited epsilon",
         ]
@@ -345,6 +366,115 @@ def _generation_option_text(option: dict[str, Any], *, has_logits: bool) -> str:
     )
 
 
+# -- what votes rest on ----------------------------------------------------------------------------------------------
+
+_MUCH = 0.03
+"""Chance of the right label that noise may take before the plan advises against it."""
+
+
+def _source(settings: Settings) -> RowSource:
+    """Returns where the numbers of rows come from: the rehearsal that was named, or a guess."""
+    from langchain_dpicl.planning.row_law import RowGuess
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+
+    guess = settings.guess
+    if others := guess.given("agreement", "public_agreement"):
+        advice = "These say how often whole rows are right; agreement is of tokens."
+        raise fail("guess", "skill, growth and correlation, or a rehearsal, for votes", list(others), advice)
+    if guess.rehearsal is not None:
+        return Rehearsal.load(guess.rehearsal)
+    return RowGuess(**guess.given("skill", "growth", "correlation"))
+
+
+def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
+    """Returns the calls per row, by whether rows are divided by those on content-free inputs."""
+    asked, calls = (settings.get("answers") or LabelAnswers()).calibrate, settings.cost.calls_per_row
+    content_free: Sequence[str] = getattr(source, "content_free", ())
+    known: Sequence[bool] = getattr(source, "readings", (bool(asked),))
+    reads = [read for read in known if asked is None or read == asked]
+    if not reads:
+        raise fail("answers.calibrate", f"one of {list(known)}, as rows were rehearsed", asked)
+    return {read: calls or (1 + len(content_free) if read else 1) for read in reads}
+
+
+def _best_reading(plan: RowsPlan, source: RowSource, readings: Mapping[bool, int], labels: int) -> bool:
+    """Returns how more rows of a shape are right: as they are, or calibrated."""
+    from langchain_dpicl.planning.expected_utility import shot_law
+    from langchain_dpicl.planning.row_law import mean_facts
+
+    law = shot_law(plan.release, plan.public_size)
+    return max(readings, key=lambda read: mean_facts(source, labels=labels, law=law, calibrated=read).right)
+
+
+def _signal(expected: Output, proposal: Proposal | None) -> Output:
+    """Returns what is expected; of rows that a rehearsal chose, what was predicted apart from the choice."""
+    taken = expected["without_noise_prob"] - expected["right_label_prob"] - expected.get("abstain_prob", 0.0)
+    signal = {**expected, "noise_takes": max(0.0, taken)}
+    if proposal is not None:
+        names = ("right_label_prob", "right_label_low", "right_label_high", "ceiling_prob")
+        signal |= {name: value for name, value in proposal.to_dict().items() if name in names}
+    return signal
+
+
+def _verdict(signal: Output, source: RowSource, proposal: Proposal | None) -> Output:
+    """Returns what is free and how the plan compares with it, as far as a rehearsal says so."""
+    from langchain_dpicl.rehearsal.choice import best_free, verdict_of
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+
+    if not isinstance(source, Rehearsal):
+        return {}
+    free: FreeRival = best_free(source)
+    gain = signal["right_label_prob"] - free.right
+    verdict = verdict_of(gain) if proposal is None else proposal.verdict
+    return {"free": dataclasses.asdict(free), "verdict": verdict}
+
+
+def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer queries") -> list[str]:
+    """Returns the lines on the right label, what it rests on, and what is free."""
+    signal = out["signal"]
+    numbers = {name: 100 * signal[name] for name in _SHOWN}
+    lines = [
+        "signal   right label {right_label_prob:.0f} % ({right_label_low:.0f} to {right_label_high:.0f}), at most "
+        "{ceiling_prob:.0f} % whatever the noise; the noise takes ".format(**numbers)
+        + _points(signal["noise_takes"])
+        + abstained,
+        "         {row_right:.0f} % of rows are right, with a correlation of ".format(**numbers)
+        + f"{signal['row_correlation']:.2f}; {_rests_on(signal['rests_on'])}",
+    ]
+    if "free" in out:
+        lines.append(f"free     {_percent(out['free']['right'])} by {out['free']['name']}, at epsilon 0")
+        lines.append(f"verdict  {out['verdict']}")
+    if signal["noise_takes"] > _MUCH:
+        lines.append(
+            f"advice   do not spend like this: the noise takes {_points(signal['noise_takes'])}; {fewer}, "
+            "declare more records, or raise epsilon"
+        )
+    return lines
+
+
+_SHOWN = ("right_label_prob", "right_label_low", "right_label_high", "ceiling_prob", "row_right")
+
+
+def _rests_on(words: str) -> str:
+    if words == "a guess":
+        return "rests on a GUESS: `dpicl rehearse FILE` measures it, free"
+    return f"rests on {words}"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.0f} point{'' if round(100 * share) == 1 else 's'}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _votes_settings(design: RowDesign, mechanism: str, *, calibrated: bool | None = None, **more: Any) -> Output:
+    """Returns the settings that take a shape of rows, a mechanism and a reading."""
+    answers = {} if calibrated is None else {"answers": {"calibrate": calibrated}}
+    return {"noise": mechanism, "rows": design.option(), **answers, **more}
+
+
 # -- votes -----------------------------------------------------------------------------------------------------------
 
 
@@ -356,10 +486,10 @@ def _abstention(settings: Settings, labels: int, *, usual: str) -> float | None:
     return 0.5 / labels if below == "auto" else float(below)
 
 
-def _vote_mechanism(settings: Settings) -> str:
-    """Returns the mechanism of votes, as a run would: scores are released by the Gaussian one alone."""
+def _vote_mechanism(settings: Settings) -> NoiseName | None:
+    """Returns the mechanism that was asked for; scores are released by the Gaussian one alone."""
     has_scores = (settings.get("answers") or LabelAnswers()).scores
-    asked = noise_of(settings.get("noise"), Noise).mechanism or ("gaussian" if has_scores else "gumbel")
+    asked: NoiseName | None = noise_of(settings.get("noise"), Noise).mechanism or ("gaussian" if has_scores else None)
     if has_scores and asked != "gaussian":
         raise fail("noise", "'gaussian' with answers.scores (the others release only an index)", asked)
     return asked
@@ -370,57 +500,113 @@ def _num_wordings(settings: Settings) -> int:
     return 1 + len((settings.get("task") or FewShotTask()).wordings)
 
 
+def _mechanisms(settings: Settings, first: str) -> tuple[str, ...]:
+    """Returns the mechanisms that are compared, the plan's own first."""
+    if (settings.get("answers") or LabelAnswers()).scores:
+        return (first,)
+    return tuple(dict.fromkeys((first, "gaussian", "gumbel", "permute_and_flip")))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The rows of a plan, as a component would choose them."""
+
+    design: RowDesign
+    mechanism: str
+    proposal: Proposal | None
+
+
+def _chosen(
+    settings: Settings, source: RowSource, asked: RowDesign | None, size: int, usual: RowDesign, **terms: Any
+) -> _Chosen:
+    """Returns the rows that were asked for, those that a rehearsal speaks for, or the usual ones."""
+    from langchain_dpicl.rehearsal.choice import propose_rows
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+    from langchain_dpicl.runs.query_plan import mechanism_for
+
+    mechanism = _vote_mechanism(settings)
+    if asked is None and isinstance(source, Rehearsal):
+        calibrate = (settings.get("answers") or LabelAnswers()).calibrate
+        best = propose_rows(
+            source, size, mechanism=mechanism, calibrate=calibrate, wordings=_num_wordings(settings), **terms
+        )
+        return _Chosen(best.design, best.plan.release.mechanism.name, best)
+    design = asked or usual
+    return _Chosen(design, mechanism or mechanism_for(design), None)
+
+
 def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
+    from langchain_dpicl.backends.base import RowHint
     from langchain_dpicl.planning.expected_utility import RowDesign
     from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-    from langchain_dpicl.runs.query_plan import (
-        compare_queries,
-        expected_rows,
-        plan_queries,
-        query_signal,
-        recommended_design,
-    )
+    from langchain_dpicl.runs.query_plan import compare_queries, declared_design, expected_rows, plan_queries
 
-    size, labels, mechanism = sum(sizes.values()), _num_labels(settings), _vote_mechanism(settings)
+    source = _source(settings)
+    size, labels, readings = sum(sizes.values()), _num_labels(settings, source), _readings(settings, source)
     shared = {**_terms(settings), "max_queries": _needed(settings, "max_queries")}
-    design, wordings = RowDesign.of(settings.get("rows"), smallest_size=size), _num_wordings(settings)
-    if design is None:
-        design = recommended_design(size, labels=labels, mechanism=mechanism, wordings=wordings, **shared)
-    design.check_wordings(wordings)
-    share, guess = _abstention(settings, labels, usual="never"), settings.guess
+    asked = RowDesign.of(settings.get("rows"), smallest_size=size)
+    wordings = _num_wordings(settings)
+    chosen = _chosen(settings, source, asked, size, declared_design(RowHint(), size), **shared)
+    chosen.design.check_wordings(wordings)
+    share = _abstention(settings, labels, usual="never")
     # Released votes are compared with a threshold afterwards; a released index needs a candidate to abstain with.
-    constants = () if share is None or mechanism == "gaussian" else (share * expected_rows(design, size),)
+    constants = () if share is None or chosen.mechanism == "gaussian" else (share * expected_rows(chosen.design, size),)
     is_soft = (settings.get("answers") or LabelAnswers()).votes == "soft"
+    votes = ProbabilitySum() if is_soft else VoteSum()
     plan = plan_queries(
         size,
-        aggregation=ProbabilitySum() if is_soft else VoteSum(),
+        aggregation=votes,
         **shared,
         noise_multiplier=_given_noise(settings),
         width=labels + len(constants),
-        mechanism=mechanism,
-        design=design,
+        mechanism=chosen.mechanism,
+        design=chosen.design,
         constants=constants,
     )
+    reads = _best_reading(plan, source, readings, labels) if chosen.proposal is None else chosen.proposal.calibrated
+    signal = _signal(plan.expected(source, calibrated=reads), chosen.proposal)
+    cost = plan.cost(**_caps(settings, readings[reads]))
     out: Output = {
         "plan": {"labels": labels, **plan.to_dict()},
-        "cost": _cost_of(plan.cost(**_caps(settings)), settings, max_queries=plan.max_queries),
-        "signal": {"one_shot_agreement": guess.agreement, **query_signal(plan, one_shot=guess.agreement)},
+        "cost": _cost_of(cost, settings, max_queries=plan.max_queries),
+        "signal": signal,
+        **_verdict(signal, source, chosen.proposal),
         "options": [],
     }
+    if chosen.proposal is not None:
+        out["recommendation"] = {**chosen.proposal.to_dict(), "settings": _proposed(chosen.proposal)}
     if compares:
         options = compare_queries(
             size,
             **shared,
             labels=labels,
-            mechanisms=(mechanism, "gumbel", "gaussian", "permute_and_flip"),
-            base=design,
+            aggregation=votes,
+            mechanisms=_mechanisms(settings, chosen.mechanism),
+            base=chosen.design,
             abstain_below=share,
-            agreement=guess.agreement,
             wordings=wordings,
+            source=source,
+            readings=readings,
         )
-        out["options"] = [{**option.to_dict(), "settings": _recommended(option.to_dict())} for option in options]
-        out["recommendation"] = out["options"][0]
+        out["options"] = [_query_option(option, settings, readings) for option in options]
+        out.setdefault("recommendation", out["options"][0])
     return out
+
+
+def _proposed(proposal: Proposal) -> Output:
+    return _votes_settings(proposal.design, proposal.plan.release.mechanism.name, calibrated=proposal.calibrated)
+
+
+def _query_option(option: QueryOption, settings: Settings, readings: Mapping[bool, int]) -> Output:
+    """Returns one compared design with its money, and the settings that take it."""
+    cost = option.plan.cost(**_caps(settings, readings[option.calibrated]))
+    calibrated = option.calibrated if len(readings) > 1 else None
+    mechanism = option.plan.release.mechanism.name
+    return {
+        **option.to_dict(),
+        "money": _money(cost, settings),
+        "settings": _votes_settings(option.plan.design, mechanism, calibrated=calibrated),
+    }
 
 
 def _vote_noise_text(plan: Mapping[str, Any]) -> str:
@@ -431,15 +617,12 @@ def _vote_noise_text(plan: Mapping[str, Any]) -> str:
     )
 
 
-def _vote_signal_text(out: dict[str, Any], percent: Mapping[str, float], *, abstained: str) -> list[str]:
-    """Returns the lines on units, rows and signal; `abstained` is what stands behind the chance of a right label."""
+def _vote_rows_text(out: Output) -> list[str]:
+    """Returns the lines on units and rows."""
     return [
         "         {public_size} declared units, sampling rate {sampling_rate:.5f}".format(**out["plan"]),
         "expected {expected_rows:.1f} rows in use, {expected_shots:.2f} shots each, ".format(**out["signal"])
-        + "{empty_slot_prob:.1f} % empty slots".format(**percent),
-        "signal   signal-to-noise {signal_to_noise:.2f}, ".format(**out["signal"])
-        + "right label {right_label_prob:.1f} %".format(**percent)
-        + abstained,
+        + f"{100 * out['signal']['empty_slot_prob']:.1f} % empty slots",
     ]
 
 
@@ -451,37 +634,44 @@ def _vote_cost_text(cost: Mapping[str, Any], *, unit: str) -> str:
     )
 
 
+def _shape_text(plan: Mapping[str, Any]) -> str:
+    """Returns the shape of rows, with its fill where slots have one."""
+    fill = f", fill {plan['overfill']:g}" if plan["rows"] == "slots" and plan["sampling"] == "poisson" else ""
+    return "rows     {rows}, {num_slots} x {shots_per_slot} shot(s)".format(**plan) + fill
+
+
 def _voting_text(out: dict[str, Any]) -> str:
-    plan, signal = out["plan"], out["signal"]
-    percent = {name: 100 * value for name, value in signal.items() if name != "signal_to_noise"}
-    abstained = ", abstention {abstain_prob:.1f} %".format(**percent) if plan["constants"] else ""
+    plan = out["plan"]
+    abstained = f", abstention {100 * out['signal']['abstain_prob']:.1f} %" if plan["constants"] else ""
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, for {max_queries:,} queries "
         "(nothing is spent)".format(**plan),
         _vote_noise_text(plan),
-        "rows     {rows}, {num_slots} x {shots_per_slot} shot(s), a new sample for every query, {labels} labels".format(
-            **plan
-        ),
-        *_vote_signal_text(out, percent, abstained=abstained),
-        "guess    {agreement:.1f} % of rows vote for the right label (guess.agreement: {one_shot_agreement:.1f} % of "
-        "one-shot rows); not measured".format(**percent),
+        f"{_shape_text(plan)}, a new sample for every query, {plan['labels']} labels",
+        *_vote_rows_text(out),
+        *_signal_text(out, abstained=abstained),
         _vote_cost_text(out["cost"], unit="query"),
     ]
     if out["options"]:
-        lines += ["", "designs at equal records per query and equal epsilon, best first:"]
+        lines += ["", "designs at equal epsilon, best first:"]
         lines.append(
-            f"  {'mechanism':<17}{'rows':<7}{'M x k':<10}{'noise':>9}{'agreement':>11}{'right label':>13}{'calls':>14}"
+            f"  {'mechanism':<17}{'rows':<7}{'M x k':<9}{'fill':>5}{'noise':>9}{'row right':>11}{'right label':>13}"
+            f"{'calls':>12}{'money':>11}"
         )
         lines += [_voting_option_text(option) for option in out["options"]]
-        lines += ["", "recommended:", *_toml(out["recommendation"]["settings"])]
+    if "recommendation" in out:
+        lines += ["", "recommended:", *toml_lines(out["recommendation"]["settings"])]
     return "\n".join(lines)
 
 
 def _voting_option_text(option: dict[str, Any]) -> str:
     shape = f"{option['num_slots']} x {option['shots_per_slot']}"
+    fill = f"{option['overfill']:g}" if option["rows"] == "slots" else "-"
+    reading = " calibrated" if option["calibrated"] else ""
     return (
-        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<10}{option['noise_multiplier']:>9.3f}"
-        f"{100 * option['agreement']:>10.1f}%{100 * option['right_label_prob']:>12.1f}%{option['private_calls']:>14,}"
+        f"  {option['mechanism']:<17}{option['rows']:<7}{shape:<9}{fill:>5}{option['noise_multiplier']:>9.3f}"
+        f"{100 * option['row_right']:>10.1f}%{100 * option['right_label_prob']:>12.1f}%{option['private_calls']:>12,}"
+        f"{option['money']:>11,.2f}{reading}"
     )
 
 
@@ -490,37 +680,45 @@ def _voting_option_text(option: dict[str, Any]) -> str:
 
 def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     del compares  # one shape
+    from langchain_dpicl.planning.row_law import RowFacts
     from langchain_dpicl.retrieval.plan import plan_retrieval, refuse_wordings
 
-    retrieval, guess = settings.get("retrieval"), settings.guess
+    retrieval, participants, source = settings.get("retrieval"), settings.guess.participants, _source(settings)
     refuse_wordings(settings.get("task"))
     noise_with(settings.get("noise"), "gaussian")  # refuses another
     if retrieval is None:
         raise fail("retrieval.participations", "a number", None, "Give --set retrieval.participations=N.")
+    labels, readings = _num_labels(settings, source), _readings(settings, source)
+
+    def facts(calibrated: bool) -> RowFacts:
+        return source.facts(labels=labels, shots=1.0, calibrated=calibrated)
+
     plan = plan_retrieval(
         sum(sizes.values()),
         **_terms(settings),
         noise_multiplier=_given_noise(settings),
         participations=retrieval.participations,
-        width=_num_labels(settings),
+        width=labels,
         num_slots=None if retrieval.slots == "per_unit" else retrieval.slots,
         max_queries=settings.get("max_queries", 100_000),
     )
-    signal = plan.expected(participants=guess.participants, agreement=guess.agreement)
+    reads = max(readings, key=lambda read: facts(read).right)
+    found = plan.expected(participants=participants, source=source, calibrated=reads)
+    signal = _signal({**found, "row_correlation": facts(reads).correlation}, None)
+    cost = plan.cost(participants=participants, **_caps(settings, readings[reads]))
     return {
         "plan": plan.to_dict(),
-        "cost": _cost_of(plan.cost(participants=guess.participants, **_caps(settings)), settings, max_queries=1),
-        "signal": {"participants": guess.participants, "agreement": guess.agreement, **signal},
+        "cost": _cost_of(cost, settings, max_queries=1),
+        "signal": {"participants": participants, **signal},
+        **_verdict(signal, source, None),
     }
 
 
 def _retrieval_text(out: dict[str, Any]) -> str:
     plan, cost, signal = out["plan"], out["cost"], out["signal"]
     filter_, slots = plan["participation"], plan["participation"]["num_slots"]
-    percent = {name: 100 * signal[name] for name in ("right_label_prob", "passes_floor_prob", "agreement")}
     once = "once for all queries (nothing is spent)"
     rows = "one for each unit that takes part" if slots is None else f"{slots} slots, whoever takes part"
-    guess = f"{signal['participants']} units take part, {percent['agreement']:.0f} % of them for the right label"
     calls = "{calls_per_query:.1f} calls per query, {tokens_in:,} tokens in, {tokens_out:,} out, money {money:.4f}"
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, ".format(**plan) + once,
@@ -528,8 +726,12 @@ def _retrieval_text(out: dict[str, Any]) -> str:
         "noise    gaussian, {noise_stddev:.2f} votes on every one of {width} labels; ".format(**plan)
         + "noise alone reaches {noise_floor:.1f} in one of twenty queries".format(**signal),
         f"rows     {rows}",
-        "signal   right label {right_label_prob:.1f} %, enough votes {passes_floor_prob:.1f} %".format(**percent),
-        f"guess    {guess}; not measured",
+        f"expected {signal['participants']} units take part in a query: a GUESS (guess.participants)",
+        *_signal_text(
+            out,
+            abstained=f"; enough votes {_percent(signal['passes_floor_prob'])}",
+            fewer="let units take part in fewer answers",
+        ),
         "cost     " + calls.format(**cost) + "; each document is embedded once besides",
     ]
     return "\n".join(lines)
@@ -545,42 +747,81 @@ _DRAWN = {
 
 
 def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
-    from langchain_dpicl.planning.share_plan import with_noise_for
-    from langchain_dpicl.runs.query_plan import query_signal
+    from langchain_dpicl.pate.plan import default_design, plan_labelling, rejection
+    from langchain_dpicl.planning.expected_utility import RowDesign
 
-    size, labels, guess = sum(sizes.values()), _num_labels(settings), settings.guess
+    guess, source = settings.guess, _source(settings)
+    size, labels, readings = sum(sizes.values()), _num_labels(settings, source), _readings(settings, source)
     if guess.public_inputs is None:
-        raise fail("guess.public_inputs", "the number of public inputs", None, "Give --set guess.public_inputs=N.")
-    options = _pate_options(settings, size, labels, compares=compares)
-    asked = _teachers(settings.get("rows")), _mechanism(settings)
-    chosen = next(o.plan for o in options if (o.plan.teachers, o.plan.release.mechanism.name) == asked)
-    plan = with_noise_for(chosen, epsilon=settings.share_epsilon, noise_multiplier=_given_noise(settings))
-    cost = plan.cost(**_caps(settings), student_calls=settings.cost.student_calls, student_shots=labels)
+        raise fail("guess.public_inputs", "the number of public inputs", None, "Give --public-inputs N.")
+    rows, shared = settings.get("rows"), {**_terms(settings), "max_queries": _num_inputs(settings, guess.public_inputs)}
+    teachers = _teachers(rows)
+    # The usual partition of fixed teachers has more rows than other shapes.
+    is_usual = teachers == "fixed" and rows.slots is None and rows.shots == 1
+    asked = None if is_usual else RowDesign.of(rows, smallest_size=size)
+    usual = default_design(teachers, size)
+    chosen = _chosen(settings, source, usual if is_usual else asked, size, usual, **shared)
+    below = _abstention(settings, labels, usual="never")
+    rejects = rejection(below, chosen.design, public_size=size, mechanism=chosen.mechanism)
+    plan = plan_labelling(
+        size,
+        **shared,
+        noise_multiplier=_given_noise(settings),
+        width=labels + len(rejects["constants"]),
+        teachers=teachers,
+        mechanism=chosen.mechanism,
+        design=chosen.design,
+        **rejects,
+    )
+    reads = _best_reading(plan, source, readings, labels) if chosen.proposal is None else chosen.proposal.calibrated
+    signal = _signal(plan.expected(source, calibrated=reads), chosen.proposal)
+    cost = plan.cost(
+        **_caps(settings, readings[reads]), student_calls=settings.cost.student_calls, student_shots=labels
+    )
+    needed = plan.right_rows_needed(guess.chance, source=source)
     out: Output = {
         "plan": {"labels": labels, "public_inputs": guess.public_inputs, **plan.to_dict()},
         "cost": _cost_of(cost, settings, max_queries=plan.max_queries),
-        "signal": {
-            "one_shot_agreement": guess.agreement,
-            "chance": guess.chance,
-            "agreement_needed": plan.agreement_needed(guess.chance),
-            **query_signal(plan, one_shot=guess.agreement),
-        },
+        "signal": {"chance": guess.chance, "right_rows_needed": needed, **signal},
+        **_verdict(signal, source, chosen.proposal),
         "teachers": _teacher_prices(plan, settings, labels),
         "options": [],
     }
+    if chosen.proposal is not None:
+        taken = {**_proposed(chosen.proposal), "max_queries": plan.max_queries}
+        out["recommendation"] = {**chosen.proposal.to_dict(), "settings": taken}
     if compares:
-        out["options"] = [{**option.to_dict(), "settings": _pate_settings(option.to_dict())} for option in options]
-        out["recommendation"] = out["options"][0]
+        options = _pate_options(settings, source, chosen.mechanism, size, labels)
+        out["options"] = [
+            {
+                **option.to_dict(),
+                "overfill": option.plan.design.overfill,
+                "money": _money(option.plan.cost(**_caps(settings, readings[min(readings)])), settings),
+                "settings": _pate_settings(option),
+            }
+            for option in options
+        ]
+        out.setdefault("recommendation", out["options"][0])
     return out
 
 
-def _pate_options(settings: Settings, size: int, labels: int, *, compares: bool) -> list[LabellingOption]:
-    """Returns what is compared, best first: the plan that was asked for is always among it."""
+def _num_inputs(settings: Settings, public_inputs: int) -> int:
+    """Returns how many inputs get a label: all of them, unless fewer are asked for."""
+    from langchain_dpicl.privacy._validate import check_int
+
+    asked = settings.get("max_queries")
+    return public_inputs if asked is None else check_int("max_queries", asked, low=1, high=public_inputs)
+
+
+def _pate_options(
+    settings: Settings, source: RowSource, mechanism: str, size: int, labels: int
+) -> list[LabellingOption]:
+    """Returns what is compared, best first."""
     from langchain_dpicl.pate.plan import propose_labelling
     from langchain_dpicl.planning.expected_utility import RowDesign
     from langchain_dpicl.privacy.extensions.method_tickets import TEACHERS
 
-    rows, guess, mechanism = settings.get("rows"), settings.guess, _mechanism(settings)
+    rows, guess = settings.get("rows"), settings.guess
     teachers = _teachers(rows)
     asks_teachers = rows is not None and teachers != "fresh"
     # Which teachers there are is compared beside their shape: a design says the shape alone.
@@ -588,20 +829,29 @@ def _pate_options(settings: Settings, size: int, labels: int, *, compares: bool)
     design, wordings = RowDesign.of(shape, smallest_size=size), _num_wordings(settings)
     if design is not None:
         design.check_wordings(wordings)
+    asked, inputs = settings.get("max_queries"), guess.public_inputs or 1
+    if asked is None and not _can_reach(source, labels, guess.chance):
+        asked = inputs  # fewer inputs would not reach it either
     return propose_labelling(
         size,
         **_terms(settings),
-        public_inputs=guess.public_inputs or 1,
+        public_inputs=inputs,
         labels=labels,
-        teachers=(teachers,) if asks_teachers or not compares else TEACHERS,
-        mechanisms=(mechanism, *get_args(NoiseName)) if compares else (mechanism,),
+        teachers=(teachers,) if asks_teachers else TEACHERS,
+        mechanisms=_mechanisms(settings, mechanism),
         designs=None if design is None else [design],
-        max_queries=settings.get("max_queries"),
+        max_queries=asked,
         abstain_below=_abstention(settings, labels, usual="never"),
-        agreement=guess.agreement,
+        source=source,
         chance=guess.chance,
         wordings=wordings,
     )
+
+
+def _can_reach(source: RowSource, labels: int, chance: float) -> bool:
+    """Whether any number of rows without noise is right with the wanted chance."""
+    shots = (1.0, 4.0, 8.0)
+    return any(source.facts(labels=labels, shots=one, calibrated=False).ceiling() >= chance for one in shots)
 
 
 def _teachers(rows: Rows | None) -> Any:
@@ -610,11 +860,10 @@ def _teachers(rows: Rows | None) -> Any:
     return "one_sample" if rows is not None and rows.redraw_every == "run" else "fresh"
 
 
-def _pate_settings(option: Mapping[str, Any]) -> Output:
-    found = _recommended(option, max_queries=option["max_queries"])
-    if option["teachers"] == "fixed":
-        found["rows"] = {"slots": option["num_slots"], "shots": option["shots_per_slot"], "sampling": "partition"}
-    elif option["teachers"] == "one_sample":
+def _pate_settings(option: LabellingOption) -> Output:
+    design = option.plan.design
+    found = _votes_settings(design, option.plan.release.mechanism.name, max_queries=option.plan.max_queries)
+    if option.plan.teachers == "one_sample":
         found["rows"]["redraw_every"] = "run"
     return found
 
@@ -630,25 +879,31 @@ def _teacher_prices(plan: LabellingPlan, settings: Settings, labels: int) -> Out
     return {**terms, "prices": [row.to_dict() for row in rows]}
 
 
+def _needed_text(signal: Mapping[str, Any]) -> str:
+    """Returns the line on how many rows must be right for the wanted chance."""
+    wanted, needed = _percent(signal["chance"]), signal["right_rows_needed"]
+    if signal["ceiling_prob"] < signal["chance"]:
+        return (
+            f"needed   no noise level reaches {wanted}: with rows this alike at most {_percent(signal['ceiling_prob'])}"
+        )
+    if needed is None:
+        return f"needed   no share of right rows reaches {wanted} at this noise"
+    return f"needed   {_percent(needed)} of rows right for {wanted} right labels (guess.chance)"
+
+
 def _pate_text(out: dict[str, Any]) -> str:
     plan, signal = out["plan"], out["signal"]
-    names = {key for key, value in signal.items() if value is not None} - {"signal_to_noise"}
-    percent = {name: 100 * signal[name] for name in names}
     rejects = plan["constants"] or plan["threshold"] is not None
-    rejected = ", rejected {abstain_prob:.1f} %".format(**percent) if rejects else ""
-    needed = "{agreement_needed:.1f} % of rows must" if "agreement_needed" in percent else "not even all of them may"
+    rejected = f", rejected {100 * signal['abstain_prob']:.1f} %" if rejects else ""
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, for labels of {max_queries:,} of "
         "{public_inputs:,} public inputs (nothing is spent)".format(**plan),
         _vote_noise_text(plan),
         f"teachers {_DRAWN[plan['teachers']]}",
-        "rows     {rows}, {num_slots} x {shots_per_slot} shot(s), {labels} labels".format(**plan),
-        *_vote_signal_text(out, percent, abstained=rejected),
-        f"needed   {needed} vote for the right label for {{chance:.1f}} % right labels (guess.chance)".format(
-            **percent
-        ),
-        "guess    {agreement:.1f} % of rows do (guess.agreement: {one_shot_agreement:.1f} % of one-shot rows); "
-        "not measured".format(**percent),
+        f"{_shape_text(plan)}, {plan['labels']} labels",
+        *_vote_rows_text(out),
+        *_signal_text(out, abstained=rejected, fewer="label fewer inputs"),
+        _needed_text(signal),
         _vote_cost_text(out["cost"], unit="label"),
         "",
         *_teachers_text(out["teachers"]),
@@ -656,11 +911,12 @@ def _pate_text(out: dict[str, Any]) -> str:
     if out["options"]:
         lines += ["", "plans at equal epsilon, best first:"]
         lines.append(
-            f"  {'teachers':<11}{'mechanism':<17}{'rows':<6}{'M x k':<9}{'inputs':>7}{'noise':>9}{'needed':>8}"
-            f"{'guess':>8}{'right label':>13}{'calls':>11}"
+            f"  {'teachers':<11}{'mechanism':<17}{'rows':<6}{'M x k':<9}{'fill':>5}{'inputs':>8}{'noise':>9}"
+            f"{'row right':>11}{'right label':>13}{'at most':>9}{'calls':>12}{'money':>11}"
         )
         lines += [_pate_option_text(option) for option in out["options"]]
-        lines += ["", "recommended:", *_toml(out["recommendation"]["settings"])]
+    if "recommendation" in out:
+        lines += ["", "recommended:", *toml_lines(out["recommendation"]["settings"])]
     return "\n".join(lines)
 
 
@@ -674,11 +930,12 @@ def _teachers_text(teachers: dict[str, Any]) -> list[str]:
 
 def _pate_option_text(option: dict[str, Any]) -> str:
     shape = f"{option['num_slots']} x {option['shots_per_slot']}"
-    needed = "-" if option["agreement_needed"] is None else f"{100 * option['agreement_needed']:.1f}%"
+    fill = f"{option['overfill']:g}" if option["rows"] == "slots" and option["sampling"] == "poisson" else "-"
     return (
-        f"  {option['teachers']:<11}{option['mechanism']:<17}{option['rows']:<6}{shape:<9}{option['max_queries']:>7,}"
-        f"{option['noise_multiplier']:>9.3f}{needed:>8}{100 * option['agreement']:>7.1f}%"
-        f"{100 * option['right_label_prob']:>12.1f}%{option['private_calls']:>11,}"
+        f"  {option['teachers']:<11}{option['mechanism']:<17}{option['rows']:<6}{shape:<9}{fill:>5}"
+        f"{option['max_queries']:>8,}{option['noise_multiplier']:>9.3f}{100 * option['row_right']:>10.1f}%"
+        f"{100 * option['right_label_prob']:>12.1f}%{100 * option['ceiling_prob']:>8.1f}%"
+        f"{option['private_calls']:>12,}{option['money']:>11,.2f}"
     )
 
 

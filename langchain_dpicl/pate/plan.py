@@ -587,7 +587,7 @@ class _TeacherSearch(NamedTuple):
         if place not in plans:
             is_enough(place)
         plan, row_right, chances = plans[place]
-        return LabellingOption(plan, row_right, chances.right, chances.ceiling, self.chance)
+        return LabellingOption(plan, row_right, chances.right, max(chances.ceiling, chances.right), self.chance)
 
     def _chances(self, plan: LabellingPlan) -> tuple[float, VoteChances]:
         """Returns the share of right rows, and the chances of an input."""

@@ -504,6 +504,17 @@ class RowDesign:
         """Returns the shape that a plan shows."""
         return cls.choose(**{part.name: plan[part.name] for part in dataclasses.fields(cls)})
 
+    def option(self) -> dict[str, Any]:
+        """Returns the fields of the `Rows` that asks for this shape; what is usual is left out."""
+        if self.rows == "units":
+            return {"units": self.num_slots}
+        asked: dict[str, Any] = {"slots": self.num_slots, "shots": self.shots_per_slot}
+        if self.sampling != "poisson":
+            asked["sampling"] = self.sampling
+        if self.overfill != RowDesign.choose(shots_per_slot=self.shots_per_slot, rows="slots").overfill:
+            asked |= {"fill": self.overfill} if self.sampling in {"poisson", "disjoint"} else {}
+        return asked
+
     def sampler(self, public_size: int, *, num_batches: int = 1) -> Sampler:
         """Returns the sampler for a pool of `public_size` declared units."""
         if public_size < self.num_slots:

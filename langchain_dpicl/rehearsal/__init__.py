@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         rehearse_generation,
     )
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal, RehearsedShape
+    from langchain_dpicl.rehearsal.trying import Trial, TriedOption, try_components
 
 _HOME = {
     "FreeRival": "langchain_dpicl.rehearsal.choice",
@@ -28,6 +29,8 @@ _HOME = {
     "RehearsedText": "langchain_dpicl.rehearsal.generation",
     "RowFacts": "langchain_dpicl.planning.row_law",
     "RowGuess": "langchain_dpicl.planning.row_law",
+    "Trial": "langchain_dpicl.rehearsal.trying",
+    "TriedOption": "langchain_dpicl.rehearsal.trying",
     "arehearse": "langchain_dpicl.rehearsal.asking",
     "arehearse_generation": "langchain_dpicl.rehearsal.generation",
     "estimate_facts": "langchain_dpicl.planning.row_law",
@@ -35,6 +38,7 @@ _HOME = {
     "rehearsal_cost": "langchain_dpicl.rehearsal.asking",
     "rehearse": "langchain_dpicl.rehearsal.asking",
     "rehearse_generation": "langchain_dpicl.rehearsal.generation",
+    "try_components": "langchain_dpicl.rehearsal.trying",
 }
 
 if not TYPE_CHECKING:
@@ -55,6 +59,8 @@ __all__ = [
     "RehearsedText",
     "RowFacts",
     "RowGuess",
+    "Trial",
+    "TriedOption",
     "arehearse",
     "arehearse_generation",
     "estimate_facts",
@@ -62,4 +68,5 @@ __all__ = [
     "rehearsal_cost",
     "rehearse",
     "rehearse_generation",
+    "try_components",
 ]

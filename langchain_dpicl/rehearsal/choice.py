@@ -204,15 +204,21 @@ def propose_rows(
         free=rival,
         gain=gain,
         gain_low=gain_low,
-        verdict=_verdict(gain, gain_low, is_same=rehearsal.origin == "same"),
+        verdict=verdict_of(gain, is_sure=gain_low > 0.0 and rehearsal.origin == "same"),
         rests_on=rehearsal.rests_on,
     )
 
 
-def _verdict(gain: float, gain_low: float, *, is_same: bool) -> Verdict:
+def verdict_of(gain: float, *, is_sure: bool = False) -> Verdict:
+    """Returns what a gain over what is free amounts to.
+
+    Args:
+      gain: chances of the right label.
+      is_sure: whether it holds on other questions too.
+    """
     if gain <= WORTH:
         return "no better than what is free"
-    return "beats what is free" if gain_low > 0.0 and is_same else "perhaps better than what is free"
+    return "beats what is free" if is_sure else "perhaps better than what is free"
 
 
 def _plans(
@@ -264,45 +270,17 @@ class _Search:
         """Returns the plan with the most right labels, to half a point, and then with the fewest calls."""
         return min(self.options, key=lambda option: (-round(self.right(option, weights) / 0.005), option.calls))
 
-    def free(self, weights: NDArray[np.float64] | None) -> Iterator[FreeRival]:
-        """Yields what is free: the model without examples, and votes of the public examples, raw and calibrated."""
-        shape = RowHint()
-        for read in self.rehearsal.readings:
-            name = "zero-shot, calibrated" if read else "zero-shot"
-            yield FreeRival(name, 0, read, self.rehearsal.zero_shot(read, weights=weights))
-            for shots in self.rehearsal.shots(read):
-                if shots >= min(shape.shots, max(self.rehearsal.shots(read))):
-                    right = self.rehearsal.free_votes(rows=shape.slots, shots=shots, calibrated=read, weights=weights)
-                    name = f"votes of {shape.slots} rows of your public examples, {shots}-shot"
-                    yield FreeRival(f"{name}, calibrated" if read else name, shots, read, right)
-
     def best_free(self, weights: NDArray[np.float64] | None) -> FreeRival:
-        return max(self.free(weights), key=lambda rival: rival.right)
-
-    def same_free(self, rival: FreeRival, weights: NDArray[np.float64]) -> float:
-        """Returns the chance of the same rival on other questions."""
-        read = self.rehearsal
-        if rival.shots == 0:
-            return read.zero_shot(rival.calibrated, weights=weights)
-        return read.free_votes(rows=RowHint().slots, shots=rival.shots, calibrated=rival.calibrated, weights=weights)
+        return max(free_rivals(self.rehearsal, weights), key=lambda rival: rival.right)
 
     def cross_fitted(self) -> tuple[float, float]:
         """Returns the chance of the best plan and its gain, chosen on one half and predicted with the other."""
         found = [
-            (right := self.right(self.best(one), other), right - self.same_free(self.best_free(one), other))
-            for one, other in self._halves()
+            (right := self.right(self.best(one), other), right - same_rival(self.rehearsal, self.best_free(one), other))
+            for one, other in _halves(len(self.rehearsal.gold))
         ]
         means = np.mean(found, axis=0)
         return float(means[0]), float(means[1])
-
-    def _halves(self) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        count = len(self.rehearsal.gold)
-        rng = Generator(PCG64(_SEED))
-        for _ in range(_SPLITS):
-            one = np.zeros(count)
-            one[rng.permutation(count)[: count // 2]] = 1.0
-            yield one, 1.0 - one
-            yield 1.0 - one, one
 
     def resampled(self, option: _Option, rival: FreeRival) -> tuple[list[float], list[float]]:
         """Returns the plan's chance and its gain over the rival, on resamples of the questions."""
@@ -310,8 +288,53 @@ class _Search:
         for draw in range(_RESAMPLES):
             facts = self.rehearsal.resampled(draw, option.law, option.calibrated)
             rights.append(option.right(facts))
-            gains.append(rights[-1] - self.same_free(rival, self.rehearsal.weights(draw)))
+            gains.append(rights[-1] - same_rival(self.rehearsal, rival, self.rehearsal.weights(draw)))
         return rights, gains
+
+
+def free_rivals(rehearsal: Rehearsal, weights: NDArray[np.float64] | None = None) -> Iterator[FreeRival]:
+    """Yields what is free: the model without examples, and votes of the public examples, raw and calibrated."""
+    shape = RowHint()
+    for read in rehearsal.readings:
+        name = "zero-shot, calibrated" if read else "zero-shot"
+        yield FreeRival(name, 0, read, rehearsal.zero_shot(read, weights=weights))
+        for shots in rehearsal.shots(read):
+            if shots >= min(shape.shots, *rehearsal.shots(read)):
+                right = rehearsal.free_votes(rows=shape.slots, shots=shots, calibrated=read, weights=weights)
+                name = f"votes of {shape.slots} rows of your public examples, {shots}-shot"
+                yield FreeRival(f"{name}, calibrated" if read else name, shots, read, right)
+
+
+def same_rival(rehearsal: Rehearsal, rival: FreeRival, weights: NDArray[np.float64] | None) -> float:
+    """Returns the chance of the same rival on other questions."""
+    if rival.shots == 0:
+        return rehearsal.zero_shot(rival.calibrated, weights=weights)
+    return rehearsal.free_votes(rows=RowHint().slots, shots=rival.shots, calibrated=rival.calibrated, weights=weights)
+
+
+def best_votes(rehearsal: Rehearsal) -> FreeRival:
+    """Returns the best votes of the public examples; their chance is predicted apart from the choice among them."""
+
+    def best(weights: NDArray[np.float64] | None) -> FreeRival:
+        return max((one for one in free_rivals(rehearsal, weights) if one.shots), key=lambda rival: rival.right)
+
+    rights = [same_rival(rehearsal, best(one), other) for one, other in _halves(len(rehearsal.gold))]
+    return dataclasses.replace(best(None), right=float(np.mean(rights)))
+
+
+def best_free(rehearsal: Rehearsal) -> FreeRival:
+    """Returns the best that is free; votes as of `best_votes`."""
+    prompts = [one for one in free_rivals(rehearsal) if not one.shots]
+    return max((*prompts, best_votes(rehearsal)), key=lambda rival: rival.right)
+
+
+def _halves(count: int) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    rng = Generator(PCG64(_SEED))
+    for _ in range(_SPLITS):
+        one = np.zeros(count)
+        one[rng.permutation(count)[: count // 2]] = 1.0
+        yield one, 1.0 - one
+        yield 1.0 - one, one
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Retrieval
 from langchain_dpicl.options.rows import noise_with
 from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, right_with_normal_noise, top_with_normal_noise
-from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts
+from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts, wins_fairly
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, with_noise_for
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -154,6 +154,7 @@ class RetrievalPlan(SharePlan):
             "right_label_prob": right,
             "right_label_low": min(low, right),
             "right_label_high": max(high, right),
+            "without_noise_prob": float(wins_fairly(votes).mean()),
             "ceiling_prob": max(facts.ceiling(), right),
             "passes_floor_prob": top_with_normal_noise(votes, self.noise_stddev, least=self.noise_floor),
             "rests_on": rests.rests_on,

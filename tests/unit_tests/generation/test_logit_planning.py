@@ -253,8 +253,8 @@ class TestComparison:
         for name in ("recommendation", "recommendation_drawn", "recommendation_local"):
             best = shown.out[name]
             assert best in shown.out["options"]
-            assert "\n".join(_cli_plan._toml(best["settings"])) in shown.text
-            read = settings_of(tomllib.loads("\n".join(_cli_plan._toml(best["settings"]))))
+            assert "\n".join(_cli_plan.toml_lines(best["settings"])) in shown.text
+            read = settings_of(tomllib.loads("\n".join(_cli_plan.toml_lines(best["settings"]))))
             rows = read.get("rows")
             assert noise_of(read.get("noise"), Noise, LogitNoise).mechanism == best["mechanism"]
             assert (rows.redraw_every or 1, rows.sampling) == (best["redraw_every"], best["sampling"])

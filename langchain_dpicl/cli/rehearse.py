@@ -1,0 +1,282 @@
+"""Runs `dpicl rehearse` and `dpicl try`, which ask a model about public examples and read no private record."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
+from langchain_dpicl.cli.inputs import check_out, load_model, read_records
+from langchain_dpicl.cli.plan import toml_lines
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import LabelAnswers
+from langchain_dpicl.privacy._validate import fail
+
+if TYPE_CHECKING:
+    from langchain_dpicl.rehearsal.asking import RehearsalCost
+    from langchain_dpicl.rehearsal.choice import FreeRival
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+    from langchain_dpicl.rehearsal.trying import TriedOption
+
+Say = Callable[[str], object]
+Confirm = Callable[[str], bool]
+
+_METHODS = ("voting", "pate", "retrieval")
+_EXAMPLES = Path(__file__).parent / "data" / "topics.jsonl"
+_SHOTS = (1, 2, 4, 8)
+_MADE_UP_SIZE, _DELTA = 2_000, 1e-6
+_PUBLIC = """\
+The examples must be PUBLIC: written by hand, of a published data set, or of people who agreed. A sample of one's
+customers' records is private, however small. No ledger is touched, and the result holds no text of an example.
+"""
+_TRY_NOTES = f"""\
+Without FILE it asks about 64 examples on four topics that come with the package. The last line says whether a budget
+is worth spending; the exit code is 0 whatever it says.
+
+{_PUBLIC}"""
+
+
+def _command(commands: Any, name: str, *, words: str, about: str, notes: str, run: Any) -> Any:
+    command = commands.add_parser(
+        name, help=words, description=about, epilog=notes, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_argument(
+        "public", nargs="?", type=Path, metavar="FILE", help="PUBLIC examples: JSON lines (.jsonl) or CSV (.csv)"
+    )
+    add_settings(command)
+    add_flags(command, ("model", "text_key", "label_key", "label"))
+    command.add_argument("--examples", type=int, default=64, help="most examples that are asked about (default 64)")
+    command.add_argument("--shots", type=_numbers, default=_SHOTS, help="examples of a row (default 1,2,4,8)")
+    command.add_argument(
+        "--origin",
+        choices=("same", "neighbour", "made_up"),
+        help="whether the examples are of the private records' domain (same, the default), of another one like it, "
+        "or made up; the last two widen what is said",
+    )
+    command.add_argument("--max-calls", type=int, default=10_000, help="refuse what may need more (default 10000)")
+    command.add_argument("--yes", action="store_true", help="do not ask before the first call")
+    command.add_argument("--quiet", action="store_true", help="print nothing but faults")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    command.set_defaults(run=run)
+    return command
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers such as 1,2,4,8, found {text!r}") from None
+
+
+# -- dpicl rehearse ----------------------------------------------------------------------------------------------------
+
+
+def add_rehearse(commands: Any, *, run: Any) -> None:
+    """Adds the command."""
+    command = _command(
+        commands,
+        "rehearse",
+        words="what rows of public examples are worth with a model, at epsilon 0",
+        about="Measures on public examples how often the model is right; plans then rest on that and not on a guess.",
+        notes=_PUBLIC,
+        run=run,
+    )
+    command.add_argument("--out", type=Path, help="JSON file for `dpicl plan --rehearsal`, `dpicl try`, and rows=")
+
+
+def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int:
+    """Rehearses, saves and prints the table. Returns 0; also where the question whether to go on was denied."""
+    settings = read_settings(arguments, methods=_METHODS)
+    if arguments.public is None:
+        raise ConfigurationError("FILE: expected the file of public examples, found none. Name it.")
+    if arguments.out is not None:
+        check_out(arguments.out, arguments.public)
+    rehearsal = _rehearsed(arguments, settings, arguments.public, say=say, confirm=confirm)
+    if rehearsal is None:
+        return 0
+    if arguments.out is not None:
+        rehearsal.save(arguments.out)
+    if arguments.json:
+        shown = {"rests_on": rehearsal.rests_on, "model": rehearsal.model, "labels": list(rehearsal.labels)}
+        say(json.dumps({**shown, **rehearsal.summary(), "shapes": rehearsal.rows()}, indent=2))
+    elif not arguments.quiet:
+        say(rehearsal.table())
+    return 0
+
+
+def _rehearsed(
+    arguments: argparse.Namespace, settings: Settings, path: Path, *, say: Say, confirm: Confirm, asks: bool = True
+) -> Rehearsal | None:
+    """Says what it will cost, asks whether to go on, and rehearses; None: not to go on."""
+    from langchain_dpicl.rehearsal.asking import rehearse
+
+    data, private = settings.data, settings.data.file
+    if private is not None and path.exists() and Path(private).exists() and path.samefile(private):
+        raise ConfigurationError(f"FILE: expected PUBLIC examples, found data.file, the private records: {path}.")
+    label_key = data.label_key or "label"
+    examples = [_with_text_label(record, label_key) for record in read_records(path)]
+    answers = settings.get("answers") or LabelAnswers()
+    words = _cost_text(_cost(arguments, settings, answers, len(examples)), settings)
+    if asks and not arguments.yes and not confirm(words):
+        say("Nothing was asked.")
+        return None
+    if not (arguments.quiet or arguments.json):
+        say(words)
+    return rehearse(
+        load_model(settings.model),
+        examples,
+        **settings.only("task", "example_prompt", "suffix", "prefix"),
+        text_key=data.text_key,
+        label_key=label_key,
+        labels=data.labels,
+        answers=answers,
+        shots=arguments.shots,
+        max_examples=arguments.examples,
+        max_calls=arguments.max_calls,
+        origin=arguments.origin or "same",
+        progress=False if arguments.quiet or arguments.json else None,
+    )
+
+
+def _with_text_label(record: Any, label_key: str) -> Any:
+    """Returns a public example whose label, if it is a whole number, is a text."""
+    label = record.get(label_key) if isinstance(record, dict) else None
+    is_number = isinstance(label, int) and not isinstance(label, bool)
+    return {**record, label_key: str(label)} if is_number else record
+
+
+def _cost(arguments: argparse.Namespace, settings: Settings, answers: LabelAnswers, num_examples: int) -> RehearsalCost:
+    from langchain_dpicl.rehearsal.asking import rehearsal_cost
+
+    may_calibrate = answers.calibrate is not False and answers.votes != "text"
+    calls = settings.cost.calls_per_row or (1 + len(answers.content_free) if may_calibrate else 1)
+    return rehearsal_cost(
+        min(num_examples, arguments.examples),
+        shots=arguments.shots,
+        calls_per_row=calls,
+        record_tokens=settings.cost.record_tokens,
+        query_tokens=settings.cost.query_tokens,
+    )
+
+
+def _cost_text(cost: RehearsalCost, settings: Settings) -> str:
+    least, most = cost.least, cost.most
+    money = most.money(price_in=settings.cost.price_in, price_out=settings.cost.price_out)
+    return (
+        f"{least.public_calls:,} to {most.public_calls:,} calls, at most {most.tokens_in + most.tokens_out:,} tokens "
+        f"and {money:.2f} money; nothing private is read."
+    )
+
+
+# -- dpicl try ---------------------------------------------------------------------------------------------------------
+
+
+def add_try(commands: Any, *, run: Any) -> None:
+    """Adds the command."""
+    command = _command(
+        commands,
+        "try",
+        words="what is free beside what a private budget would buy, in one table",
+        about="Compares free answers with private votes, labels and retrieval at epsilon 1, 2, 4 and 8.",
+        notes=_TRY_NOTES,
+        run=run,
+    )
+    add_flags(command, ("rehearsal", "public_size", "delta", "adjacency", "max_queries", "public_inputs"))
+    command.add_argument("--documents", type=int, help="units that take part in a query of retrieval; adds its rows")
+    command.add_argument(
+        "--participations", type=int, default=10, help="answers that a document may take part in (default 10)"
+    )
+
+
+def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int:
+    """Prints the table and the recommendation. Returns 0, whatever is recommended."""
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+    from langchain_dpicl.rehearsal.trying import try_components
+
+    settings = read_settings(arguments, methods=_METHODS)
+    guess, prices = settings.guess, settings.cost
+    free: list[FreeRival] = []
+    if guess.rehearsal is not None:
+        if arguments.public is not None:
+            raise fail("FILE, --rehearsal", "one of the two", "both")
+        rehearsal: Rehearsal | None = Rehearsal.load(guess.rehearsal)
+    else:
+        path = arguments.public or _EXAMPLES
+        # Calls of the embedded model cost nothing and leave this machine to nobody.
+        asks = settings.model.name != "embedded"
+        rehearsal = _rehearsed(arguments, settings, path, say=say, confirm=confirm, asks=asks)
+    if rehearsal is None:
+        return 0
+    size = sum(settings.data.sizes().values()) if settings.data.public_size is not None else _MADE_UP_SIZE
+    delta = min(_DELTA, 0.1 / size) if settings.budget.delta is None else settings.budget.delta
+    trial = try_components(
+        rehearsal,
+        size,
+        delta=delta,
+        max_queries=settings.get("max_queries") or 100,
+        public_inputs=guess.public_inputs,
+        adjacency=settings.adjacency,
+        free=free,
+        private=[] if arguments.documents is None else _retrieval(arguments, settings, rehearsal, size, delta),
+        price_in=prices.price_in,
+        price_out=prices.price_out,
+        record_tokens=prices.record_tokens,
+        query_tokens=prices.query_tokens,
+        answer_tokens=prices.answer_tokens,
+    )
+    if arguments.json:
+        say(json.dumps(trial.to_dict(), indent=2))
+    elif not arguments.quiet:
+        say(trial.table())
+        if trial.recommended is not None:
+            say("\n".join(toml_lines(trial.recommended.settings)))
+    return 0
+
+
+def _retrieval(
+    arguments: argparse.Namespace, settings: Settings, rehearsal: Rehearsal, size: int, delta: float
+) -> Iterator[TriedOption]:
+    """Yields votes of retrieved documents: rows of one document, which are taken to be worth a random one."""
+    from langchain_dpicl.rehearsal.choice import best_free, verdict_of
+    from langchain_dpicl.rehearsal.trying import EPSILONS, TriedOption
+    from langchain_dpicl.retrieval.plan import plan_retrieval
+
+    queries, prices = settings.get("max_queries") or 100, settings.cost
+    labels, free = len(rehearsal.labels), best_free(rehearsal)
+    reads = max(rehearsal.readings, key=lambda read: rehearsal.facts(shots=1.0, calibrated=read).right)
+    calls = 1 + len(rehearsal.content_free) if reads else 1
+    for epsilon in EPSILONS:
+        plan = plan_retrieval(size, epsilon=epsilon, delta=delta, participations=arguments.participations, width=labels)
+        found = plan.expected(participants=arguments.documents, source=rehearsal, calibrated=reads)
+        cost = plan.cost(
+            participants=arguments.documents,
+            record_tokens=prices.record_tokens,
+            query_tokens=prices.query_tokens,
+            answer_tokens=prices.answer_tokens,
+            calls_per_row=calls,
+            num_queries=queries,
+        )
+        gain = found["right_label_prob"] - free.right
+        yield TriedOption(
+            component="retrieval",
+            epsilon=epsilon,
+            counted=f"{arguments.documents:,} documents a query",
+            right=found["right_label_prob"],
+            low=found["right_label_low"],
+            high=found["right_label_high"],
+            at_most=found["ceiling_prob"],
+            gain=gain,
+            verdict=verdict_of(gain),
+            design=f"{plan.release.num_slots} slots, gaussian, {arguments.participations} answers of each document"
+            + (", calibrated" if reads else ""),
+            calls=cost.private_calls + cost.public_calls,
+            money=cost.money(price_in=prices.price_in, price_out=prices.price_out),
+            settings={
+                "epsilon": epsilon,
+                "retrieval": {"participations": arguments.participations},
+                "answers": {"calibrate": reads},
+            },
+        )
