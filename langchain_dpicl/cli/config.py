@@ -301,8 +301,9 @@ def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect
         )
     words = re.findall(r"\w+", str(takes[key].annotation))
     options = [option for option in OPTIONS if option.__name__ in words]
-    # The name of a mechanism is short for its noise.
-    is_table = key != "noise" and bool(options) and set(words) <= {"None", *(option.__name__ for option in options)}
+    # The name of a mechanism is short for its noise; a rehearsal is an object of Python, and a file of [guess].
+    known = {"None", "Rehearsal", *(option.__name__ for option in options)}
+    is_table = key != "noise" and bool(options) and set(words) <= known
     if not is_table and not (options and isinstance(value, Mapping)):
         return tuple(value) if isinstance(value, list) else value
     table = dict(_table(key, value))

@@ -45,7 +45,8 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--method", choices=tuple(_PLANNERS), help="what is planned (default: generation)")
-    add_flags(command, ("epsilon", "delta", "adjacency", "public_size", "max_queries", "max_tokens", "rehearsal"))
+    add_flags(command, ("epsilon", "delta", "adjacency", "public_size", "max_queries", "max_tokens"))
+    add_flags(command, ("rehearsal", "public_inputs"))
     add_settings(command)
     command.add_argument("--no-compare", action="store_true", help="skip the comparison of designs")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")

@@ -9,6 +9,7 @@ from typing import Any
 
 from langchain_dpicl.options.base import html_table
 from langchain_dpicl.privacy._validate import Adjacency, check_int, check_real, fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.rehearsal.choice import FreeRival, Proposal, Verdict, best_votes, free_rivals, propose_rows
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 
@@ -133,13 +134,14 @@ class Trial:
 
     def table(self) -> str:
         """Returns free and private answers as a text table, with the recommendation as its last line."""
+        wide = 2 + max(len(one.name) for one in (*self.free, *self.options))
         lines = [
             f"{self.rests_on}; {self.num_labels} labels, {self.public_size:,} declared units, delta {self.delta:g}",
-            f"{'':<{_WIDTH}}{'right':>6}  {'range':<10}{'at most':>8}{'calls':>11}{'money':>9}",
+            f"{'':<{wide}}{'right':>6}  {'range':<10}{'at most':>8}{'calls':>11}{'money':>9}",
         ]
-        lines += [f"{rival.name:<{_WIDTH}}{_percent(rival.right):>6}  free, epsilon 0" for rival in self.free]
+        lines += [f"{rival.name:<{wide}}{_percent(rival.right):>6}  free, epsilon 0" for rival in self.free]
         for option in self.options:
-            lines += _option_lines(option)
+            lines += _option_lines(option, wide)
         lines.append(f"recommended: {self.advice}")
         return "\n".join(lines)
 
@@ -153,7 +155,6 @@ class Trial:
         return html_table("Trial", {"rests on": self.rests_on, **shown, "recommended": self.advice})
 
 
-_WIDTH = 58
 _BY_CHANCE = 0.05
 """Above guessing by no more than this, what is free tells nothing."""
 
@@ -162,9 +163,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _option_lines(option: TriedOption) -> Iterator[str]:
+def _option_lines(option: TriedOption, wide: int) -> Iterator[str]:
     yield (
-        f"{option.name:<{_WIDTH}}{_percent(option.right):>6}  {option.span:<10}{_percent(option.at_most):>8}"
+        f"{option.name:<{wide}}{_percent(option.right):>6}  {option.span:<10}{_percent(option.at_most):>8}"
         f"{option.calls:>11,}{option.money:>9,.2f}"
     )
     yield f"  {option.verdict}; {option.design}"
@@ -208,11 +209,12 @@ def try_components(
       answer_tokens: cap of an answer.
 
     Raises:
-      ConfigurationError: a number is out of range.
+      ConfigurationError: a number is out of range, or a delta that a ledger would refuse.
     """
     if not epsilons:
         raise fail("epsilons", "at least one", tuple(epsilons))
     check_int("max_queries", max_queries, low=1)
+    PrivateExamples([], public_size=public_size).check_delta(delta)
     prices = [check_real(name, price, low=0.0) for name, price in (("price_in", price_in), ("price_out", price_out))]
     caps = {"record_tokens": record_tokens, "query_tokens": query_tokens, "answer_tokens": answer_tokens}
     counts = [("votes", max_queries, "queries")]
