@@ -18,16 +18,20 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main as cli
+from langchain_dpicl.cli.config import settings_of
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.cli.plan import toml_lines
 from langchain_dpicl.cli.runs import json_line
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
-from langchain_dpicl.runs.query_plan import compare_queries, plan_queries, query_signal, recommended_design
+from langchain_dpicl.runs.query_plan import compare_queries, declared_design, plan_queries
 from tests.check_coverage import shares
 from tests.doubles import WORDS
 
@@ -44,6 +48,10 @@ CHECKS = {
         {"id": "B", "mechanisms": [{"type": "pure", "eps": 0.5, "count": 10}], "adjacency": "any", "delta": 1e-6},
     ]
 }
+
+
+def _read_toml(lines: list[str]) -> dict[str, Any]:
+    return tomllib.loads("\n".join(lines))
 
 
 @pytest.fixture
@@ -212,6 +220,11 @@ class TestSignalOfAPlan:
         text = capsys.readouterr().out
         assert "for transfer, the smallest declared label: signal-to-noise" in text
         assert "70.0 % of rows want the same token (guess.agreement: 70.0 % of one-shot); not measured" in text
+        assert "rests on a GUESS" in text
+
+    def test_a_guess_of_votes_is_no_guess_of_tokens(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.plan("--set", "guess.skill=0.7") == 2
+        assert "guess: expected agreement and public_agreement for a generation" in capsys.readouterr().err
 
     def test_rows_that_see_more_records_are_guessed_to_agree_more(self) -> None:
         plan = plan_generation(
@@ -247,37 +260,93 @@ class TestPlanOfAnswersToQueries:
         assert self.run("--json", *more, size=size) == 0
         return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
-    def test_it_is_the_plan_of_the_recommended_rows(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked: list[Any] = []
-
-        def recommend(*given: Any, **terms: Any) -> RowDesign:
-            asked.append((given, terms))
-            return recommended_design(*given, **terms)
-
-        monkeypatch.setattr("langchain_dpicl.runs.query_plan.recommended_design", recommend)
+    def test_it_is_the_plan_of_the_rows_that_a_component_takes(self, capsys: pytest.CaptureFixture[str]) -> None:
         terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100}
-        out = self.json(capsys, *THREE, "--set", "noise=gaussian", "--no-compare")
-        ((given, found),) = asked
-        assert (given, found["labels"], found["mechanism"], found["max_queries"]) == ((2000,), 3, "gaussian", 100)
-        design = recommended_design(2000, labels=3, mechanism="gaussian", **terms)
-        plan = plan_queries(2000, width=3, mechanism="gaussian", design=design, **terms)
+        out = self.json(capsys, *THREE, "--no-compare")
+        plan = plan_queries(2000, width=3, design=declared_design(RowHint(), 2000), **terms)
+        assert plan.release.mechanism.name == "gaussian"
         assert out["plan"] == {"labels": 3, **plan.to_dict()}
-        assert out["signal"] == {"one_shot_agreement": 0.6, **query_signal(plan, one_shot=0.6)}
+        expected = plan.expected()
+        noise = expected["without_noise_prob"] - expected["right_label_prob"]
+        assert out["signal"] == {**expected, "noise_takes": pytest.approx(max(0.0, noise))}
         assert "recommendation" not in out
 
+    def test_unit_rows_have_gumbel_noise_unless_other_noise_is_asked_for(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        rows = [*THREE, "--set", "rows.units=20", "--no-compare"]
+        assert self.json(capsys, *rows)["plan"]["mechanism"] == "gumbel"
+        asked = self.json(capsys, *rows, "--set", "noise=permute_and_flip")
+        assert asked["plan"]["mechanism"] == "permute_and_flip"
+
     def test_the_comparison_starts_from_what_is_asked_for(self, capsys: pytest.CaptureFixture[str]) -> None:
-        rows = ["--set", "rows.slots=10", "--set", "rows.shots=4"]
-        asked = ["--set", "answers.abstain_below=0.2", "--set", "guess.agreement=0.7"]
-        out = self.json(capsys, *THREE, *rows, *asked)
+        rows = ["--set", "rows.slots=10", "--set", "rows.shots=4", "--set", "noise=gumbel"]
+        asked = ["--set", "answers.abstain_below=0.2", "--set", "guess.skill=0.7", "--set", "guess.correlation=0.2"]
+        out = self.json(capsys, *THREE, *rows, *asked, "--set", "cost.price_in=2.0")
         assert (out["plan"]["num_slots"], out["plan"]["constants"], out["plan"]["candidates"]) == (10, [2.0], 4)
         terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100, "labels": 3}
         base = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4)
-        options = compare_queries(2000, base=base, abstain_below=0.2, agreement=0.7, **terms)
-        shown = [{name: value for name, value in one.items() if name != "settings"} for one in out["options"]]
+        guess = RowGuess(skill=0.7, correlation=0.2)
+        names = ("gumbel", "gaussian", "permute_and_flip")
+        options = compare_queries(2000, base=base, abstain_below=0.2, source=guess, mechanisms=names, **terms)
+        hidden = {"settings", "money"}
+        shown = [{name: value for name, value in one.items() if name not in hidden} for one in out["options"]]
         assert shown == [option.to_dict() for option in options]
+        moneys = [option.plan.cost().money(price_in=2.0, price_out=0.0) for option in options]
+        assert [one["money"] for one in out["options"]] == pytest.approx(moneys)
         assert out["recommendation"] == out["options"][0]
+
+    def test_fewer_rows_show_what_they_save(self, capsys: pytest.CaptureFixture[str]) -> None:
+        priced = ["--set", "cost.price_in=1.0", "--set", "cost.price_out=3.0", "--set", "cost.calls_per_row=2"]
+        out = self.json(capsys, *THREE, *priced)
+        found = {(one["num_slots"], one["shots_per_slot"], one["overfill"]): one for one in out["options"]}
+        many, few = found[40, 4, 1.0], found[10, 4, 1.0]
+        assert many["private_calls"] == 4 * few["private_calls"] == 2 * 40 * 100
+        assert many["money"] > 3.5 * few["money"] > 0
+
+    def test_a_recommended_fill_that_is_not_the_usual_one_is_in_the_settings(self) -> None:
+        usual = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4)
+        assert usual.option() == {"slots": 10, "shots": 4}
+        filled = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4, overfill=1.5)
+        assert filled.option() == {"slots": 10, "shots": 4, "fill": 1.5}
+        settings = settings_of({"method": "voting", **_read_toml(toml_lines({"rows": filled.option()}))})
+        assert RowDesign.of(settings.get("rows")) == filled
+
+    def test_a_chance_is_a_range_with_its_ceiling_and_says_that_it_is_a_guess(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The example that once promised 99.8 %."""
+        old = ["--max-queries", "10000", "--set", "guess.labels=4", "--set", "rows.units=40", "--no-compare"]
+        assert self.run(*old, size="8000") == 0
+        text = capsys.readouterr().out
+        found = re.search(r"right label (\d+) % \((\d+) to (\d+)\), at most (\d+) % whatever the noise", text)
+        assert found is not None
+        right, low, high, most = map(int, found.groups())
+        assert (right, most) == (55, 55)
+        assert low < 42
+        assert high > 75
+        assert "rests on a GUESS: `dpicl rehearse FILE` measures it, free" in text
+        assert "99." not in text.partition("signal")[2]
+        assert "do not spend" not in text
+
+    def test_where_noise_takes_much_it_advises_against_spending(self, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = [*THREE, "--set", "rows.slots=20", "--set", "rows.shots=4", "--no-compare"]
+        assert self.run(*rows, "--max-queries", "100", size="20000") == 0
+        assert "do not spend" not in capsys.readouterr().out
+        assert self.run(*rows, "--max-queries", "20000", size="2000") == 0
+        text = capsys.readouterr().out
+        found = re.search(r"advice   do not spend like this: the noise takes (\d+) points; ask fewer queries", text)
+        assert found is not None
+        assert int(found[1]) > 10
+
+    def test_a_better_guess_is_a_better_chance(self, capsys: pytest.CaptureFixture[str]) -> None:
+        def right(*guess: str) -> float:
+            told = [part for item in guess for part in ("--set", f"guess.{item}")]
+            return float(self.json(capsys, *THREE, *told, "--no-compare")["signal"]["right_label_prob"])
+
+        assert right("skill=0.1") < right() < right("skill=0.6")
+        assert right() < right("growth=0.2")
+        assert right("correlation=0.9") < right("correlation=0.05")
 
     def test_calls_tokens_and_money_are_those_of_all_queries(self, capsys: pytest.CaptureFixture[str]) -> None:
         caps = {"record_tokens": 50, "query_tokens": 20, "answer_tokens": 2, "calls_per_row": 3}
@@ -305,8 +374,10 @@ class TestPlanOfAnswersToQueries:
         rows = [*TWO, "--set", "rows.units=40", "--no-compare"]
         assert self.run(*rows) == 0
         assert "abstention" not in capsys.readouterr().out
-        assert self.run(*rows, "--set", "answers.abstain_below=1.0", "--set", "guess.agreement=0.5") == 0
-        assert "abstention 100.0 %" in capsys.readouterr().out
+        assert self.run(*rows, "--set", "answers.abstain_below=1.0", "--set", "guess.skill=0.1") == 0
+        found = re.search(r"abstention (\d+)", capsys.readouterr().out)
+        assert found is not None
+        assert int(found[1]) > 60
 
     def test_the_page_shows_what_the_command_prints(self, capsys: pytest.CaptureFixture[str]) -> None:
         page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text()
@@ -323,6 +394,13 @@ class TestPlanOfAnswersToQueries:
             ([*TWO, "--max-queries", "0"], "max_queries: expected an integer >= 1, found 0"),
             ([*TWO, "--set", "cost.calls_per_row=0"], "Prices.calls_per_row: expected a number greater than or equal"),
             ([*TWO, "--set", "rows.slots=0"], "Rows.slots: expected a number greater than or equal to 1, found 0"),
+            (
+                [*TWO, "--set", "guess.agreement=0.6"],
+                "expected skill, growth and correlation, or a rehearsal, for votes",
+            ),
+            ([*TWO, "--set", "guess.skill=1.5"], "Guess.skill: expected a number less than or equal to 1"),
+            ([*TWO, "--rehearsal", "r.json", "--set", "guess.skill=0.5"], "guess: expected a rehearsal, or guesses"),
+            ([*TWO, "--rehearsal", "nowhere.json"], "nowhere.json"),
             ([*TWO, "--max-tokens", "5"], "found 'max_tokens'"),
             ([*TWO, "--set", "row.slots=1"], "found 'row'. Did you mean 'rows'"),
             ([*TWO, "--delta", "1e-3"], "delta: expected at most 1/(10 * public_size)"),
@@ -719,12 +797,14 @@ class TestAnInterruptedRun:
 
 
 @pytest.mark.parametrize(
-    ("answers", "mechanism"), [("scores=true", "gaussian"), ("votes=soft", "gumbel"), ("abstain_below=auto", "gumbel")]
+    ("answers", "mechanism"),
+    [("scores=true", "gaussian"), ("votes=soft", "gumbel"), ("abstain_below=auto", "gumbel")],
 )
 def test_a_plan_of_votes_is_that_of_the_answers_that_are_asked_for(
     answers: str, mechanism: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "2000", "--max-queries", "100", *TWO, "--no-compare"]
+    terms += [] if mechanism == "gaussian" else ["--set", "rows.units=40"]
     assert main(["plan", "--method", "voting", *terms, "--set", f"answers.{answers}", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert plan["mechanism"] == mechanism

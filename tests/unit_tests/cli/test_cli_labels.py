@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.pate.plan import compare_teachers, plan_labelling, propose_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign, noise_deviation
+from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.privacy.extensions.method_tickets import TEACHERS
-from langchain_dpicl.runs.query_plan import query_signal
+from langchain_dpicl.runs.query_plan import declared_design
 
 ROWS = ("--set", "rows.units=30", "--no-compare")
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
@@ -31,20 +33,44 @@ def shown(capsys: pytest.CaptureFixture[str], *more: str, size: str = "2000") ->
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
 
-def test_it_is_the_plan_of_the_most_inputs_that_are_right_often_enough(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_the_plan_of_all_inputs_and_the_comparison_says_how_many_are_right_often_enough(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     out = shown(capsys, "--set", "guess.labels=3", "--set", "noise=gaussian", *ROWS)
     design = RowDesign.choose(num_slots=30)
     plan = plan_labelling(2000, **TERMS, max_queries=40, width=3, mechanism="gaussian", design=design)
     assert out["plan"] == {"labels": 3, "public_inputs": 40, **plan.to_dict()}
-    assert out["signal"] == {
-        "one_shot_agreement": 0.6,
-        "chance": 0.95,
-        "agreement_needed": plan.agreement_needed(0.95),
-        **query_signal(plan, one_shot=0.6),
-    }
+    expected = plan.expected()
+    assert {"chance": 0.95, "right_rows_needed": plan.right_rows_needed(0.95), **expected}.items() <= out[
+        "signal"
+    ].items()
     assert out["options"] == []
-    fewer = shown(capsys, "--set", "guess.labels=3", "--set", "noise=gaussian", "--set", "guess.agreement=0.45", *ROWS)
-    assert fewer["plan"]["max_queries"] < 40
+    good = [
+        "guess.labels=3",
+        "guess.skill=0.95",
+        "guess.correlation=0.01",
+        "guess.public_inputs=2000",
+        "guess.chance=0.9",
+    ]
+    told = [part for item in good for part in ("--set", item)]
+    few = json_of(capsys, *told, "--set", "rows.units=10", size="300")
+    assert few["plan"]["max_queries"] == 2000
+    assert 6 < few["recommendation"]["max_queries"] < 2000
+    assert few["recommendation"]["right_label_prob"] >= 0.9
+    out = shown(capsys, "--set", "guess.labels=3", "--set", "rows.units=30")
+    assert {one["max_queries"] for one in out["options"]} == {40}, "fewer inputs would not reach the chance either"
+
+
+def test_without_rows_teachers_are_those_that_a_component_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "--set", "guess.labels=3", "--no-compare")
+    plan = plan_labelling(2000, **TERMS, max_queries=40, width=3, design=declared_design(RowHint(), 2000))
+    assert out["plan"] == {"labels": 3, "public_inputs": 40, **plan.to_dict()}
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *more: str, size: str) -> dict[str, Any]:
+    terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", size]
+    assert main(["plan", "--method", "pate", *terms, *more, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
 
 def test_the_three_teachers_stand_side_by_side_at_the_plans_own_noise_or_at_a_given_one(
@@ -70,7 +96,7 @@ def test_the_comparison_is_that_of_the_library(capsys: pytest.CaptureFixture[str
         "--set",
         "guess.chance=0.9",
         "--set",
-        "guess.agreement=0.7",
+        "guess.skill=0.7",
     ]
     out = shown(
         capsys,
@@ -94,10 +120,11 @@ def test_the_comparison_is_that_of_the_library(capsys: pytest.CaptureFixture[str
         mechanisms=("gaussian", "gumbel", "permute_and_flip"),
         designs=[RowDesign.choose(num_slots=30)],
         abstain_below=0.3,
-        agreement=0.7,
+        source=RowGuess(skill=0.7),
         chance=0.9,
     )
-    found = [{name: value for name, value in one.items() if name != "settings"} for one in out["options"]]
+    hidden = {"settings", "money", "overfill"}
+    found = [{name: value for name, value in one.items() if name not in hidden} for one in out["options"]]
     assert found == [option.to_dict() for option in options]
     assert out["recommendation"] == out["options"][0]
     assert (out["plan"]["mechanism"], out["plan"]["threshold"], out["plan"]["constants"]) == ("gaussian", 9.0, [])
@@ -165,11 +192,17 @@ def test_in_words_it_says_what_is_rejected_and_what_is_needed(capsys: pytest.Cap
     assert run(*terms) == 0
     plain = capsys.readouterr().out
     assert "rejected" not in plain
-    assert re.search(r"needed   \d+\.\d % of rows must vote", plain)
-    assert run(*terms, "--set", "answers.abstain_below=1.0", "--set", "guess.agreement=0.5") == 0
-    assert re.search(r"rejected (9\d|100)\.\d %", capsys.readouterr().out)
-    assert run(*terms, "--set", "guess.chance=1.0") == 0
-    assert "needed   not even all of them may vote" in capsys.readouterr().out
+    assert "rests on a GUESS: `dpicl rehearse FILE` measures it, free" in plain
+    most = re.search(r"needed   no noise level reaches 95 %: with rows this alike at most (\d+) %", plain)
+    assert most is not None
+    assert f"at most {most[1]} % whatever the noise" in plain
+    assert run(*terms, "--set", "answers.abstain_below=1.0", "--set", "guess.skill=0.1") == 0
+    assert re.search(r"rejected (\d+)\.\d %", capsys.readouterr().out)
+    good = ["--set", "guess.skill=0.95", "--set", "guess.correlation=0.01"]
+    assert run(*terms, *good) == 0
+    assert re.search(r"needed   \d+ % of rows right for 95 % right labels", capsys.readouterr().out)
+    assert run(*terms, *good, "--set", "answers.abstain_below=1.0") == 0
+    assert "needed   no share of right rows reaches 95 % at this noise" in capsys.readouterr().out
 
 
 def test_the_page_shows_what_the_command_prints_and_its_advice_is_a_settings_file(
@@ -181,7 +214,7 @@ def test_the_page_shows_what_the_command_prints_and_its_advice_is_a_settings_fil
     assert main(shlex.split(found[1])) == 0
     printed = capsys.readouterr().out
     assert printed == found[2]
-    assert re.findall(r"^  (\w+) +gumbel", printed, re.MULTILINE) == ["fresh", "one_sample"]
+    assert set(re.findall(r"^  (\w+) +gumbel", printed, re.MULTILINE)) == {"fresh", "one_sample"}
     for epsilon in ("8.306 ", "1.385 ", "0.1192 "):
         assert f"epsilon {epsilon}" in printed
     advice = tmp_path / "advice.toml"
@@ -204,7 +237,7 @@ def test_the_page_shows_what_the_command_prints_and_its_advice_is_a_settings_fil
         (["guess.noise=0"], "Guess.noise: expected a number greater than 0"),
         (["answers.abstain_below=nan"], "LabelAnswers.abstain_below: expected"),
         (["max_tokens=5"], "found 'max_tokens'"),
-        (["guess.labels=2", "rows.sampling=partition"], "Fixed teachers need adjacency='replace_one'"),
+        (["guess.labels=2", "rows.sampling=partition"], "adjacency: expected 'replace_one' with fixed teachers"),
         (["guess.labels=2", "budget.delta=1e-3"], "delta: expected at most 1/(10 * public_size)"),
         (["guess.labels=2", "rows.units=3000"], "public_size: expected at least num_slots=3000"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -47,7 +48,9 @@ def test_it_prints_the_plan_that_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert out["plan"] == json.loads(json.dumps(plan.to_dict()))
     assert out["cost"]["private_calls"] == 32
     assert out["cost"]["money"] > 0
-    assert out["signal"]["rows"] == 32
+    expected = plan.expected(participants=40)
+    assert expected.items() <= out["signal"].items()
+    assert (expected["rows"], out["signal"]["participants"]) == (32, 40)
 
 
 def test_it_says_so_in_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +58,16 @@ def test_it_says_so_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "once for all queries" in shown
     assert "one for each unit that takes part" in shown
-    assert "not measured" in shown
+    assert "30 units take part in a query: a GUESS" in shown
+    assert re.search(r"right label \d+ % \(\d+ to \d+\), at most \d+ % whatever the noise", shown)
+    assert "rests on a GUESS: `dpicl rehearse FILE` measures it, free" in shown
+
+
+def test_few_answers_of_each_document_are_advised_where_noise_takes_much(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--set", "retrieval.participations=200"]) == 0
+    assert "do not spend like this: the noise takes" in capsys.readouterr().out
+    assert main([*ASKED, "--epsilon", "20", "--set", "retrieval.participations=1"]) == 0
+    assert "do not spend" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

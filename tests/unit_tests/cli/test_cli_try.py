@@ -1,0 +1,162 @@
+"""`dpicl try`: what is free beside what a private budget would buy."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.cli import rehearse as commands
+from langchain_dpicl.cli.config import settings_of
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.rehearsal import Rehearsal, try_components
+from langchain_dpicl.retrieval.plan import plan_retrieval
+
+TOPICS = Path(commands.__file__).parent / "data" / "topics.jsonl"
+TERMS = ("--public-size", "3000", "--max-queries", "200", "--delta", "1e-6")
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A rehearsal in which eight-shot rows of private records beat what is free."""
+    path = tmp_path_factory.mktemp("try") / "rehearsal.json"
+    made_rehearsal(zero_shot=0.25, rows={1: 0.3, 4: 0.6, 8: 0.75}, pooled=0.3).save(path)
+    return path
+
+
+def made_rehearsal(*, zero_shot: float, rows: dict[int, float], pooled: float, seed: int = 7) -> Rehearsal:
+    """Returns a rehearsal with the given shares of right rows; rows of different deals are alike as `pooled` says."""
+    from langchain_dpicl.rehearsal import RehearsedShape
+
+    rng, questions, labels = random.Random(seed), 96, 4
+    gold = [question % labels for question in range(questions)]
+
+    def vote(right: bool, place: int) -> int:
+        return place if right else rng.choice([label for label in range(labels) if label != place])
+
+    shapes = [RehearsedShape(0, False, tuple((vote(rng.random() < zero_shot, p),) for p in gold), (0,))]
+    for shots, right in rows.items():
+        votes = []
+        for place in gold:
+            # One question in `pooled` has the same answer in every deal, as rows of few public examples do.
+            same = rng.random() < pooled
+            whole = rng.random() < right
+            votes.append(tuple(vote(whole if same else rng.random() < right, place) for _ in range(8)))
+        shapes.append(RehearsedShape(shots, False, tuple(votes), (0, 0, 0, 0, 1, 1, 1, 1)))
+    return Rehearsal(
+        model="made",
+        reads="whole labels",
+        labels=("a", "b", "c", "d"),
+        wording="0",
+        origin="same",
+        gold=tuple(gold),
+        shapes=tuple(shapes),
+        calls=1,
+    )
+
+
+def test_it_prints_the_table_of_python(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", "--rehearsal", str(rehearsed), *TERMS]) == 0
+    printed = capsys.readouterr().out
+    trial = try_components(Rehearsal.load(rehearsed), 3000, delta=1e-6, max_queries=200)
+    assert printed.startswith(trial.table())
+    assert len(re.findall(r"^recommended: ", printed, re.MULTILINE)) == 1
+    if trial.recommended is not None:
+        settings = settings_of({"method": "voting", **tomllib.loads(printed.partition(trial.advice)[2])})
+        assert settings.get("max_queries") == 200
+        assert settings.get("epsilon") == trial.recommended.epsilon
+
+
+def test_json_is_the_trial(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    priced = ["--set", "cost.price_in=3.0", "--set", "cost.price_out=9.0", "--set", "cost.record_tokens=80"]
+    assert main(["try", "--rehearsal", str(rehearsed), *TERMS, *priced, "--public-inputs", "500", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    given: dict[str, Any] = {"price_in": 3.0, "price_out": 9.0, "record_tokens": 80, "public_inputs": 500}
+    trial = try_components(Rehearsal.load(rehearsed), 3000, delta=1e-6, max_queries=200, **given)
+    assert out == json.loads(json.dumps(trial.to_dict()))
+    assert {one["component"] for one in out["options"]} == {"votes", "labels"}
+
+
+def test_retrieval_is_tried_for_a_number_of_documents(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--documents", "30", "--participations", "5", "--set", "cost.price_in=1.0", "--json"]
+    assert main(["try", "--rehearsal", str(rehearsed), *TERMS, *asked]) == 0
+    options = json.loads(capsys.readouterr().out)["options"]
+    found = [one for one in options if one["component"] == "retrieval"]
+    assert [one["epsilon"] for one in found] == [1.0, 2.0, 4.0, 8.0]
+    plan = plan_retrieval(3000, epsilon=4.0, delta=1e-6, participations=5, width=4)
+    expected = plan.expected(participants=30, source=Rehearsal.load(rehearsed))
+    assert found[2]["right"] == expected["right_label_prob"]
+    assert found[2]["at_most"] == expected["ceiling_prob"]
+    cost = plan.cost(participants=30, num_queries=200)
+    assert found[2]["calls"] == cost.private_calls + cost.public_calls
+    assert found[2]["money"] == pytest.approx(cost.tokens_in / 1e6)
+    assert "beats what is free" not in {one["verdict"] for one in found}
+
+
+def test_labels_that_mean_nothing_are_not_worth_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.loads(line) for line in TOPICS.read_text().splitlines()]
+    labels = [line["label"] for line in lines]
+    random.Random(3).shuffle(labels)
+    path = tmp_path / "shuffled.jsonl"
+    path.write_text(
+        "".join(json.dumps({**line, "label": label}) + "\n" for line, label in zip(lines, labels, strict=True))
+    )
+    assert main(["try", str(path), "--shots", "1,4", "--public-size", "2000"]) == 0
+    printed = capsys.readouterr().out
+    assert "recommended: do not spend: " in printed
+    assert "rows = " not in printed
+
+
+def test_the_exit_code_and_the_recommendation_follow_the_numbers(
+    rehearsed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["try", "--rehearsal", str(rehearsed), "--public-size", "100000", "--max-queries", "50"]) == 0
+    assert "recommended: private votes at epsilon " in capsys.readouterr().out
+    assert main(["try", "--rehearsal", str(rehearsed), "--public-size", "200", "--max-queries", "100000"]) == 0
+    assert "recommended: do not spend: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["x.jsonl", "--rehearsal", "r.json"], "FILE, --rehearsal: expected one of the two, found 'both'"),
+        (["--rehearsal", "nowhere.json"], "nowhere.json"),
+        (["nowhere.jsonl"], "nowhere.jsonl"),
+        (["--delta", "1e-3", "--public-size", "5000"], "delta: expected at most"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", *given, "--examples", "16", "--shots", "1"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_shipped_examples_are_four_topics_of_varied_sentences() -> None:
+    lines = [json.loads(line) for line in TOPICS.read_text().splitlines()]
+    assert len(lines) == len({line["text"] for line in lines}) == 64
+    labels = [line["label"] for line in lines]
+    assert {label: labels.count(label) for label in labels} == dict.fromkeys(
+        ("sport", "cooking", "weather", "music"), 16
+    )
+    assert all(8 <= len(line["text"].split()) <= 20 for line in lines)
+    assert not any(re.search(r"\b(bank|credit|account|transfer)\b", line["text"]) for line in lines)
+
+
+def test_the_page_shows_what_the_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(TOPICS, tmp_path)
+    blocks = re.findall(r"```console\n\$ dpicl ([^\n]*)\n(.*?)```", page, re.DOTALL)
+    shown = [(command, text) for command, text in blocks if re.match(r"try|rehearse|plan .*--rehearsal", command)]
+    assert len(shown) == 3
+    for command, text in shown:
+        assert main(shlex.split(command)) == 0
+        assert capsys.readouterr().out == text
