@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,9 @@ Confirm = Callable[[str], bool]
 _METHODS = ("voting", "pate", "retrieval")
 _EXAMPLES = Path(__file__).parent / "data" / "topics.jsonl"
 _SHOTS = (1, 2, 4, 8)
+_WORDING = ("task", "example_prompt", "suffix", "prefix")
 _MADE_UP_SIZE, _DELTA = 2_000, 1e-6
+_WRITTEN_TOKENS = 20
 _PUBLIC = """\
 The examples must be PUBLIC: written by hand, of a published data set, or of people who agreed. A sample of one's
 customers' records is private, however small. No ledger is touched, and the result holds no text of an example.
@@ -94,7 +96,8 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
         raise ConfigurationError("FILE: expected the file of public examples, found none. Name it.")
     if arguments.out is not None:
         check_out(arguments.out, arguments.public)
-    rehearsal = _rehearsed(arguments, settings, arguments.public, say=say, confirm=confirm)
+    examples = _examples(settings, arguments.public)
+    rehearsal = _rehearsed(arguments, settings, examples, say=say, confirm=confirm)
     if rehearsal is None:
         return 0
     if arguments.out is not None:
@@ -107,17 +110,30 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
     return 0
 
 
+def _examples(settings: Settings, path: Path) -> list[Any]:
+    """Reads public examples, which are not the private records of the settings."""
+    private = settings.data.file
+    if private is not None and path.exists() and Path(private).exists() and path.samefile(private):
+        raise ConfigurationError(f"FILE: expected PUBLIC examples, found data.file, the private records: {path}.")
+    return [_with_text_label(record, _label_key(settings)) for record in read_records(path)]
+
+
+def _label_key(settings: Settings) -> str:
+    return settings.data.label_key or "label"
+
+
 def _rehearsed(
-    arguments: argparse.Namespace, settings: Settings, path: Path, *, say: Say, confirm: Confirm, asks: bool = True
+    arguments: argparse.Namespace,
+    settings: Settings,
+    examples: Sequence[Any],
+    *,
+    say: Say,
+    confirm: Confirm,
+    asks: bool = True,
 ) -> Rehearsal | None:
     """Says what it will cost, asks whether to go on, and rehearses; None: not to go on."""
     from langchain_dpicl.rehearsal.asking import rehearse
 
-    data, private = settings.data, settings.data.file
-    if private is not None and path.exists() and Path(private).exists() and path.samefile(private):
-        raise ConfigurationError(f"FILE: expected PUBLIC examples, found data.file, the private records: {path}.")
-    label_key = data.label_key or "label"
-    examples = [_with_text_label(record, label_key) for record in read_records(path)]
     answers = settings.get("answers") or LabelAnswers()
     words = _cost_text(_cost(arguments, settings, answers, len(examples)), settings)
     if asks and not arguments.yes and not confirm(words):
@@ -128,10 +144,10 @@ def _rehearsed(
     return rehearse(
         load_model(settings.model),
         examples,
-        **settings.only("task", "example_prompt", "suffix", "prefix"),
-        text_key=data.text_key,
-        label_key=label_key,
-        labels=data.labels,
+        **settings.only(*_WORDING),
+        text_key=settings.data.text_key,
+        label_key=_label_key(settings),
+        labels=settings.data.labels,
         answers=answers,
         shots=arguments.shots,
         max_examples=arguments.examples,
@@ -204,10 +220,12 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
             raise fail("FILE, --rehearsal", "one of the two", "both")
         rehearsal: Rehearsal | None = Rehearsal.load(guess.rehearsal)
     else:
-        path = arguments.public or _EXAMPLES
-        # Calls of the embedded model cost nothing and leave this machine to nobody.
-        asks = settings.model.name != "embedded"
-        rehearsal = _rehearsed(arguments, settings, path, say=say, confirm=confirm, asks=asks)
+        examples = _examples(settings, arguments.public or _EXAMPLES)
+        # Calls of the embedded model cost nothing and stay on this machine.
+        is_embedded = settings.model.name == "embedded"
+        rehearsal = _rehearsed(arguments, settings, examples, say=say, confirm=confirm, asks=not is_embedded)
+        if rehearsal is not None and is_embedded and not settings.only(*_WORDING):
+            free.append(_instruction_only(settings, examples[: arguments.examples], rehearsal.labels))
     if rehearsal is None:
         return 0
     size = sum(settings.data.sizes().values()) if settings.data.public_size is not None else _MADE_UP_SIZE
@@ -220,7 +238,9 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         public_inputs=guess.public_inputs,
         adjacency=settings.adjacency,
         free=free,
-        private=[] if arguments.documents is None else _retrieval(arguments, settings, rehearsal, size, delta),
+        private=[]
+        if arguments.documents is None
+        else _retrieval(arguments, settings, rehearsal, free, size=size, delta=delta),
         price_in=prices.price_in,
         price_out=prices.price_out,
         record_tokens=prices.record_tokens,
@@ -236,8 +256,33 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
     return 0
 
 
+def _instruction_only(settings: Settings, examples: Sequence[Any], labels: Sequence[str]) -> FreeRival:
+    """Returns the chance of a prompt of examples that the model itself wrote, one per label."""
+    from langchain_dpicl.baselines import PublicVotingRunnable, demonstrations_from_instruction
+    from langchain_dpicl.options import Decoding, Rows
+    from langchain_dpicl.rehearsal.choice import FreeRival
+
+    model, text_key, label_key = load_model(settings.model), settings.data.text_key, _label_key(settings)
+    keys: dict[str, Any] = {"text_key": text_key, "label_key": label_key, "labels": labels}
+    likeliest = Decoding(top_k=1)  # equal commands print equal tables
+    written = demonstrations_from_instruction(llm=model, **keys, max_tokens=_WRITTEN_TOKENS, decoding=likeliest)
+    voter = PublicVotingRunnable.from_public_examples(
+        written.examples, llm=model, **keys, rows=Rows(slots=1, shots=len(labels))
+    )
+    found = voter.batch([record[text_key] for record in examples])
+    right = [label == record[label_key] for label, record in zip(found, examples, strict=True)]
+    name = "instruction only: a prompt of examples that the model wrote"
+    return FreeRival(name, 0, bool(voter.report["content_free"]), sum(right) / len(right))
+
+
 def _retrieval(
-    arguments: argparse.Namespace, settings: Settings, rehearsal: Rehearsal, size: int, delta: float
+    arguments: argparse.Namespace,
+    settings: Settings,
+    rehearsal: Rehearsal,
+    free: Sequence[FreeRival],
+    *,
+    size: int,
+    delta: float,
 ) -> Iterator[TriedOption]:
     """Yields votes of retrieved documents: rows of one document, which are taken to be worth a random one."""
     from langchain_dpicl.rehearsal.choice import best_free, verdict_of
@@ -245,7 +290,7 @@ def _retrieval(
     from langchain_dpicl.retrieval.plan import plan_retrieval
 
     queries, prices = settings.get("max_queries") or 100, settings.cost
-    labels, free = len(rehearsal.labels), best_free(rehearsal)
+    labels, rival = len(rehearsal.labels), max(rival.right for rival in (best_free(rehearsal), *free))
     reads = max(rehearsal.readings, key=lambda read: rehearsal.facts(shots=1.0, calibrated=read).right)
     calls = 1 + len(rehearsal.content_free) if reads else 1
     for epsilon in EPSILONS:
@@ -259,7 +304,7 @@ def _retrieval(
             calls_per_row=calls,
             num_queries=queries,
         )
-        gain = found["right_label_prob"] - free.right
+        gain = found["right_label_prob"] - rival
         yield TriedOption(
             component="retrieval",
             epsilon=epsilon,

@@ -10,7 +10,15 @@ from typing import Any
 from langchain_dpicl.options.base import html_table
 from langchain_dpicl.privacy._validate import Adjacency, check_int, check_real, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.rehearsal.choice import FreeRival, Proposal, Verdict, best_votes, free_rivals, propose_rows
+from langchain_dpicl.rehearsal.choice import (
+    FreeRival,
+    Proposal,
+    Verdict,
+    best_votes,
+    free_rivals,
+    propose_rows,
+    verdict_of,
+)
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
@@ -134,7 +142,7 @@ class Trial:
 
     def table(self) -> str:
         """Returns free and private answers as a text table, with the recommendation as its last line."""
-        wide = 2 + max(len(one.name) for one in (*self.free, *self.options))
+        wide = 2 + max(map(len, [*(one.name for one in self.free), *(one.name for one in self.options)]))
         lines = [
             f"{self.rests_on}; {self.num_labels} labels, {self.public_size:,} declared units, delta {self.delta:g}",
             f"{'':<{wide}}{'right':>6}  {'range':<10}{'at most':>8}{'calls':>11}{'money':>9}",
@@ -217,6 +225,7 @@ def try_components(
     PrivateExamples([], public_size=public_size).check_delta(delta)
     prices = [check_real(name, price, low=0.0) for name, price in (("price_in", price_in), ("price_out", price_out))]
     caps = {"record_tokens": record_tokens, "query_tokens": query_tokens, "answer_tokens": answer_tokens}
+    also = tuple(free)
     counts = [("votes", max_queries, "queries")]
     if public_inputs is not None:
         counts.append(("labels", check_int("public_inputs", public_inputs, low=1), "public inputs"))
@@ -232,6 +241,8 @@ def try_components(
             max_calls=max_calls,
         )
         calls = 1 + len(rehearsal.content_free) if found.calibrated else 1
+        # The rehearsal knows its own rivals; a further one that is better leaves less of the gain.
+        gain = min([found.gain, *(found.right - rival.right for rival in also)])
         cost = found.plan.cost(**caps, calls_per_row=calls)
         return TriedOption(
             component=component,
@@ -241,8 +252,8 @@ def try_components(
             low=found.low,
             high=found.high,
             at_most=found.at_most,
-            gain=found.gain,
-            verdict=found.verdict,
+            gain=gain,
+            verdict=found.verdict if gain == found.gain else verdict_of(gain),
             design=_in_words(found),
             calls=cost.private_calls + cost.public_calls,
             money=cost.money(price_in=prices[0], price_out=prices[1]),
@@ -255,7 +266,7 @@ def try_components(
         num_labels=len(rehearsal.labels),
         public_size=public_size,
         delta=delta,
-        free=(*prompts, *free, best_votes(rehearsal)),
+        free=(*prompts, *also, best_votes(rehearsal)),
         options=(*(option(*asked, epsilon) for asked in counts for epsilon in epsilons), *private),
     )
 
