@@ -261,7 +261,7 @@ class TestPlanOfAnswersToQueries:
         return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
     def test_it_is_the_plan_of_the_rows_that_a_component_takes(self, capsys: pytest.CaptureFixture[str]) -> None:
-        terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100}
+        terms: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100}
         out = self.json(capsys, *THREE, "--no-compare")
         plan = plan_queries(2000, width=3, design=declared_design(RowHint(), 2000), **terms)
         assert plan.release.mechanism.name == "gaussian"
@@ -284,7 +284,7 @@ class TestPlanOfAnswersToQueries:
         asked = ["--set", "answers.abstain_below=0.2", "--set", "guess.skill=0.7", "--set", "guess.correlation=0.2"]
         out = self.json(capsys, *THREE, *rows, *asked, "--set", "cost.price_in=2.0")
         assert (out["plan"]["num_slots"], out["plan"]["constants"], out["plan"]["candidates"]) == (10, [2.0], 4)
-        terms = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100, "labels": 3}
+        terms: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "max_queries": 100, "labels": 3}
         base = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4)
         guess = RowGuess(skill=0.7, correlation=0.2)
         names = ("gumbel", "gaussian", "permute_and_flip")

@@ -18,6 +18,7 @@ from langchain_dpicl.cli.config import settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.rehearsal import Rehearsal, try_components
 from langchain_dpicl.retrieval.plan import plan_retrieval
+from tests.unit_tests.rehearsal.test_trying import rehearsed as made
 
 TOPICS = Path(commands.__file__).parent / "data" / "topics.jsonl"
 TERMS = ("--public-size", "3000", "--max-queries", "200", "--delta", "1e-6")
@@ -27,39 +28,8 @@ TERMS = ("--public-size", "3000", "--max-queries", "200", "--delta", "1e-6")
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A rehearsal in which eight-shot rows of private records beat what is free."""
     path = tmp_path_factory.mktemp("try") / "rehearsal.json"
-    made_rehearsal(zero_shot=0.25, rows={1: 0.3, 4: 0.6, 8: 0.75}, pooled=0.3).save(path)
+    made(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, is_small=True).save(path)
     return path
-
-
-def made_rehearsal(*, zero_shot: float, rows: dict[int, float], pooled: float, seed: int = 7) -> Rehearsal:
-    """Returns a rehearsal with the given shares of right rows; rows of different deals are alike as `pooled` says."""
-    from langchain_dpicl.rehearsal import RehearsedShape
-
-    rng, questions, labels = random.Random(seed), 96, 4
-    gold = [question % labels for question in range(questions)]
-
-    def vote(right: bool, place: int) -> int:
-        return place if right else rng.choice([label for label in range(labels) if label != place])
-
-    shapes = [RehearsedShape(0, False, tuple((vote(rng.random() < zero_shot, p),) for p in gold), (0,))]
-    for shots, right in rows.items():
-        votes = []
-        for place in gold:
-            # One question in `pooled` has the same answer in every deal, as rows of few public examples do.
-            same = rng.random() < pooled
-            whole = rng.random() < right
-            votes.append(tuple(vote(whole if same else rng.random() < right, place) for _ in range(8)))
-        shapes.append(RehearsedShape(shots, False, tuple(votes), (0, 0, 0, 0, 1, 1, 1, 1)))
-    return Rehearsal(
-        model="made",
-        reads="whole labels",
-        labels=("a", "b", "c", "d"),
-        wording="0",
-        origin="same",
-        gold=tuple(gold),
-        shapes=tuple(shapes),
-        calls=1,
-    )
 
 
 def test_it_prints_the_table_of_python(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,10 +38,10 @@ def test_it_prints_the_table_of_python(rehearsed: Path, capsys: pytest.CaptureFi
     trial = try_components(Rehearsal.load(rehearsed), 3000, delta=1e-6, max_queries=200)
     assert printed.startswith(trial.table())
     assert len(re.findall(r"^recommended: ", printed, re.MULTILINE)) == 1
-    if trial.recommended is not None:
-        settings = settings_of({"method": "voting", **tomllib.loads(printed.partition(trial.advice)[2])})
-        assert settings.get("max_queries") == 200
-        assert settings.get("epsilon") == trial.recommended.epsilon
+    assert trial.recommended is not None
+    settings = settings_of({"method": "voting", **tomllib.loads(printed.partition(trial.advice)[2])})
+    assert settings.get("max_queries") == 200
+    assert settings.get("epsilon") == trial.recommended.epsilon
 
 
 def test_json_is_the_trial(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,19 @@ QUESTIONS, LABELS = 96, 4
 TERMS: dict[str, Any] = {"delta": 1e-6, "epsilons": (1.0, 4.0)}
 
 
-def rehearsed(*, zero_shot: float, rows: dict[int, float], same: float = 0.0, seed: int = 7) -> Rehearsal:
-    """Returns a rehearsal with the given shares of right rows; a share of questions gets the same vote in all rows."""
+def rehearsed(
+    *, zero_shot: float, rows: dict[int, float], same: float = 0.0, is_small: bool = False, seed: int = 7
+) -> Rehearsal:
+    """Returns a rehearsal with the given shares of right rows.
+
+    Args:
+      zero_shot: share of questions that are right without examples.
+      rows: share of right rows, by shots.
+      same: share of questions that get the same vote in all rows.
+      is_small: whether the second deal repeats the first one's rows, as those of a small pool of examples do, so that
+        private rows are worth more.
+      seed: of the votes.
+    """
     rng = random.Random(seed)
     gold = tuple(place % LABELS for place in range(QUESTIONS))
 
@@ -33,7 +44,9 @@ def rehearsed(*, zero_shot: float, rows: dict[int, float], same: float = 0.0, se
         for place in gold:
             one = vote(rng.random() < right, place)
             is_same = rng.random() < same
-            votes.append(tuple(one if is_same else vote(rng.random() < right, place) for _ in range(8)))
+            deal = [one if is_same else vote(rng.random() < right, place) for _ in range(4)]
+            again = [one if is_same else vote(rng.random() < right, place) for _ in range(4)]
+            votes.append((*deal, *(deal if is_small else again)))
         shapes.append(RehearsedShape(shots, False, tuple(votes), (0, 0, 0, 0, 1, 1, 1, 1)))
     return Rehearsal("made", "whole labels", ("a", "b", "c", "d"), "0", "same", gold, tuple(shapes), 1)
 
@@ -107,12 +120,32 @@ class TestTheTable:
         assert more.options[-1] == trial.options[0]
         assert "a rule of thumb says 99 % for nothing" in more.advice
 
+    def test_a_further_answer_that_is_better_leaves_less_of_a_gain(self) -> None:
+        good = rehearsed(zero_shot=0.25, rows={4: 0.7, 8: 0.7}, seed=5)
+        rule = FreeRival("a rule of thumb", 0, False, 0.97)
+        plain, beside = (
+            try_components(good, 100_000, delta=1e-7, epsilons=(8.0,), free=free).options[0] for free in ([], [rule])
+        )
+        assert beside.right == plain.right
+        assert beside.gain == pytest.approx(min(plain.gain, plain.right - 0.97))
+        none = FreeRival("nothing", 0, False, 0.0)
+        assert try_components(good, 100_000, delta=1e-7, epsilons=(8.0,), free=[none]).options[0] == plain
+
 
 class TestTheRecommendation:
     def test_is_not_to_spend_where_the_public_examples_are_as_good(self, trial: Trial) -> None:
         assert trial.recommended is None
         free = trial.best_free
         assert trial.advice == f"do not spend: {free.name} says {100 * free.right:.0f} % for nothing"
+
+    def test_is_to_spend_where_private_rows_outvote_those_of_few_public_examples(self) -> None:
+        small = rehearsed(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, is_small=True)
+        large = try_components(small, 100_000, delta=1e-6, epsilons=(1.0, 4.0), max_queries=50)
+        assert large.recommended is not None
+        assert large.recommended.right > large.best_free.right + 0.02
+        assert large.advice.startswith("private votes at epsilon 1: ")
+        few = try_components(small, 200, delta=1e-6, epsilons=(1.0, 4.0), max_queries=100_000)
+        assert few.recommended is None, "noise takes what private rows are worth"
 
     def test_is_not_to_spend_where_rows_guess(self) -> None:
         guessing = rehearsed(zero_shot=0.25, rows={1: 0.25, 4: 0.25}, seed=3)
