@@ -116,7 +116,9 @@ def _say(text: str) -> None:
 def _confirm(words: str) -> bool:
     """Asks on the terminal whether to go on."""
     if not sys.stdin.isatty():
-        raise ConfigurationError(f"--yes: expected where no terminal can be asked, found none. It would be: {words}")
+        raise ConfigurationError(
+            f"--yes: expected where no terminal can be asked, found none. Give it to go on: {words}"
+        )
     print(f"{words} Go on? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 

@@ -884,9 +884,9 @@ def _needed_text(signal: Mapping[str, Any]) -> str:
     """Returns the line on how many rows must be right for the wanted chance."""
     wanted, needed = _percent(signal["chance"]), signal["right_rows_needed"]
     if signal["ceiling_prob"] < signal["chance"]:
-        return (
-            f"needed   no noise level reaches {wanted}: with rows this alike at most {_percent(signal['ceiling_prob'])}"
-        )
+        least = "" if needed is None else f"; {_percent(needed)} of rows would have to be right"
+        most = _percent(signal["ceiling_prob"])
+        return f"needed   no noise level reaches {wanted}: with rows this alike at most {most}{least}"
     if needed is None:
         return f"needed   no share of right rows reaches {wanted} at this noise"
     return f"needed   {_percent(needed)} of rows right for {wanted} right labels (guess.chance)"

@@ -234,7 +234,7 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         rehearsal,
         size,
         delta=delta,
-        max_queries=settings.get("max_queries") or 100,
+        max_queries=settings.get("max_queries", 100),
         public_inputs=guess.public_inputs,
         adjacency=settings.adjacency,
         free=free,
@@ -289,7 +289,7 @@ def _retrieval(
     from langchain_dpicl.rehearsal.trying import EPSILONS, TriedOption
     from langchain_dpicl.retrieval.plan import plan_retrieval
 
-    queries, prices = settings.get("max_queries") or 100, settings.cost
+    queries, prices = settings.get("max_queries", 100), settings.cost
     labels, rival = len(rehearsal.labels), max(rival.right for rival in (best_free(rehearsal), *free))
     reads = max(rehearsal.readings, key=lambda read: rehearsal.facts(shots=1.0, calibrated=read).right)
     calls = 1 + len(rehearsal.content_free) if reads else 1
