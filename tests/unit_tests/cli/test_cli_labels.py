@@ -193,8 +193,11 @@ def test_in_words_it_says_what_is_rejected_and_what_is_needed(capsys: pytest.Cap
     plain = capsys.readouterr().out
     assert "rejected" not in plain
     assert "rests on a GUESS: `dpicl rehearse FILE` measures it, free" in plain
-    most = re.search(r"needed   no noise level reaches 95 %: with rows this alike at most (\d+) %", plain)
+    most = re.search(
+        r"needed   no noise level reaches 95 %: with rows this alike at most (\d+) %; (\d+) % of rows", plain
+    )
     assert most is not None
+    assert int(most[1]) < 95 <= int(most[2]) + 5
     assert f"at most {most[1]} % whatever the noise" in plain
     assert run(*terms, "--set", "answers.abstain_below=1.0", "--set", "guess.skill=0.1") == 0
     assert re.search(r"rejected (\d+)\.\d %", capsys.readouterr().out)
