@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.planning.design_search import search_designs
-from langchain_dpicl.planning.expected_utility import RowDesign, VoteChances, shot_law, vote_chances
+from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, RowDesign, VoteChances, shot_law, vote_chances
 from langchain_dpicl.planning.row_law import RowGuess, RowSource, mean_facts
 from langchain_dpicl.planning.share_plan import Cost, with_noise_for, with_price
 from langchain_dpicl.privacy._validate import (
@@ -130,14 +130,20 @@ class LabellingPlan(RowsPlan):
         law = shot_law(self.release, self.public_size)
         alike = mean_facts(source or RowGuess(), labels=labels, law=law, calibrated=False)
 
-        def is_reached(step: int) -> bool:
+        def is_reached(step: int, draws: int | None = None) -> bool:
             facts = dataclasses.replace(alike, right=step / _STEPS)
-            size = self.public_size
-            return vote_chances(self.release, size, facts=facts, threshold=self.threshold).right >= chance
+            found = vote_chances(self.release, self.public_size, facts=facts, threshold=self.threshold, draws=draws)
+            return found.right >= chance
 
         if not is_reached(_STEPS):
             return None
-        return bisect.bisect_left(range(_STEPS), True, key=is_reached) / _STEPS
+        # Few draws find the place; all of them correct it.
+        step = bisect.bisect_left(range(_STEPS), True, key=lambda at: is_reached(at, ROUGH_DRAWS))
+        while not is_reached(step):
+            step += 1
+        while step > 0 and is_reached(step - 1):
+            step -= 1
+        return step / _STEPS
 
     def _numbers(self) -> dict[str, Any]:
         mechanism, test, threshold = self.release.mechanism, None, self.threshold

@@ -299,7 +299,7 @@ def free_rivals(rehearsal: Rehearsal, weights: NDArray[np.float64] | None = None
         name = "zero-shot, calibrated" if read else "zero-shot"
         yield FreeRival(name, 0, read, rehearsal.zero_shot(read, weights=weights))
         for shots in rehearsal.shots(read):
-            if shots >= min(shape.shots, *rehearsal.shots(read)):
+            if shots >= min(shape.shots, max(rehearsal.shots(read))):
                 right = rehearsal.free_votes(rows=shape.slots, shots=shots, calibrated=read, weights=weights)
                 name = f"votes of {shape.slots} rows of your public examples, {shots}-shot"
                 yield FreeRival(f"{name}, calibrated" if read else name, shots, read, right)
