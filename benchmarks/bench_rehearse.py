@@ -149,6 +149,10 @@ class Task:
         """Returns the accuracy of the prompt without examples."""
         return float(self.votes([[[]]] * len(self.asked), calibrated)[:, 0].mean())
 
+    def share_of(self, label: str) -> float:
+        """Returns the accuracy of one label that is always answered."""
+        return float(np.mean([question["label"] == label for question in self.asked]))
+
     def free_votes(self, calibrated: bool, *, rows: int, shots: int) -> float:
         """Returns the accuracy of votes of the public examples, as `PublicVotingRunnable` draws their rows."""
         drawn = fixed_rows(len(self.public), num_rows=rows, shots=shots)
@@ -230,9 +234,10 @@ def rehearsed(options: argparse.Namespace) -> list[dict[str, Any]]:
         begun = time.perf_counter()
         rehearsal = rehearse(task.llm, task.public, labels=task.labels, max_calls=10**6, progress=False)
         took = time.perf_counter() - begun
-        free = {(0, read): task.zero_shot(read) for read in rehearsal.readings}
+        free: dict[Any, float] = {(0, False, label): task.share_of(label) for label in task.labels}
+        free |= {(0, read, None): task.zero_shot(read) for read in rehearsal.readings}
         free |= {
-            (shots, read): task.free_votes(read, rows=20, shots=shots)
+            (shots, read, None): task.free_votes(read, rows=20, shots=shots)
             for read in rehearsal.readings
             for shots in rehearsal.shots(read)
             if shots >= 4
@@ -254,7 +259,7 @@ def cell(
     task: Task,
     proposal: Proposal,
     cache: dict[Any, Floats],
-    free: dict[tuple[int, bool], float],
+    free: dict[Any, float],
     *,
     seed: int,
     epsilon: float,
@@ -274,7 +279,7 @@ def cell(
         "high": proposal.high,
         "seen": seen.right,
         "no_noise": seen.without_noise,
-        "free": free[proposal.free.shots, proposal.free.calibrated],
+        "free": free[proposal.free.shots, proposal.free.calibrated, proposal.free.label],
         "best_free": max(free.values()),
         "said_free": proposal.free.right,
         "said_gain": proposal.gain,

@@ -50,12 +50,14 @@ class FreeRival:
       shots: public examples of a row; 0: none.
       calibrated: whether rows are divided by those on content-free inputs.
       right: chance of the right label.
+      label: the one that is always answered; None: the model is asked.
     """
 
     name: str
     shots: int
     calibrated: bool
     right: float
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,8 @@ class Proposal:
 
     @property
     def spends(self) -> bool:
-        """Whether private votes are recommended."""
-        return self.verdict != "no better than what is free"
+        """Whether private votes are recommended: they are likely to beat what is free on other questions too."""
+        return self.verdict == "beats what is free"
 
     @property
     def design(self) -> RowDesign:
@@ -293,8 +295,12 @@ class _Search:
 
 
 def free_rivals(rehearsal: Rehearsal, weights: NDArray[np.float64] | None = None) -> Iterator[FreeRival]:
-    """Yields what is free: the model without examples, and votes of the public examples, raw and calibrated."""
+    """Yields what is free: always one label, the model without examples, and votes of the public examples."""
     shape = RowHint()
+    shares = rehearsal.label_shares(weights)
+    often = max(range(len(shares)), key=shares.__getitem__)
+    label = rehearsal.labels[often]
+    yield FreeRival(f"always {label!r}, the most frequent label", 0, False, shares[often], label)
     for read in rehearsal.readings:
         name = "zero-shot, calibrated" if read else "zero-shot"
         yield FreeRival(name, 0, read, rehearsal.zero_shot(read, weights=weights))
@@ -307,6 +313,8 @@ def free_rivals(rehearsal: Rehearsal, weights: NDArray[np.float64] | None = None
 
 def same_rival(rehearsal: Rehearsal, rival: FreeRival, weights: NDArray[np.float64] | None) -> float:
     """Returns the chance of the same rival on other questions."""
+    if rival.label is not None:
+        return rehearsal.label_shares(weights)[rehearsal.labels.index(rival.label)]
     if rival.shots == 0:
         return rehearsal.zero_shot(rival.calibrated, weights=weights)
     return rehearsal.free_votes(rows=RowHint().slots, shots=rival.shots, calibrated=rival.calibrated, weights=weights)

@@ -153,6 +153,15 @@ class Rehearsal:
         right = np.array([votes[0] == place for votes, place in zip(shape.votes, self.gold, strict=True)])
         return float(np.average(right, weights=weights))
 
+    def label_shares(self, weights: Any = None) -> list[float]:
+        """Returns the share of questions that each label is right for.
+
+        Args:
+          weights: float64[questions]; None: each question counts once.
+        """
+        gold = np.asarray(self.gold)
+        return [float(np.average(gold == place, weights=weights)) for place in range(len(self.labels))]
+
     def free_votes(self, *, rows: int, shots: int, calibrated: bool, weights: Any = None) -> float:
         """Returns the chance that votes of rows of the public examples name the right label: no noise, epsilon 0.
 

@@ -105,15 +105,8 @@ class Trial:
 
     @property
     def recommended(self) -> TriedOption | None:
-        """The least epsilon that brings at least half of the largest gain; None: do not spend."""
-        worth = [one for one in self.options if one.verdict != "no better than what is free"]
-        sure = [one for one in worth if one.verdict == "beats what is free"]
-        candidates = sure or worth
-        if not candidates:
-            return None
-        most = max(one.gain for one in candidates)
-        enough = (one for one in candidates if one.gain >= _MOST_OF * most)
-        return min(enough, key=lambda one: (one.epsilon, -one.gain))
+        """The least epsilon that brings at least half of the largest sure gain; None: do not spend."""
+        return _thriftiest([one for one in self.options if one.verdict == "beats what is free"])
 
     @property
     def advice(self) -> str:
@@ -122,6 +115,13 @@ class Trial:
         if best is not None:
             private = f"private {best.component} at epsilon {best.epsilon:g}: {_percent(best.right)} ({best.span})"
             return f"{private}, {best.verdict} ({_percent(free.right)}, {free.name})"
+        unsure = _thriftiest([one for one in self.options if one.verdict == "perhaps better than what is free"])
+        if unsure is not None:
+            private = (
+                f"private {unsure.component} at epsilon {unsure.epsilon:g}: {_percent(unsure.right)} ({unsure.span})"
+            )
+            told = f"perhaps better than {_percent(free.right)} ({free.name})"
+            return f"none: {private} may be {told}; four times as many public examples halve the range"
         if free.right <= 1.0 / self.num_labels + _BY_CHANCE:
             guessing = _percent(1.0 / self.num_labels)
             return f"do not spend: nothing tried is better than guessing among {self.num_labels} labels ({guessing})"
@@ -161,6 +161,13 @@ class Trial:
         for option in self.options:
             shown[option.name] = f"{_percent(option.right)} ({option.span}), {option.verdict}"
         return html_table("Trial", {"rests on": self.rests_on, **shown, "recommended": self.advice})
+
+
+def _thriftiest(options: Sequence[TriedOption]) -> TriedOption | None:
+    """Returns the option of the least epsilon that brings at least half of the largest gain."""
+    most = max((one.gain for one in options), default=0.0)
+    enough = (one for one in options if one.gain >= _MOST_OF * most)
+    return min(enough, key=lambda one: (one.epsilon, -one.gain), default=None)
 
 
 _BY_CHANCE = 0.05

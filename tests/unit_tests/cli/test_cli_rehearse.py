@@ -157,7 +157,7 @@ def test_origin_and_shots_are_told(public: Path, tmp_path: Path) -> None:
     [
         (["--max-calls", "10"], "max_calls: expected at least the"),
         (["--examples", "2"], "num_examples: expected an integer >= 3"),
-        (["--shots", "40"], "public_examples: expected at least 81 examples"),
+        (["--shots", "40"], "public_examples: expected at least 80 examples more than there are labels"),
         (["--model", "nowhere"], "--model: expected 'embedded'"),
         (["--label-key", "topic"], "expected text under 'topic'"),
         (["--set", "row.slots=3"], "found 'row'. Did you mean 'rows'"),

@@ -7,13 +7,14 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import LabelAnswers, Rows
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.rehearsal import FreeRival, Rehearsal, RehearsedShape, Trial, propose_rows, try_components
-from langchain_dpicl.rehearsal.choice import best_free, best_votes, free_rivals, verdict_of
+from langchain_dpicl.rehearsal.choice import best_free, best_votes, free_rivals, same_rival, verdict_of
 
 QUESTIONS, LABELS = 96, 4
 TERMS: dict[str, Any] = {"delta": 1e-6, "epsilons": (1.0, 4.0)}
@@ -159,12 +160,17 @@ class TestTheRecommendation:
             ([(1.0, 0.03, sure), (2.0, 0.09, sure), (4.0, 0.15, sure)], 2.0),
             ([(1.0, 0.08, sure), (4.0, 0.15, sure)], 1.0),
             ([(1.0, 0.20, perhaps), (4.0, 0.15, sure)], 4.0),
-            ([(1.0, 0.05, perhaps), (4.0, 0.01, no)], 1.0),
+            ([(1.0, 0.05, perhaps), (4.0, 0.01, no)], None),
             ([(1.0, 0.01, no), (4.0, -0.1, no)], None),
         ]
         for gains, epsilon in cases:
             best = with_gains(trial, *gains).recommended
             assert (None if best is None else best.epsilon) == epsilon
+
+    def test_says_how_to_become_sure(self, trial: Trial) -> None:
+        advice = with_gains(trial, (1.0, 0.05, "perhaps better than what is free")).advice
+        assert advice.startswith("none: private votes at epsilon 1: ")
+        assert advice.endswith("four times as many public examples halve the range")
 
     def test_names_what_is_private_and_what_is_free(self, trial: Trial) -> None:
         advice = with_gains(trial, (4.0, 0.1, "beats what is free")).advice
@@ -173,6 +179,17 @@ class TestTheRecommendation:
 
 
 class TestWhatIsFree:
+    def test_the_most_frequent_label_is_a_rival_too(self) -> None:
+        found = rehearsed(zero_shot=0.25, rows={1: 0.25})
+        rival = next(one for one in free_rivals(found) if one.label is not None)
+        shares = found.label_shares()
+        assert rival.right == max(shares)
+        assert rival.label == found.labels[shares.index(max(shares))]
+        halved = np.zeros(len(found.gold))
+        halved[np.array(found.gold) == shares.index(max(shares))] = 1.0
+        assert same_rival(found, rival, halved) == 1.0
+        assert same_rival(found, rival, 1.0 - halved) == 0.0
+
     def test_the_best_votes_are_not_said_too_good_by_the_choice_among_them(self) -> None:
         """Sixteen shapes of rows that guess: the best of them looks better than it is."""
         guessing = rehearsed(zero_shot=0.2, rows=dict.fromkeys(range(1, 17), 0.25), same=0.9, seed=11)
