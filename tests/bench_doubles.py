@@ -16,12 +16,16 @@ def written(path: Path, rows: Any) -> Path:
     return path
 
 
-def engine() -> FakeBackend:
-    """Says "up" by itself, and "down" of a text that begins so, but only after an example of "down"."""
+def engine(*, is_neutral: bool = False) -> FakeBackend:
+    """Says "up" by itself, and "down" of a text that begins so, but only after an example of "down".
+
+    Args:
+      is_neutral: whether it says nothing of a text without content, so that calibration changes nothing.
+    """
 
     def reading(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
         asked = prompt.rpartition("Text: ")[2]
-        if asked.startswith("N/A"):  # nothing is asked, so calibration changes nothing
+        if is_neutral and asked.startswith("N/A"):
             return {" up": 0.4, " down": 0.4}
         asks_down = asked.startswith("down")
         return {" up": 0.4, " down": 0.5 if "Label: down" in prompt and asks_down else 0.1}

@@ -73,7 +73,7 @@ class Proposal:
       high: upper end of its 90 % interval.
       at_most: chance of the right label with any number of such rows and no noise.
       free: the best that is free.
-      gain: expected gain over it, predicted as `right` is.
+      gain: expected gain over it, predicted as `right` is, and at most `right - free.right`.
       gain_low: lower end of its 80 % interval.
       verdict: what follows.
       rests_on: what all of it rests on.
@@ -191,6 +191,8 @@ def propose_rows(
     search = _Search(rehearsal, options)
     chosen, rival = search.best(None), search.best_free(None)
     right, gain = search.cross_fitted()
+    # A rival that is chosen with half of the questions is a poor one; the best with all of them has to be beaten too.
+    gain = min(gain, right - rival.right)
     facts = mean_facts(rehearsal, labels=len(rehearsal.labels), law=chosen.law, calibrated=chosen.calibrated)
     rights, gains = search.resampled(chosen, rival)
     half = WIDER * 1.645 * float(np.std(rights))

@@ -170,7 +170,7 @@ class TestLabels:
         inputs = found.inputs(6, seed=0)
         # 20 teachers of 4 records: each of one label alone with chance 1/16, so nearly all know "down". Noise of 1e-3.
         taught = teach(
-            Teaching(kind, 4, noise=1e-3), found.task, inputs, engine(), num_teachers=20, delta=DELTA,
+            Teaching(kind, 4, noise=1e-3), found.task, inputs, engine(is_neutral=True), num_teachers=20, delta=DELTA,
             abstain_below=None, progress=False,
         )  # fmt: skip
         assert taught.label_accuracy() == 1.0
@@ -255,7 +255,7 @@ class TestWithoutPrivacy:
     def test_the_ensemble_is_right_where_most_of_its_teachers_are(self, tmp_path: Path) -> None:
         task = made(tmp_path).task
         asked: Any = {"num_teachers": 20, "questions": 8}
-        assert ensemble_without_privacy(task, engine(), shots=4, **asked) == 1.0
+        assert ensemble_without_privacy(task, engine(is_neutral=True), shots=4, **asked) == 1.0
         unteachable = FakeBackend(lambda prompt, prefix: {" up": 0.9, " down": 0.1}, vocabulary=[" up", " down"])
         assert ensemble_without_privacy(task, unteachable, shots=4, **asked) == 0.5
 

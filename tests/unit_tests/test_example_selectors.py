@@ -875,7 +875,8 @@ def test_the_embedded_model_teaches_and_learns_offline() -> None:
     private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=120)
     inputs = [f"{word} {label}" for label in LABELS for word in ("my", "the lost", "another")]
     rows = Rows(slots=8, shots=4, sampling="partition")
-    made = selector(private, llm=EmbeddedLLM(), budget=house("replace_one"), public_inputs=inputs, rows=rows)
+    options: dict[str, Any] = {"rows": rows, "answers": LabelAnswers(calibrate=False)}
+    made = selector(private, llm=EmbeddedLLM(), budget=house("replace_one"), public_inputs=inputs, **options)
     assert [example["queue"] for example in made.examples] == ["card"] * 3 + ["transfer"] * 3
     assert made.student.accuracy == 1.0
 
