@@ -130,7 +130,6 @@ def make_labeler(epsilon: float = EPSILON) -> tuple[PromptPATELabeler, PrivacyBu
         epsilon=epsilon,
         public_inputs=list(TOPIC_OF),
         task=FewShotTask(EXAMPLE, QUERY, prefix=PREFIX),
-        # The embedded model copies the label of a single example, so each teacher sees four.
         rows=Rows(slots=NUM_SLOTS, shots=4),
         noise="gaussian",  # releases noisy votes, which the picture shows
         answers=LabelAnswers(abstain_below=0.4),  # a line that fewer than 40 % of the teachers agree on gets no label

@@ -25,7 +25,7 @@ from langchain_dpicl import (
 )
 
 SIZE = 1500  # declared number of records per label; public
-NUM_SLOTS = 40  # prompts that write a token together, or vote on a question
+NUM_SLOTS = 40  # twice as many prompts write a token together
 QUESTIONS = ("My card payment was declined, why?", "When does a transfer to Spain arrive?", "The ATM gave me no cash.")
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         public_size=dict.fromkeys(LABELS, SIZE),
         dataset_id="bank-questions",
     )
-    budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-5)
+    budget = PrivacyBudgetCallbackHandler(epsilon=2.0, delta=1e-6)
     print(private)
 
     # 2. Pay once for synthetic demonstrations. They are public; use them for ever.
@@ -52,7 +52,7 @@ def main() -> None:
         private,
         llm=EmbeddedLLM(),  # sees the private prompts
         budget=budget,
-        epsilon=2.0,
+        epsilon=1.0,
         rows=Rows(units=2 * NUM_SLOTS),
         max_tokens=20,
         instruction="Questions of bank customers.",
@@ -60,7 +60,7 @@ def main() -> None:
         example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
         suffix="question: {input}\ntopic:",
     )
-    print("\nReleased demonstrations (epsilon 2, paid once)")
+    print("\nReleased demonstrations (epsilon 1, paid once)")
     for example in prompt.examples or []:
         print(f"   [{example['label']}] {example['text']}")
 
@@ -78,7 +78,6 @@ def main() -> None:
         max_queries=20,
         example_prompt="question: {text}\ntopic: {label}",
         suffix="question: {input}\ntopic:",
-        rows=Rows(slots=NUM_SLOTS, shots=4),  # the embedded model copies the label of a single example
     )
     print("\nPrivate votes answer (epsilon 1 for 20 queries)")
     for question, label in zip(QUESTIONS, voter.batch(list(QUESTIONS)), strict=True):

@@ -76,7 +76,7 @@ def make_voter() -> tuple[DPVotingRunnable, PrivacyBudgetCallbackHandler]:
         prefix="Questions of bank customers.",
         suffix="note: {context}\nquestion: {input}\ntopic:",
         rows=Rows(
-            slots=NUM_SLOTS,  # the embedded model copies the label of a single example, so it sees four
+            slots=NUM_SLOTS,
             shots=4,
         ),
         answers=LabelAnswers(abstain_below=0.2, abstain_label="a person"),
