@@ -62,3 +62,10 @@ def test_examples_tests_and_make_targets_that_a_page_names_are_there(page: Path)
     asked = re.findall(r"`make ([a-z][a-z-]+)", text) + re.findall(r"^(?:\$ )?make ([a-z][a-z-]+)", shell, re.MULTILINE)
     lost += [f"make {name}" for name in asked if name not in targets]
     assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_printed_chance_of_a_right_label_says_what_it_rests_on(page: Path) -> None:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    said = [text for kind, text in blocks if kind != "python" and re.search(r"right label [^\n]*\d ?%", text)]
+    assert [text for text in said if "rests on" not in text] == []
