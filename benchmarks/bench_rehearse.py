@@ -42,6 +42,7 @@ from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 from langchain_dpicl.public_voting import fixed_rows
 from langchain_dpicl.rehearsal import Proposal, propose_rows, rehearse
+from langchain_dpicl.rehearsal.choice import FREE_ROWS
 from langchain_dpicl.tasks.labels import VotingTask, reader_of
 from langchain_dpicl.tasks.public_records import PublicRecords
 
@@ -237,7 +238,7 @@ def rehearsed(options: argparse.Namespace) -> list[dict[str, Any]]:
         free: dict[Any, float] = {(0, False, label): task.share_of(label) for label in task.labels}
         free |= {(0, read, None): task.zero_shot(read) for read in rehearsal.readings}
         free |= {
-            (shots, read, None): task.free_votes(read, rows=20, shots=shots)
+            (shots, read, None): task.free_votes(read, rows=FREE_ROWS, shots=shots)
             for read in rehearsal.readings
             for shots in rehearsal.shots(read)
             if shots >= 4

@@ -101,8 +101,9 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
     r"""Answers each query with a label that many private few-shot prompts voted for, under differential privacy.
 
     For each query a fresh secret sample of the private examples is drawn, each row of it becomes a prompt that
-    ends with the query, each prompt votes, and noise is added to the votes of every declared label. Only the label
-    with the most noisy votes is released, or, with `LabelAnswers(scores=True)`, the noisy votes as well.
+    ends with the query, each prompt votes, and noise is added to the votes of every declared label. The label with the
+    most noisy votes is the answer. Gaussian noise pays for the noisy votes themselves, which a memo keeps and
+    `LabelAnswers(scores=True)` shows; the other mechanisms release the label alone.
 
     Formal guarantees:
       - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
@@ -127,7 +128,9 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
 
     def expected(self) -> dict[str, Any]:
         """Returns the chances of an answer and what they rest on, a rehearsal or a guess; see `QueryPlan.expected`."""
-        found: dict[str, Any] = self.plan.expected(self.source, calibrated=bool(self.task.content_free))
+        found: dict[str, Any] = self.plan.expected(
+            self.source, calibrated=bool(self.task.content_free), abstain_below=self.abstain_below
+        )
         return found
 
     abstain_below: float | None = None
@@ -201,10 +204,11 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
             "adjacency": spender.adjacency,
             "max_queries": max_queries,
         }
+        engine = choice_engine(llm, voting)
         chosen = chosen_rows(
             rows,
             private.public_size_of(None),
-            engine=choice_engine(llm, voting),
+            engine=engine,
             wordings=voting.wording.num_wordings,
             mechanism=_mechanism_of(noise, answers),
             calibrate=answers.calibrate,
@@ -212,7 +216,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         )
         plan = _plan(private, voting, chosen, noise_multiplier=noise.multiplier, abstain_below=below, **terms)
         plan.design.check_wordings(voting.wording.num_wordings)
-        voting, scorer, reading = reader_of(llm, voting, is_wanted=chosen.calibrate)
+        voting, scorer, reading = reader_of(engine, voting, is_wanted=chosen.calibrate)
         chosen.check(voting, reading)
         released = {"with_scores": answers.scores, "abstain_below": below}
         public = {**plan.to_dict(), **voting.to_dict(), **reading, **released, **chosen.reported}

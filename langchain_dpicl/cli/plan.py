@@ -390,7 +390,9 @@ def _source(settings: Settings) -> RowSource:
 def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
     """Returns the calls per row, by whether rows are divided by those on content-free inputs."""
     asked, calls = (settings.get("answers") or LabelAnswers()).calibrate, settings.cost.calls_per_row
-    content_free: Sequence[str] = getattr(source, "content_free", ())
+    content_free: Sequence[str] = getattr(
+        source, "content_free", (settings.get("answers") or LabelAnswers()).content_free
+    )
     known: Sequence[bool] = getattr(source, "readings", (bool(asked),))
     reads = [read for read in known if asked is None or read == asked]
     if not reads:
@@ -565,13 +567,16 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         constants=constants,
     )
     reads = _best_reading(plan, source, readings, labels) if chosen.proposal is None else chosen.proposal.calibrated
-    signal = _signal(plan.expected(source, calibrated=reads), chosen.proposal)
+    expected = plan.expected(source, calibrated=reads, abstain_below=share)
+    # What was predicted apart from the choice is of the proposal's own noise, without abstention.
+    own = chosen.proposal if share is None and _given_noise(settings) is None else None
+    signal = _signal(expected, own)
     cost = plan.cost(**_caps(settings, readings[reads]))
     out: Output = {
         "plan": {"labels": labels, **plan.to_dict()},
         "cost": _cost_of(cost, settings, max_queries=plan.max_queries),
         "signal": signal,
-        **_verdict(signal, source, chosen.proposal),
+        **_verdict(signal, source, own),
         "options": [],
     }
     if chosen.proposal is not None:
@@ -775,16 +780,17 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         **rejects,
     )
     reads = _best_reading(plan, source, readings, labels) if chosen.proposal is None else chosen.proposal.calibrated
-    signal = _signal(plan.expected(source, calibrated=reads), chosen.proposal)
+    own = chosen.proposal if below is None and _given_noise(settings) is None else None
+    signal = _signal(plan.expected(source, calibrated=reads), own)
     cost = plan.cost(
         **_caps(settings, readings[reads]), student_calls=settings.cost.student_calls, student_shots=labels
     )
-    needed = plan.right_rows_needed(guess.chance, source=source)
+    needed = plan.right_rows_needed(guess.chance, source=source, calibrated=reads)
     out: Output = {
         "plan": {"labels": labels, "public_inputs": guess.public_inputs, **plan.to_dict()},
         "cost": _cost_of(cost, settings, max_queries=plan.max_queries),
         "signal": {"chance": guess.chance, "right_rows_needed": needed, **signal},
-        **_verdict(signal, source, chosen.proposal),
+        **_verdict(signal, source, own),
         "teachers": _teacher_prices(plan, settings, labels),
         "options": [],
     }

@@ -44,6 +44,7 @@ from langchain_dpicl.options.tasks import FewShotTask
 from langchain_dpicl.pate.inputs import InputTemplate, key_of
 from langchain_dpicl.pate.plan import LabellingPlan, default_design, plan_labelling, rejection
 from langchain_dpicl.pate.teachers import teachers_of
+from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.row_law import RowGuess, RowSource
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_int, fail
@@ -300,6 +301,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
             engine=engine,
             wordings=words.wording.num_wordings,
             mechanism=_mechanism_of(chosen, reading),
+            is_confident=isinstance(chosen, ConfidentGNMax),
             calibrate=reading.calibrate,
             **terms,
         )
@@ -352,7 +354,8 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
 
     def expected(self) -> dict[str, Any]:
         """Returns the chances of a label and what they rest on: a rehearsal, or a guess."""
-        return self.plan.expected(self.source, calibrated=bool(self.task.content_free))
+        names = len(self.task.labels)
+        return self.plan.expected(self.source, calibrated=bool(self.task.content_free), labels=names)
 
     def cost(self, **tokens: int) -> Cost:
         """Returns the model calls and tokens of all queries, calibration included; `tokens` as for `plan.cost`."""
@@ -613,9 +616,12 @@ def _checked_noise(noise: object, answers: LabelAnswers) -> Noise | ConfidentGNM
 
 
 def _teachers(
-    rows: Rows | Rehearsal, public_size: int, *, engine: Any, mechanism: Any, **terms: Any
+    rows: Rows | Rehearsal, public_size: int, *, engine: Any, mechanism: Any, is_confident: bool, **terms: Any
 ) -> tuple[TeacherKind, ChosenRows]:
     """Returns how teachers are drawn, and their shape; `terms` are as of `chosen_rows`."""
+    if is_confident and isinstance(rows, Rehearsal):
+        advice = "Its threshold and noise are numbers of votes: give rows=Rows(...), and the numbers for these rows."
+        raise fail("rows", "Rows(...) with ConfidentGNMax", Rehearsal, advice)
     if isinstance(rows, Rehearsal):
         return "fresh", chosen_rows(rows, public_size, engine=engine, mechanism=mechanism, **terms)
     if rows.redraw_every not in {None, 1, "run"}:
@@ -631,6 +637,10 @@ def _teachers(
             noise = mechanism or mechanism_for(usual)
             return kind, ChosenRows(usual, noise, terms["calibrate"], RowGuess())
     shape = rows.replace(redraw_every=None)
+    # Its threshold is a number of votes, whatever an engine declares.
+    if is_confident and shape == Rows():
+        usual = RowDesign.choose(smallest_size=public_size)
+        return kind, ChosenRows(usual, mechanism_for(usual), terms["calibrate"], RowGuess())
     return kind, chosen_rows(shape, public_size, engine=engine, mechanism=mechanism, **terms)
 
 

@@ -109,11 +109,27 @@ class LabellingPlan(RowsPlan):
             teachers.tokens_out + student_calls * answer_tokens,
         )
 
-    def expected(self, source: RowSource | None = None, *, calibrated: bool = False) -> dict[str, Any]:
-        """Computes `RowsPlan.expected`; a rejected input counts as an abstention."""
-        return expected_votes(self, source, calibrated=calibrated, threshold=self.threshold)
+    def expected(
+        self,
+        source: RowSource | None = None,
+        *,
+        calibrated: bool = False,
+        labels: int | None = None,
+        abstain_below: float | None = None,
+    ) -> dict[str, Any]:
+        """Computes `RowsPlan.expected`; a rejected input counts as an abstention, by the plan's own threshold."""
+        if abstain_below is not None:
+            raise fail("abstain_below", "None: the plan has a threshold, or a constant", abstain_below)
+        return expected_votes(self, source, calibrated=calibrated, labels=labels, threshold=self.threshold)
 
-    def right_rows_needed(self, chance: float = 0.95, *, source: RowSource | None = None) -> float | None:
+    def right_rows_needed(
+        self,
+        chance: float = 0.95,
+        *,
+        source: RowSource | None = None,
+        calibrated: bool = False,
+        labels: int | None = None,
+    ) -> float | None:
         """Returns the least share of right rows at which the right label is released with probability `chance`.
 
         Rows are taken to be as alike as `source` says. None: no share below one hundred percent is enough.
@@ -124,11 +140,13 @@ class LabellingPlan(RowsPlan):
         Args:
           chance: wanted probability.
           source: says how alike rows are; None: the usual guess.
+          calibrated: whether rows are divided by those on content-free inputs.
+          labels: labels that an answer can have; None: all candidates but the constants.
         """
         check_real("chance", chance, low=0.0, high=1.0, low_open=True)
-        labels = self.width - len(self.release.constants)
+        names = labels or self.width - len(self.release.constants)
         law = shot_law(self.release, self.public_size)
-        alike = mean_facts(source or RowGuess(), labels=labels, law=law, calibrated=False)
+        alike = mean_facts(source or RowGuess(), labels=names, law=law, calibrated=calibrated)
 
         def is_reached(step: int, draws: int | None = None) -> bool:
             facts = dataclasses.replace(alike, right=step / _STEPS)

@@ -342,13 +342,12 @@ def estimate_facts(
     rival = (alike + 4.0 * invented * expected_rival(labels)) / max(wrong_pairs + 4.0 * invented, 1e-12)
     correlation, variance = expected_correlation(labels), mean * (1.0 - mean)
     pairs = float(_pairs(sizes[:, None, :], within)[0, 0])
-    if variance > 0 and pairs > 0 and total > 1:
+    different = total * total - float(count @ count)  # weight of pairs of different questions
+    if variance > 0 and pairs > 0 and different > 0:
         both = float(count @ _pairs(right[:, :, None], within)[:, 0]) / (total * pairs)
         # The unbiased square of the mean, over pairs of different questions.
         share = right.sum(axis=0) / rows
-        square = ((mean * total) ** 2 - float((count * share) @ (count * share))) / (
-            total * total - float(count @ count)
-        )
+        square = ((mean * total) ** 2 - float((count * share) @ (count * share))) / different
         measured = min(max((both - square) / variance, 0.0), _ALIKE)
         weight = invented / (invented + total)
         correlation = (1.0 - weight) * measured + weight * correlation

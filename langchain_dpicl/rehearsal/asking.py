@@ -267,6 +267,9 @@ class _Asking:
         calibrates = bool(asked.content_free) and scorer.kind in {"whole labels", "first tokens"}
         readings = (False, True) if calibrates else (False,)
         if reading.calibrate is not None:
+            if reading.calibrate and not calibrates:
+                advice = "A vote in text is no probability, and there has to be a content-free input."
+                raise fail("LabelAnswers.calibrate", "False or None for this model and wording", True, advice)
             readings = (reading.calibrate,)
         calls = 1 + len(asked.content_free) if True in readings else 1
         most = _cost(len(public.records), possible, _MANY, fits=fits, calls=calls).public_calls

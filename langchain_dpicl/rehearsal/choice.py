@@ -33,6 +33,8 @@ from langchain_dpicl.tasks.labels import VotingTask, wording_digest
 
 Verdict: TypeAlias = Literal["beats what is free", "perhaps better than what is free", "no better than what is free"]
 
+FREE_ROWS = 40
+"""Rows of free votes: as many as the largest private design has."""
 WORTH = 0.02
 """Gain over what is free from which on private votes are worth their epsilon."""
 _SPLITS, _SEED = 3, 20_230_928
@@ -77,6 +79,7 @@ class Proposal:
       gain_low: lower end of its 80 % interval.
       verdict: what follows.
       rests_on: what all of it rests on.
+      calls_per_row: more than 1 where rows are calibrated.
     """
 
     plan: QueryPlan
@@ -91,6 +94,7 @@ class Proposal:
     gain_low: float
     verdict: Verdict
     rests_on: str
+    calls_per_row: int = 1
 
     @property
     def spends(self) -> bool:
@@ -104,8 +108,8 @@ class Proposal:
 
     @property
     def private_calls(self) -> int:
-        """Private model calls of one query, calibration included where there is one content-free input."""
-        return round(self.plan.expected_rows) * (2 if self.calibrated else 1)
+        """Private model calls of one query, calibration included."""
+        return round(self.plan.expected_rows) * self.calls_per_row
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public numbers as JSON values."""
@@ -185,7 +189,11 @@ def propose_rows(
             most=None if max_calls is None else check_int("max_calls", max_calls, low=1),
         )
     )
-    options = [_Option(plan, read) for plan in plans for read in reads if _is_affordable(plan, read, max_calls)]
+    if not plans and max_calls is None:
+        raise fail("FewShotTask.wordings", "at most as many as there are slots", wordings, "Give fewer wordings.")
+    calls = {False: 1, True: 1 + len(rehearsal.content_free)}
+    options = [_Option(plan, read, calls[read]) for plan in plans for read in reads]
+    options = [option for option in options if max_calls is None or option.calls <= max_calls]
     if not options:
         raise fail("max_calls", "at least the rows of the smallest design", max_calls)
     search = _Search(rehearsal, options)
@@ -210,6 +218,7 @@ def propose_rows(
         gain_low=gain_low,
         verdict=verdict_of(gain, is_sure=gain_low > 0.0 and rehearsal.origin == "same"),
         rests_on=rehearsal.rests_on,
+        calls_per_row=chosen.calls_per_row,
     )
 
 
@@ -235,14 +244,11 @@ def _plans(
             yield plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, **terms)
 
 
-def _is_affordable(plan: QueryPlan, calibrated: bool, max_calls: int | None) -> bool:
-    return max_calls is None or plan.expected_rows * (2 if calibrated else 1) <= max_calls
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Option:
     plan: QueryPlan
     calibrated: bool
+    calls_per_row: int
 
     @property
     def law(self) -> Sequence[tuple[int, float]]:
@@ -250,7 +256,7 @@ class _Option:
 
     @property
     def calls(self) -> float:
-        return self.plan.expected_rows * (2 if self.calibrated else 1)
+        return self.plan.expected_rows * self.calls_per_row
 
     def right(self, facts: RowFacts) -> float:
         return vote_chances(self.plan.release, self.plan.public_size, facts=facts, draws=ROUGH_DRAWS).right
@@ -298,7 +304,6 @@ class _Search:
 
 def free_rivals(rehearsal: Rehearsal, weights: NDArray[np.float64] | None = None) -> Iterator[FreeRival]:
     """Yields what is free: always one label, the model without examples, and votes of the public examples."""
-    shape = RowHint()
     shares = rehearsal.label_shares(weights)
     often = max(range(len(shares)), key=shares.__getitem__)
     label = rehearsal.labels[often]
@@ -307,9 +312,9 @@ def free_rivals(rehearsal: Rehearsal, weights: NDArray[np.float64] | None = None
         name = "zero-shot, calibrated" if read else "zero-shot"
         yield FreeRival(name, 0, read, rehearsal.zero_shot(read, weights=weights))
         for shots in rehearsal.shots(read):
-            if shots >= min(shape.shots, max(rehearsal.shots(read))):
-                right = rehearsal.free_votes(rows=shape.slots, shots=shots, calibrated=read, weights=weights)
-                name = f"votes of {shape.slots} rows of your public examples, {shots}-shot"
+            if shots >= min(RowHint().shots, max(rehearsal.shots(read))):
+                right = rehearsal.free_votes(rows=FREE_ROWS, shots=shots, calibrated=read, weights=weights)
+                name = f"votes of {FREE_ROWS} rows of your public examples, {shots}-shot"
                 yield FreeRival(f"{name}, calibrated" if read else name, shots, read, right)
 
 
@@ -319,7 +324,7 @@ def same_rival(rehearsal: Rehearsal, rival: FreeRival, weights: NDArray[np.float
         return rehearsal.label_shares(weights)[rehearsal.labels.index(rival.label)]
     if rival.shots == 0:
         return rehearsal.zero_shot(rival.calibrated, weights=weights)
-    return rehearsal.free_votes(rows=RowHint().slots, shots=rival.shots, calibrated=rival.calibrated, weights=weights)
+    return rehearsal.free_votes(rows=FREE_ROWS, shots=rival.shots, calibrated=rival.calibrated, weights=weights)
 
 
 def best_votes(rehearsal: Rehearsal) -> FreeRival:
@@ -377,7 +382,11 @@ class ChosenRows:
         """
         if isinstance(self.source, Rehearsal):
             self.source.check_fits(
-                labels=task.labels, wording=wording_digest(task), model=reading["model"], reads=reading["reads"]
+                labels=task.labels,
+                wording=wording_digest(task),
+                model=reading["model"],
+                reads=reading["reads"],
+                content_free=task.content_free,
             )
         else:
             warnings.warn(RestsOnGuessWarning(GUESSED), stacklevel=_CALLER)

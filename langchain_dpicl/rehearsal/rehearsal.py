@@ -30,6 +30,8 @@ WIDER = 1.6
 """Bootstrap deviations are this much too small after a choice among many plans; chosen on trivia and bank questions."""
 _DEVIATIONS = 1.645
 """Of an interval of 90 %."""
+_MOST_ROWS, _MOST_LABELS, _MOST_QUESTIONS, _MOST_SHAPES = 64, 10_000, 100_000, 64
+"""What a file may hold."""
 _SHARED = 0.6
 """What a shared example adds to the likeness of two rows, times the shots over the size of the pool."""
 
@@ -261,7 +263,9 @@ class Rehearsal:
 
     # -- file --------------------------------------------------------------------------------------------------------
 
-    def check_fits(self, *, labels: Sequence[str], wording: str, model: str, reads: str) -> None:
+    def check_fits(
+        self, *, labels: Sequence[str], wording: str, model: str, reads: str, content_free: Sequence[str] = ()
+    ) -> None:
         """Refuses a component whose task or model is another one.
 
         Args:
@@ -269,6 +273,7 @@ class Rehearsal:
           wording: digest of its templates.
           model: its model's name.
           reads: how its votes are read.
+          content_free: inputs that its rows are divided by.
 
         Raises:
           ConfigurationError: other labels, another wording, model or way to read votes.
@@ -283,6 +288,8 @@ class Rehearsal:
                 shown = (mine, found) if name != "wording" else ("the rehearsed templates", "other ones")
                 advice = "Rehearse with the model, labels and templates of the component."
                 raise fail(f"rows: rehearsal.{name}", str(shown[0]), shown[1], advice)
+        if content_free and tuple(content_free) != self.content_free:
+            raise fail("LabelAnswers.content_free", f"{self.content_free}, as rehearsed", tuple(content_free))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the rehearsal as JSON values."""
@@ -371,17 +378,19 @@ class Rehearsal:
         is_asked = {(shape.shots, shape.calibrated) for shape in self.shapes}
         return (
             self.origin in get_args(Origin)
-            and num_labels >= 2
+            and 2 <= num_labels <= _MOST_LABELS
             and len(set(self.labels)) == num_labels
-            and questions >= 2
+            and 3 <= questions <= _MOST_QUESTIONS
+            and len(self.shapes) <= _MOST_SHAPES
             and all(place < num_labels for place in self.gold)
             and bool(self.shapes)
             and len(is_asked) == len(self.shapes)
             and all((0, read) in is_asked and self.shots(read) for read in self.readings)
             and all(
                 len(shape.votes) == questions
-                and 1 <= len(shape.deals) <= 10_000
-                and max(shape.deals) < len(shape.deals)
+                and 2 * shape.shots <= questions
+                and 1 <= len(shape.deals) <= _MOST_ROWS
+                and max(shape.deals) <= 1
                 and all(len(row) == len(shape.deals) for row in shape.votes)
                 and all(-1 <= vote < num_labels for row in shape.votes for vote in row)
                 for shape in self.shapes
@@ -429,7 +438,8 @@ class Rehearsal:
                 line += f"{row['correlation']:>13.2f}{row['rival']:>7.2f}{100 * row['ceiling']:>8.0f}%"
             lines.append(line)
         lines.append("at most: a vote of any number of such rows, without noise. +-: 90 %.")
-        lines.append(f"{4 * len(self.gold)} examples, four times as many, would halve it.")
+        if self.origin == "same":
+            lines.append(f"{4 * len(self.gold)} examples, four times as many, would halve it.")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -446,7 +456,7 @@ class Rehearsal:
 def _apart(facts: RowFacts, overlap: float) -> RowFacts:
     """Returns the numbers of rows that share no example, from those of rows that share some by chance."""
     alone = {name: (getattr(facts, name) - overlap) / (1.0 - overlap) for name in ("correlation", "rival")}
-    return dataclasses.replace(facts, **{name: max(value, 0.0) for name, value in alone.items()})
+    return dataclasses.replace(facts, **{name: min(max(value, 0.0), 1.0) for name, value in alone.items()})
 
 
 def _together(facts: RowFacts, overlap: float) -> RowFacts:

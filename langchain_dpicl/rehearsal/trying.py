@@ -89,6 +89,7 @@ class Trial:
       delta: of each share.
       free: what costs no privacy.
       options: what does.
+      is_same: whether the examples are of the records' domain.
     """
 
     rests_on: str
@@ -97,6 +98,7 @@ class Trial:
     delta: float
     free: tuple[FreeRival, ...]
     options: tuple[TriedOption, ...]
+    is_same: bool = True
 
     @property
     def best_free(self) -> FreeRival:
@@ -121,11 +123,18 @@ class Trial:
                 f"private {unsure.component} at epsilon {unsure.epsilon:g}: {_percent(unsure.right)} ({unsure.span})"
             )
             told = f"perhaps better than {_percent(free.right)} ({free.name})"
-            return f"none: {private} may be {told}; four times as many public examples halve the range"
+            return f"none: {private} may be {told}; {self._how}"
         if free.right <= 1.0 / self.num_labels + _BY_CHANCE:
             guessing = _percent(1.0 / self.num_labels)
             return f"do not spend: nothing tried is better than guessing among {self.num_labels} labels ({guessing})"
         return f"do not spend: {free.name} says {_percent(free.right)} for nothing"
+
+    @property
+    def _how(self) -> str:
+        """What would make it surer."""
+        if self.is_same:
+            return "four times as many public examples halve the range"
+        return "examples of the records' own domain would make it surer"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public numbers as JSON values."""
@@ -275,6 +284,7 @@ def try_components(
         delta=delta,
         free=(*prompts, *also, best_votes(rehearsal)),
         options=(*(option(*asked, epsilon) for asked in counts for epsilon in epsilons), *private),
+        is_same=rehearsal.origin == "same",
     )
 
 

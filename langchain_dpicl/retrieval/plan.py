@@ -34,6 +34,10 @@ ALONE = 0.05
 """Share of the queries without participants whose largest noise reaches `RetrievalPlan.noise_floor`."""
 
 
+_MOST_DRAWN = 2_000
+"""Rows whose votes are drawn for a chance."""
+
+
 @dataclass(frozen=True, slots=True)
 class RetrievalPlan(SharePlan):
     """Everything public about answers from retrieved documents: what will run, what it is charged, what it will cost.
@@ -139,11 +143,14 @@ class RetrievalPlan(SharePlan):
         rows = participants if slots is None else min(slots, participants)
         rests, law = source or RowGuess(), ((1, 1.0),)
         facts = mean_facts(rests, labels=width, law=law, calibrated=calibrated)
-        votes = facts.votes(rows, 1.0)
+        # The votes of very many rows are as those of fewer, multiplied: what is left to chance in them is small.
+        drawn, times = min(rows, _MOST_DRAWN), max(1.0, rows / _MOST_DRAWN)
+        votes = times * facts.votes(drawn, 1.0)
         right = right_with_normal_noise(votes, self.noise_stddev)
 
         def chance(other: RowFacts) -> float:
-            return right_with_normal_noise(other.votes(rows, 1.0, draws=ROUGH_DRAWS), self.noise_stddev)
+            few = times * other.votes(drawn, 1.0, draws=ROUGH_DRAWS)
+            return right_with_normal_noise(few, self.noise_stddev)
 
         low, high = rests.interval(chance, labels=width, law=law, calibrated=calibrated)
         return {

@@ -99,14 +99,26 @@ class RowsPlan(SharePlan):
         tokens_in = private * (shots * record_tokens + query_tokens) + public * query_tokens
         return Cost(round(private), public, round(tokens_in), round((private + public) * answer_tokens))
 
-    def expected(self, source: RowSource | None = None, *, calibrated: bool = False) -> dict[str, Any]:
+    def expected(
+        self,
+        source: RowSource | None = None,
+        *,
+        calibrated: bool = False,
+        labels: int | None = None,
+        abstain_below: float | None = None,
+    ) -> dict[str, Any]:
         """Returns occupancy and the chances of one release of hard votes, with what they rest on.
 
         Args:
           source: where the numbers of rows come from: a `Rehearsal`, or a `RowGuess`; None: the usual guess.
           calibrated: whether rows are divided by those on content-free inputs, which a rehearsal tells apart.
+          labels: labels that an answer can have; None: all candidates but the constants.
+          abstain_below: share of the expected rows that a released noisy vector's largest vote needs; a mechanism that
+            releases an index has a constant candidate instead.
         """
-        return expected_votes(self, source, calibrated=calibrated)
+        is_vector = abstain_below is not None and self.release.mechanism.releases == "vector"
+        threshold = float(abstain_below or 0.0) * self.expected_rows if is_vector else None
+        return expected_votes(self, source, calibrated=calibrated, labels=labels, threshold=threshold)
 
     def _numbers(self) -> dict[str, Any]:
         return {
@@ -144,14 +156,19 @@ def shown_terms(shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expected_votes(
-    plan: RowsPlan, source: RowSource | None, *, calibrated: bool, threshold: float | None = None
+    plan: RowsPlan,
+    source: RowSource | None,
+    *,
+    calibrated: bool,
+    labels: int | None = None,
+    threshold: float | None = None,
 ) -> dict[str, Any]:
     """Computes `RowsPlan.expected`; below `threshold` the largest noisy vote is rejected."""
     release, size = plan.release, plan.public_size
     if not isinstance(release.aggregation, VoteSum | ProbabilitySum):
         expected = "votes or probabilities (other sums have no right label)"
         raise fail("aggregation", expected, release.aggregation.name)
-    rests, labels = source or RowGuess(), plan.width - len(release.constants)
+    rests, labels = source or RowGuess(), labels or plan.width - len(release.constants)
     fill, law = occupancy(release, size), shot_law(release, size)
     facts = mean_facts(rests, labels=labels, law=law, calibrated=calibrated)
     chances = vote_chances(release, size, facts=facts, threshold=threshold)
@@ -360,7 +377,8 @@ def compare_queries(
       aggregation: how rows add up; `VoteSum()` by default.
       mechanisms: names, at least one; shapes are compared with the first.
       base: a further shape to compare.
-      abstain_below: share of the expected rows, the constant score of a further candidate; None: there is none.
+      abstain_below: share of the expected rows that an answer needs: a threshold of a noisy vector, the constant score
+        of a further candidate otherwise; None: none.
       source: where the numbers of rows come from; None: the usual guess.
       readings: calls per row by whether rows are calibrated; None: as they are, for one call.
       max_calls: most private calls of one query; None: any number.
@@ -384,7 +402,9 @@ def compare_queries(
         affordable = [calibrated for calibrated, most in fitting.items() if rows <= most]
         if not affordable:
             return None
-        constants = () if abstain_below is None else (abstain_below * rows,)
+        is_vector = mechanism_by_name(check_choice("mechanism", mechanism, MECHANISMS)).releases == "vector"
+        constants = () if abstain_below is None or is_vector else (abstain_below * rows,)
+        threshold = None if abstain_below is None or not is_vector else abstain_below * rows
         plan = plan_queries(
             public_size,
             epsilon=epsilon,
@@ -393,12 +413,12 @@ def compare_queries(
             width=labels + len(constants),
             adjacency=adjacency,
             aggregation=aggregation,
-            mechanism=check_choice("mechanism", mechanism, MECHANISMS),
+            mechanism=mechanism,
             design=design,
             constants=constants,
             is_rough=True,
         )
-        options = [_option(plan, rests, calibrated, reads[calibrated]) for calibrated in affordable]
+        options = [_option(plan, rests, calibrated, reads[calibrated], threshold) for calibrated in affordable]
         return min(options, key=lambda one: one.rank)
 
     first, *others = dict.fromkeys(mechanisms)
@@ -415,11 +435,11 @@ def compare_queries(
     return found
 
 
-def _option(plan: QueryPlan, source: RowSource, calibrated: bool, calls: int) -> QueryOption:
+def _option(plan: QueryPlan, source: RowSource, calibrated: bool, calls: int, threshold: float | None) -> QueryOption:
     size = plan.public_size
     labels = plan.width - len(plan.release.constants)
     facts = mean_facts(source, labels=labels, law=shot_law(plan.release, size), calibrated=calibrated)
-    right = vote_chances(plan.release, size, facts=facts).right
+    right = vote_chances(plan.release, size, facts=facts, threshold=threshold).right
     return QueryOption(plan, facts.right, right, plan.cost(calls_per_row=calls).private_calls, calibrated)
 
 

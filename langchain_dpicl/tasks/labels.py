@@ -56,7 +56,7 @@ VoteOutcome: TypeAlias = tuple[int | None, tuple[float, ...] | None]
 
 def wording_digest(task: VotingTask) -> str:
     """Returns the digest of what a prompt says besides its examples: templates, labels and their texts."""
-    shown = {name: value for name, value in task.to_dict().items() if name != "content_free"}
+    shown = {name: value for name, value in task.to_dict().items() if name not in {"content_free", "votes"}}
     shown["labels"] = sorted(shown["labels"])
     return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 

@@ -62,9 +62,10 @@ class PublicRecords:
                 raise fail(name, "the name of a field", plain_or_type(key))
         if labels is not None and task.labels is not None:
             raise fail("labels", "labels=, or FewShotTask(labels=)", "both")
-        prompt = task.example_prompt
-        shown = (text_key, label_key) if prompt is None else Template.of("example_prompt", prompt).names
-        fields = tuple(dict.fromkeys((*shown, label_key)))
+        prompts = [one.example_prompt for one in (task, *task.wordings)]
+        named = [() if prompt is None else Template.of("example_prompt", prompt).names for prompt in prompts]
+        usual = (text_key,) if None in prompts else ()
+        fields = tuple(dict.fromkeys((*usual, *(name for names in named for name in names), label_key)))
         records = read_public(examples, fields, text_key=text_key)
         found = [record[label_key] for record in records]
         wanted = task.labels if labels is None else labels

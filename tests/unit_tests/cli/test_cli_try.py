@@ -28,7 +28,7 @@ TERMS = ("--public-size", "3000", "--max-queries", "200", "--delta", "1e-6")
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A rehearsal in which eight-shot rows of private records beat what is free."""
     path = tmp_path_factory.mktemp("try") / "rehearsal.json"
-    made(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, is_small=True).save(path)
+    made(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, questions=24).save(path)
     return path
 
 

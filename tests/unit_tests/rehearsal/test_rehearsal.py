@@ -19,6 +19,7 @@ from langchain_core.documents import Document
 from langchain_dpicl import (
     Budget,
     DPVotingRunnable,
+    FewShotTask,
     LabelAnswers,
     PrivateExamples,
     PromptPATELabeler,
@@ -26,6 +27,8 @@ from langchain_dpicl import (
 )
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RestsOnGuessWarning
+from langchain_dpicl.options import ConfidentGNMax
+from langchain_dpicl.pate.plan import plan_labelling
 from langchain_dpicl.rehearsal import (
     Rehearsal,
     arehearse,
@@ -320,3 +323,81 @@ class TestComponents:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RestsOnGuessWarning)
             component(DPVotingRunnable, rehearsed())
+
+
+class TestWhatAReviewFound:
+    def test_other_answers_in_text_are_no_label_of_the_rehearsal(self) -> None:
+        """A candidate for answers that name no label widens a release, and is no label."""
+        found = rehearsed()
+        plan = plan_labelling(2_000, epsilon=1.0, delta=1e-6, max_queries=20, width=4)
+        expected = plan.expected(found, labels=3)
+        assert expected["rests_on"] == found.rests_on
+        assert plan.right_rows_needed(0.5, source=found, labels=3) is not None
+        with pytest.raises(ConfigurationError, match="labels"):
+            plan.expected(found)
+
+    def test_confident_gnmax_keeps_rows_that_its_threshold_was_counted_in(self) -> None:
+        noise = ConfidentGNMax(28.0, test_stddev=4.0, vote_stddev=4.0)
+        made = component(PromptPATELabeler, None, noise=noise, epsilon=8.0)
+        assert (made.plan.design.rows, made.plan.design.num_slots) == ("units", 40)
+        with pytest.raises(ConfigurationError, match=r"Rows.* with ConfidentGNMax"):
+            component(PromptPATELabeler, rehearsed(), noise=noise, epsilon=8.0)
+
+    def test_calls_of_several_content_free_inputs_are_counted(self) -> None:
+        answers = LabelAnswers(calibrate=True, content_free=("N/A", "N/A!", "N/A?"))
+        found = propose_rows(rehearsed(answers=answers), 8_000, epsilon=4.0, max_calls=80, **TERMS)
+        assert found.calibrated
+        assert found.private_calls == 4 * round(found.plan.expected_rows) <= 80
+
+    @pytest.mark.parametrize("count", [4, 5, 7])
+    def test_few_examples_are_enough_for_a_number(self, count: int) -> None:
+        public = [
+            {"text": f"note {place} of {LABELS[place % 2]}", "label": LABELS[place % 2]} for place in range(count)
+        ]
+        found = propose_rows(rehearsed(public=public, shots=(1,)), 8_000, epsilon=4.0, **TERMS)
+        assert 0.0 <= found.low <= found.right <= found.high <= 1.0
+
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            {"shots": 100},
+            {"shots": 10**9},
+            {"shots": 10**400},
+            {"deals": [0] * 65, "votes": [[0] * 65] * 36},
+            {"deals": [0, 2], "votes": [[0, 0]] * 36},
+        ],
+    )
+    def test_a_file_that_would_take_all_memory_or_has_impossible_rows_is_refused(
+        self, shape: dict[str, Any], tmp_path: Path
+    ) -> None:
+        state = rehearsed().to_dict()
+        one = {"shots": 4, "calibrated": False, "deals": [0, 0], "votes": [[0, 0]] * 36}
+        state["shapes"] = [state["shapes"][0], {**one, **shape}]
+        (tmp_path / "r.json").write_text(Rehearsal._FORM.text(state))
+        with pytest.raises(ConfigurationError, match="rehearsal"):
+            Rehearsal.load(tmp_path / "r.json")
+
+    def test_soft_votes_take_a_rehearsal_and_other_content_free_inputs_do_not(self) -> None:
+        found = rehearsed(answers=LabelAnswers(calibrate=True))
+        component(DPVotingRunnable, found, answers=LabelAnswers(votes="soft"))
+        with pytest.raises(ConfigurationError, match="content_free"):
+            component(DPVotingRunnable, found, answers=LabelAnswers(content_free=("", "nothing")))
+
+    def test_votes_in_text_cannot_be_calibrated_here_either(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"LabelAnswers\.calibrate"):
+            rehearsed(
+                FakeBackend(reading(lambda _: 0.5), max_top_k=3), answers=LabelAnswers(votes="text", calibrate=True)
+            )
+
+    def test_fields_of_further_wordings_are_read(self) -> None:
+        public = [{**one, "topic": "money"} for one in examples()]
+        task = FewShotTask(
+            "text: {text}\nlabel: {label}",
+            "text: {input}\nlabel:",
+            wordings=(FewShotTask("about {topic}: {text}\nlabel: {label}", "text: {input}\nlabel:"),),
+        )
+        assert rehearsed(public=public, task=task, shots=(1, 2)).shots(False) == (1, 2)
+
+    def test_wordings_that_no_shape_has_room_for_are_named(self) -> None:
+        with pytest.raises(ConfigurationError, match="wordings"):
+            propose_rows(rehearsed(), 8_000, epsilon=4.0, wordings=45, **TERMS)

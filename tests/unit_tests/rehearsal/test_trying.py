@@ -21,7 +21,7 @@ TERMS: dict[str, Any] = {"delta": 1e-6, "epsilons": (1.0, 4.0)}
 
 
 def rehearsed(
-    *, zero_shot: float, rows: dict[int, float], same: float = 0.0, is_small: bool = False, seed: int = 7
+    *, zero_shot: float, rows: dict[int, float], same: float = 0.0, questions: int = QUESTIONS, seed: int = 7
 ) -> Rehearsal:
     """Returns a rehearsal with the given shares of right rows.
 
@@ -29,12 +29,11 @@ def rehearsed(
       zero_shot: share of questions that are right without examples.
       rows: share of right rows, by shots.
       same: share of questions that get the same vote in all rows.
-      is_small: whether the second deal repeats the first one's rows, as those of a small pool of examples do, so that
-        private rows are worth more.
+      questions: public examples; rows of a few share many, so that private rows are worth more.
       seed: of the votes.
     """
     rng = random.Random(seed)
-    gold = tuple(place % LABELS for place in range(QUESTIONS))
+    gold = tuple(place % LABELS for place in range(questions))
 
     def vote(right: bool, place: int) -> int:
         return place if right else rng.choice([other for other in range(LABELS) if other != place])
@@ -47,7 +46,7 @@ def rehearsed(
             is_same = rng.random() < same
             deal = [one if is_same else vote(rng.random() < right, place) for _ in range(4)]
             again = [one if is_same else vote(rng.random() < right, place) for _ in range(4)]
-            votes.append((*deal, *(deal if is_small else again)))
+            votes.append((*deal, *again))
         shapes.append(RehearsedShape(shots, False, tuple(votes), (0, 0, 0, 0, 1, 1, 1, 1)))
     return Rehearsal("made", "whole labels", ("a", "b", "c", "d"), "0", "same", gold, tuple(shapes), 1)
 
@@ -140,7 +139,7 @@ class TestTheRecommendation:
         assert trial.advice == f"do not spend: {free.name} says {100 * free.right:.0f} % for nothing"
 
     def test_is_to_spend_where_private_rows_outvote_those_of_few_public_examples(self) -> None:
-        small = rehearsed(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, is_small=True)
+        small = rehearsed(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, questions=24)
         large = try_components(small, 100_000, delta=1e-6, epsilons=(1.0, 4.0), max_queries=50)
         assert large.recommended is not None
         assert large.recommended.right > large.best_free.right + 0.02

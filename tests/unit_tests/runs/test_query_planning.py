@@ -361,6 +361,14 @@ class TestSignal:
         assert priced(1.0, width=5, constants=(200.0,)).expected(facts)["abstain_prob"] > 0.999
         assert priced(1.0, width=5, constants=(-200.0,)).expected(facts)["abstain_prob"] < 1e-6
 
+    def test_a_noisy_vector_abstains_by_its_threshold_as_an_index_does_by_its_constant(self) -> None:
+        facts = rows_of(0.5, correlation=0.4)
+        vector = priced(0.5).expected(facts, abstain_below=0.9)
+        index = priced(0.5, mechanism="gumbel", width=5, constants=(36.0,)).expected(facts, abstain_below=0.9)
+        assert vector["abstain_prob"] == pytest.approx(index["abstain_prob"], abs=0.03)
+        assert vector["abstain_prob"] > 0.5
+        assert priced(0.5).expected(facts)["abstain_prob"] == 0.0
+
     def test_constants_abstain_together(self) -> None:
         plan = priced(4.0, width=6, constants=(24.0, 20.0))
         chances = vote_chances(plan.release, 8000, facts=rows_of(0.6))
@@ -434,11 +442,12 @@ class TestComparison:
 
     def test_what_it_shows_is_what_the_plan_expects(self, options: list[Any]) -> None:
         for o in options:
-            signal = o.plan.expected()
+            signal = o.plan.expected(abstain_below=0.25)
             assert (o.right_label_prob, o.row_right) == (signal["right_label_prob"], signal["row_right"])
             assert o.private_calls == 1000 * round(o.plan.expected_rows)
-            assert o.plan.release.constants == (0.25 * o.plan.expected_rows,)
-            assert o.plan.width == 5
+            is_vector = o.plan.release.mechanism.releases == "vector"
+            assert o.plan.release.constants == (() if is_vector else (0.25 * o.plan.expected_rows,))
+            assert o.plan.width == 4 + len(o.plan.release.constants)
             assert o.to_dict()["right_label_prob"] == round(o.right_label_prob, 4)
 
     def test_the_other_mechanisms_are_tried_on_the_best_rows(self, options: list[Any]) -> None:
