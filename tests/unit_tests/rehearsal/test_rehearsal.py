@@ -19,6 +19,7 @@ from langchain_core.documents import Document
 from langchain_dpicl import (
     Budget,
     DPVotingRunnable,
+    EmbeddedLLM,
     FewShotTask,
     LabelAnswers,
     PrivateExamples,
@@ -384,10 +385,9 @@ class TestWhatAReviewFound:
             component(DPVotingRunnable, found, answers=LabelAnswers(content_free=("", "nothing")))
 
     def test_votes_in_text_cannot_be_calibrated_here_either(self) -> None:
+        wanted = LabelAnswers(votes="text", calibrate=True)
         with pytest.raises(ConfigurationError, match=r"LabelAnswers\.calibrate"):
-            rehearsed(
-                FakeBackend(reading(lambda _: 0.5), max_top_k=3), answers=LabelAnswers(votes="text", calibrate=True)
-            )
+            rehearsed(EmbeddedLLM(), answers=wanted)
 
     def test_fields_of_further_wordings_are_read(self) -> None:
         public = [{**one, "topic": "money"} for one in examples()]
