@@ -53,11 +53,17 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     command.set_defaults(run=run)
 
 
+_NOT_REHEARSED = ("evolution", "training")
+"""The methods that have no rows."""
+
+
 def plan_output(arguments: argparse.Namespace) -> str:
     """Returns what the command prints."""
     settings = read_settings(arguments, methods=tuple(_PLANNERS))
     sizes = settings.data.sizes()
     _check_declarable(settings, sizes)
+    if settings.guess.rehearsal is not None and settings.method in _NOT_REHEARSED:
+        raise fail("guess.rehearsal", f"no method among {list(_NOT_REHEARSED)}", settings.method)
     planner, in_words = _PLANNERS[settings.method]
     out = planner(settings, sizes, not arguments.no_compare)
     if out["plan"]["epsilon"] > settings.share_epsilon:

@@ -203,8 +203,21 @@ def add_try(commands: Any, *, run: Any) -> None:
     add_flags(command, ("rehearsal", "public_size", "delta", "adjacency", "max_queries", "public_inputs"))
     command.add_argument("--documents", type=int, help="units that take part in a query of retrieval; adds its rows")
     command.add_argument(
+        "--demonstrations", type=int, metavar="N", help="demonstrations of each label; adds what noise leaves of them"
+    )
+    command.add_argument(
         "--participations", type=int, default=10, help="answers that a document may take part in (default 10)"
     )
+
+
+def _check_alone(arguments: argparse.Namespace) -> None:
+    """Refuses what a rehearsal in a file leaves no room for."""
+    if arguments.public is not None:
+        raise fail("FILE, --rehearsal", "one of the two", "both")
+    if arguments.origin is not None:
+        raise fail("--origin", "none beside --rehearsal, which has its own", arguments.origin)
+    if arguments.demonstrations is not None:
+        raise fail("--demonstrations", "FILE, whose texts are written anew", "--rehearsal")
 
 
 def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int:
@@ -215,9 +228,9 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
     settings = read_settings(arguments, methods=_METHODS)
     guess, prices = settings.guess, settings.cost
     free: list[FreeRival] = []
+    examples: Sequence[Any] = ()
     if guess.rehearsal is not None:
-        if arguments.public is not None:
-            raise fail("FILE, --rehearsal", "one of the two", "both")
+        _check_alone(arguments)
         rehearsal: Rehearsal | None = Rehearsal.load(guess.rehearsal)
     else:
         examples = _examples(settings, arguments.public or _EXAMPLES)
@@ -247,13 +260,78 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         query_tokens=prices.query_tokens,
         answer_tokens=prices.answer_tokens,
     )
+    written = (
+        []
+        if arguments.demonstrations is None
+        else _demonstrations(arguments, settings, examples, rehearsal.labels, size=size, delta=delta)
+    )
     if arguments.json:
-        say(json.dumps(trial.to_dict(), indent=2))
+        more = {} if arguments.demonstrations is None else {"demonstrations": written}
+        say(json.dumps({**trial.to_dict(), **more}, indent=2))
     elif not arguments.quiet:
         say(trial.table())
+        for row in written:
+            say(_DEMONSTRATION.format(**row))
         if trial.recommended is not None:
             say("\n".join(toml_lines(trial.recommended.settings)))
     return 0
+
+
+_DEMONSTRATION = (
+    "private demonstrations, epsilon {epsilon:g}, {count} of each label: {fidelity:.0%} of tokens are those of the "
+    "rows without noise ({low:.0%} to {high:.0%}); {calls:,} calls, money {money:.2f}"
+)
+_TEXT_TOKENS, _REHEARSED_TOKENS = 60, 16
+
+
+def _demonstrations(
+    arguments: argparse.Namespace,
+    settings: Settings,
+    examples: Sequence[Any],
+    labels: Sequence[str],
+    *,
+    size: int,
+    delta: float,
+) -> list[dict[str, Any]]:
+    """Returns what noise leaves of private demonstrations at each epsilon; no accuracy, which the texts decide."""
+    from langchain_dpicl.generation.plan import Segment, plan_generation
+    from langchain_dpicl.rehearsal.generation import rehearse_generation
+    from langchain_dpicl.rehearsal.trying import EPSILONS
+
+    keys: dict[str, Any] = {"text_key": settings.data.text_key, "label_key": _label_key(settings), "labels": labels}
+    rehearsal = rehearse_generation(
+        load_model(settings.model),
+        examples[: arguments.examples],
+        **keys,
+        max_tokens=_REHEARSED_TOKENS,
+        max_calls=arguments.max_calls,
+        progress=False if arguments.quiet else None,
+    )
+    prices, found = settings.cost, []
+    for epsilon in EPSILONS:
+        plan = plan_generation(
+            {label: max(1, size // len(labels)) for label in labels},
+            epsilon=epsilon,
+            delta=delta,
+            adjacency=settings.adjacency,
+            shots_per_label=arguments.demonstrations,
+            segments=(Segment("text", _TEXT_TOKENS),),
+        )
+        cost = plan.cost(record_tokens=prices.record_tokens)
+        low, high = rehearsal.interval(plan)
+        found.append(
+            {
+                "epsilon": epsilon,
+                "count": arguments.demonstrations,
+                "fidelity": rehearsal.fidelity(plan),
+                "low": low,
+                "high": high,
+                "rests_on": rehearsal.rests_on,
+                "calls": cost.private_calls + cost.public_calls,
+                "money": cost.money(price_in=prices.price_in, price_out=prices.price_out),
+            }
+        )
+    return found
 
 
 def _instruction_only(settings: Settings, examples: Sequence[Any], labels: Sequence[str]) -> FreeRival:

@@ -132,3 +132,30 @@ def test_the_page_shows_what_the_commands_print(
     for command, text in shown:
         assert main(shlex.split(command)) == 0
         assert capsys.readouterr().out == text
+
+
+def test_demonstrations_say_what_noise_leaves_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", str(TOPICS), "--demonstrations", "2", "--shots", "4", "--json", "--quiet", *TERMS]) == 0
+    rows = json.loads(capsys.readouterr().out)["demonstrations"]
+    assert [row["epsilon"] for row in rows] == [1.0, 2.0, 4.0, 8.0]
+    kept = [row["fidelity"] for row in rows]
+    assert kept == sorted(kept)
+    assert kept[-1] > kept[0] + 0.05
+    assert all(row["low"] <= row["fidelity"] <= row["high"] and row["count"] == 2 for row in rows)
+    assert all(row["rests_on"] == "a rehearsal of 64 public examples" for row in rows)
+
+
+def test_demonstrations_need_texts(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", "--rehearsal", str(rehearsed), "--demonstrations", "2", *TERMS]) != 0
+    assert "--demonstrations: expected FILE" in capsys.readouterr().err
+
+
+def test_an_origin_beside_a_rehearsal_is_refused(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["try", "--rehearsal", str(rehearsed), "--origin", "made_up", *TERMS]) != 0
+    assert "--origin: expected none beside --rehearsal" in capsys.readouterr().err
+
+
+def test_a_plan_of_another_method_refuses_a_rehearsal(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--method", "evolution", "--rehearsal", str(rehearsed), "--public-size", "3000", "--epsilon", "1"]
+    assert main(["plan", *given, "--delta", "1e-6"]) != 0
+    assert "guess.rehearsal: expected no method among" in capsys.readouterr().err
