@@ -871,12 +871,12 @@ def test_bars_show_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_embedded_model_teaches_and_learns_offline() -> None:
-    records = [{"text": f"my {LABELS[i % 2]} {i}", "queue": LABELS[i % 2]} for i in range(120)]
-    private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=120)
-    inputs = [f"{word} {label}" for label in LABELS for word in ("my", "the lost", "another")]
-    rows = Rows(slots=8, shots=4, sampling="partition")
-    options: dict[str, Any] = {"rows": rows, "answers": LabelAnswers(calibrate=False)}
-    made = selector(private, llm=EmbeddedLLM(), budget=house("replace_one"), public_inputs=inputs, **options)
+    """Of 60 teachers of eight records nearly all are right about each input: the majority is beyond chance."""
+    records = [{"text": f"my {LABELS[i % 2]} {i}", "queue": LABELS[i % 2]} for i in range(480)]
+    private = PrivateExamples(records, label_key="queue", labels=LABELS, public_size=480)
+    inputs = [f"{word} {label}" for label in LABELS for word in ("my", "another", "this")]
+    rows = Rows(slots=60, shots=8, sampling="partition")
+    made = selector(private, llm=EmbeddedLLM(), budget=house("replace_one"), public_inputs=inputs, rows=rows)
     assert [example["queue"] for example in made.examples] == ["card"] * 3 + ["transfer"] * 3
     assert made.student.accuracy == 1.0
 
