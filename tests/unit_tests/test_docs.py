@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# What README's links begin with, so that they lead somewhere from a package index as well.
+REPOSITORY = "https://github.com/langchain-dpicl/langchain-dpicl/blob/main/"
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
@@ -24,14 +28,39 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         exec(code, names)  # noqa: S102  the point of this test
 
 
+def text_of(page: Path) -> str:
+    """The text of a page, with links into the repository as files of this checkout."""
+    return page.read_text().replace(f"]({REPOSITORY}", f"]({os.path.relpath(ROOT, page.parent)}/")
+
+
 def test_the_readme_has_code_to_run() -> None:
     assert ROOT / "README.md" in WITH_CODE
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_inside_the_repository_resolve(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
+    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text_of(page)):
         assert (page.parent / target).exists(), target
+
+
+def test_the_links_of_the_readme_work_on_a_page_elsewhere() -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [target for target in re.findall(r"\]\(([^)]+)\)", text) if not target.startswith(("https://", "#"))] == []
+
+
+def test_a_package_page_links_the_docs_the_source_the_issues_and_the_changelog() -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    assert set(urls) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    files = [urls[name].removeprefix(REPOSITORY) for name in ("Documentation", "Changelog")]
+    assert all((ROOT / file).is_file() for file in files)
+
+
+def test_all_extras_bring_no_torch() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    [line] = extras["all"]
+    named = re.findall(r"[a-z]+", line.partition("[")[2])
+    assert set(named) == set(extras) - {"all", "hf", "ray"}
+    assert not any(package.startswith("torch") for name in named for package in extras[name])
 
 
 def places(page: Path) -> set[str]:
@@ -47,7 +76,7 @@ def places(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_to_a_place_that_is_there(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:\s]*\.md)?#([^)\s]+)\)", page.read_text())
+    links = re.findall(r"\]\(([^)#:\s]*\.md)?#([^)\s]+)\)", text_of(page))
     lost = [f"{file}#{place}" for file, place in links if place not in places(page.parent / file if file else page)]
     assert lost == []
 
