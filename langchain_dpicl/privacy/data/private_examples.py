@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from langchain_dpicl._calls import SaysHowToBuild, tells_how_to_build
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -58,7 +59,8 @@ class DocumentLoader(Protocol):
         """Yields documents."""
 
 
-class PrivateExamples(Opaque):
+@tells_how_to_build()
+class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
     """Private examples, readable only through releases that are charged to a ledger.
 
     Formal guarantees:
@@ -382,7 +384,7 @@ class PrivateExamples(Opaque):
 
     def _other_ledger(self, ledger_id: str) -> PrivacyBudgetMismatchError:
         msg = f"{self.dataset_id!r}: expected ledger {self._ledger_id}, to which it is bound, found {ledger_id}."
-        return PrivacyBudgetMismatchError(f"{msg} Use the budget on which budget.bind(private) was called.")
+        return PrivacyBudgetMismatchError(f"{msg} Give all components of these examples one budget.")
 
     def _expose(self) -> None:
         if self._ledger_id is not None:
@@ -440,6 +442,8 @@ def _keeping(labels: LabelsByUnit, declared: Declaration) -> Callable[[str, obje
 _DIGITS = 2
 """Significant digits of a declared size that looks declared."""
 _WARNED: set[int] = set()
+_CALLER = 4
+"""Frames from the warning to the caller of the constructor, which `tells_how_to_build` wraps."""
 
 
 def _warn_of_count(declared: Declaration) -> None:
@@ -453,7 +457,7 @@ def _warn_of_count(declared: Declaration) -> None:
                 f"such as {digits[:_DIGITS].ljust(len(digits), '0')} (a wrong one costs utility, not privacy), or say "
                 "exact_size_is_public=True."
             )
-            warnings.warn(message, ExactSizeWarning, stacklevel=3)
+            warnings.warn(message, ExactSizeWarning, stacklevel=_CALLER)
             _WARNED.add(number)
 
 
