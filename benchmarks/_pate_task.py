@@ -128,5 +128,10 @@ def setting(
 def holder(task: Task, records: Sequence[Mapping[str, str]], *, dataset_id: str) -> PrivateExamples:
     """Returns a fresh holder of records."""
     return PrivateExamples(
-        records, label_key="label", labels=task.labels, public_size=len(records), dataset_id=dataset_id
+        records,
+        label_key="label",
+        labels=task.labels,
+        public_size=len(records),
+        exact_size_is_public=True,
+        dataset_id=dataset_id,
     )

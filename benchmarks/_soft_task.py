@@ -57,6 +57,7 @@ class SoftTask:
             label_key="label",
             labels=self.task.labels,
             public_size=len(self.records),
+            exact_size_is_public=True,
             dataset_id=f"{self.title}-train",
         )
 

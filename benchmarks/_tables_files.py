@@ -91,7 +91,13 @@ class SlotTask:
 
     def private(self) -> PrivateExamples:
         """Returns the records, in a holder that no ledger protects."""
-        return PrivateExamples(self.records, public_size=len(self.records), fields=("slot",), dataset_id="benchmark")
+        return PrivateExamples(
+            self.records,
+            public_size=len(self.records),
+            exact_size_is_public=True,
+            fields=("slot",),
+            dataset_id="benchmark",
+        )
 
 
 def data_file(path: Path, *, words: Mapping[str, str]) -> DataFile:

@@ -87,7 +87,13 @@ class Task:
 
     def private(self) -> PrivateExamples:
         """Returns the records, in a holder that no ledger protects."""
-        return PrivateExamples(self.records, public_size=len(self.records), fields=("label",), dataset_id="benchmark")
+        return PrivateExamples(
+            self.records,
+            public_size=len(self.records),
+            exact_size_is_public=True,
+            fields=("label",),
+            dataset_id="benchmark",
+        )
 
     @property
     def commonest(self) -> int:

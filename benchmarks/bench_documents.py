@@ -80,6 +80,7 @@ def recalls(texts: Sequence[str], *, noise: str, draws: int) -> Iterator[tuple[f
         plan = plan_documents(
             words,
             public_size=len(texts),
+            exact_size_is_public=True,
             epsilon=2 * epsilon,
             topic_share=0.5,
             delta=DELTA,
@@ -135,7 +136,7 @@ class Judge:
 def synthetic(texts: Sequence[str], *, epsilon: float) -> tuple[list[str], list[str]]:
     """Returns the texts and the topics of one store."""
     made = DocumentSynthesizer.from_private_examples(
-        PrivateExamples(texts, public_size=len(texts), max_chars=400),
+        PrivateExamples(texts, public_size=len(texts), exact_size_is_public=True, max_chars=400),
         llm=EmbeddedLLM(),
         budget=Budget(epsilon=epsilon, delta=DELTA),
         epsilon=epsilon,

@@ -76,7 +76,9 @@ def _thinned(rows: list[dict[str, str]], count: int) -> list[dict[str, str]]:
 
 def examples(task: Task) -> PrivateExamples:
     """The private records, all of which may be drawn or retrieved."""
-    return PrivateExamples(task.train, label_key="label_name", labels=task.labels, public_size=len(task.train))
+    return PrivateExamples(
+        task.train, label_key="label_name", labels=task.labels, public_size=len(task.train), exact_size_is_public=True
+    )
 
 
 def priced(epsilon: float | None, **options: Any) -> dict[str, Any]:

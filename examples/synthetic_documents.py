@@ -63,7 +63,7 @@ def private_notes() -> list[Document]:
 
 def released(budget: PrivacyBudgetCallbackHandler) -> SyntheticDocuments:
     """Spends the one share: topics and texts together, at epsilon 3."""
-    private = PrivateExamples.from_documents(
+    private = PrivateExamples(
         private_notes(),  # or a loader
         public_size=4 * SIZE,
         unit_key="source",

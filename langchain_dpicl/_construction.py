@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import override
 
+from langchain_dpicl._calls import DOOR, SaysHowToBuild, did_you_mean, door_of, how_to_build, tells_how_to_build
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
-C = TypeVar("C", bound=type)
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _ModelMeta
+else:
+
+    class _ModelMeta(SaysHowToBuild, type(BaseModel)):
+        """The class of pydantic's models; see `SaysHowToBuild`."""
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-_CONSTRUCTORS = ("from_private_examples", "from_path")
-_USUAL_ARGUMENTS = frozenset({"budget", "epsilon", "max_queries", "public_inputs"})
-"""Parameters with a default that nearly every call passes."""
 
 _FIXED = frozenset({"missing", "extra_forbidden", "is_instance_of", "literal_error"})
 """Kinds of pydantic errors, besides type errors, whose message does not depend on the input."""
@@ -48,7 +51,7 @@ class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a clas
         return later
 
 
-class HidesInput(BaseModel):
+class HidesInput(BaseModel, metaclass=_ModelMeta):
     """Base of components that are pydantic models: no error contains its input, also not in `errors()`.
 
     Formal guarantees:
@@ -110,57 +113,6 @@ class HidesInput(BaseModel):
         return cls.model_validate_json(b)
 
 
-def tells_how_to_build(call: str = "") -> Callable[[C], C]:
-    """Makes a class raise an error that says how to build it (with `call`) for arguments that its constructor lacks."""
-
-    def decorate(cls: C) -> C:
-        build: Callable[..., None] = vars(cls)["__init__"]
-        takes = inspect.signature(build)
-
-        @functools.wraps(build)
-        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            if not _binds(takes, (self, *args), kwargs):
-                del args, kwargs
-                wanted = f"Build it with {call}." if call else how_to_build(type(self))
-                raise ConfigurationError(f"{type(self).__name__}: expected other arguments. {wanted}")
-            build(self, *args, **kwargs)
-
-        type.__setattr__(cls, "__init__", checked)
-        return cls
-
-    return decorate
-
-
-def how_to_build(cls: type[Any]) -> str:
-    """Returns a sentence with the call that builds a component."""
-    door = next((name for name in _CONSTRUCTORS if hasattr(cls, name)), None)
-    if door is None:
-        return f"Build it with {_call(cls.__name__, cls)}."
-    return f"Build it with {_call(f'{cls.__name__}.{door}', getattr(cls, door))}."
-
-
-def _call(name: str, function: Callable[..., Any]) -> str:
-    """Returns the text of a call with the required parameters and the usual ones."""
-    shown = []
-    for parameter in inspect.signature(function).parameters.values():
-        is_needed = parameter.default is parameter.empty and parameter.kind not in {
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        }
-        if is_needed or parameter.name in _USUAL_ARGUMENTS:
-            is_named = parameter.kind is parameter.KEYWORD_ONLY
-            shown.append(f"{parameter.name}=..." if is_named else parameter.name)
-    return f"{name}({', '.join([*shown, '...'])})"
-
-
-def _binds(takes: inspect.Signature, args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
-    try:
-        takes.bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return True
-
-
 def _constructor_fault(
     build: Callable[..., None], cls: type[BaseModel], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
@@ -176,10 +128,15 @@ def _constructor_fault(
 
 def _fault(error: ValidationError, cls: type[BaseModel]) -> str:
     """Returns the errors by field and kind, or the message of this package's own check."""
-    own = [message for line in error.errors(include_input=False) if (message := _own(line))]
+    lines = error.errors(include_input=False)
+    own = [message for line in lines if (message := _own(line))]
     if own:
         return own[0]
-    reasons = dict.fromkeys(f"{_field(line, cls)}: {_reason(line)}" for line in error.errors(include_input=False))
+    # What a component needs is made by its constructor: nobody could give it here.
+    door = door_of(cls)
+    if door == DOOR and any(line["type"] == "missing" for line in lines):
+        return f"{cls.__name__}: expected to be built by {door}, found a call of the class. {how_to_build(cls)}"
+    reasons = dict.fromkeys(f"{_field(line, cls)}: {_reason(line, cls)}" for line in lines)
     return f"{cls.__name__}: {'; '.join(reasons)}. {how_to_build(cls)}"
 
 
@@ -187,16 +144,18 @@ def _lines_of(error: ValidationError, cls: type[BaseModel]) -> list[InitErrorDet
     lines: list[InitErrorDetails] = []
     for line in error.errors(include_input=False):
         own = _own(line)
-        kind = PydanticCustomError(line["type"], "{dpicl}", {"dpicl": own or _reason(line), "is_own": bool(own)})
+        kind = PydanticCustomError(line["type"], "{dpicl}", {"dpicl": own or _reason(line, cls), "is_own": bool(own)})
         lines.append({"type": kind, "loc": (_field(line, cls),), "input": None})
     return lines
 
 
-def _reason(line: Any) -> str:
+def _reason(line: Any, cls: type[BaseModel]) -> str:
     """Returns pydantic's message if it cannot quote the input, else the kind of the error."""
     kind, context = str(line["type"]), line.get("ctx", {})
     if "dpicl" in context:
         return str(context["dpicl"])
+    if kind == "extra_forbidden" and line["loc"]:
+        return f"{line['msg']} {did_you_mean(line['loc'][0], cls.model_fields)}".rstrip()
     is_fixed = kind in _FIXED or kind.endswith("_type")
     return str(line["msg"]) if is_fixed else kind.replace("_", " ")
 
@@ -213,3 +172,6 @@ def _field(line: Any, cls: type[BaseModel]) -> str:
     """Returns the field of an error if the class has it: an unknown name may be a key of private records."""
     name = str(line["loc"][0]) if line["loc"] else ""
     return name if name in cls.model_fields else "another argument"
+
+
+__all__ = ["HidesInput", "awaitable", "how_to_build", "tells_how_to_build"]

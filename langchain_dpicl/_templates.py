@@ -39,7 +39,7 @@ class Template:
         if not isinstance(text, str) or is_other or getattr(template, "partial_variables", None):
             raise ConfigurationError(
                 f"{name}: expected text or a PromptTemplate in f-string format without partial variables, found "
-                f"{type(template).__name__!r}."
+                f"{type(template).__name__!r}. Write it as one text, such as 'Message: {{text}}'."
             )
         try:
             parsed = list(Formatter().parse(text))

@@ -24,6 +24,7 @@ DPICLError
         +-- LedgerRollbackError          lines seen before are gone or changed: an older copy was put in its place
 
 RestsOnGuessWarning (UserWarning)        a component was built without a rehearsal: what it is worth is a guess
+ExactSizeWarning (UserWarning)           a declared public_size reads like a count of the records
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class UnsilencableModelError(ConfigurationError):
 
 class RestsOnGuessWarning(UserWarning):
     """A component was built without a rehearsal: what its answers are worth rests on a guess about the model."""
+
+
+class ExactSizeWarning(UserWarning):
+    """A declared `public_size` reads like a count of the records, which is private."""
 
 
 class RecordError(DPICLError, ValueError):
@@ -157,6 +162,7 @@ __all__ = [
     "CapabilityError",
     "ConfigurationError",
     "DPICLError",
+    "ExactSizeWarning",
     "LedgerError",
     "LedgerRollbackError",
     "LedgerUnavailableError",

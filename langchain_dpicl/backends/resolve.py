@@ -15,6 +15,7 @@ from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.probe import NoLogprobsError
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls import public_calls
 from langchain_dpicl.backends.private_calls.call import SilentModel, unwrap
 from langchain_dpicl.backends.private_calls.model_checks import DECISION_MODELS, attributes_of
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
@@ -173,7 +174,9 @@ def as_embeddings(embeddings: Any) -> Any:
 def _made(parameter: str, module: str, maker: str, name: str) -> Any:
     """Returns what LangChain makes of a name."""
     if ":" not in name:
-        raise ConfigurationError(f'{parameter}: expected an object, or a text "provider:model", found {name!r}.')
+        advice = f'Give its provider, such as "openai:{name}", or make the model, such as with {maker}(...).'
+        expected = 'an object, or a text "provider:model"'
+        raise ConfigurationError(f"{parameter}: expected {expected}, found {name!r}. {advice}")
     try:
         make = getattr(importlib.import_module(module), maker)
     except ModuleNotFoundError as error:
@@ -221,10 +224,9 @@ def _first_tokens(llm: Any, kind: str) -> LangChainBackend:
     try:
         return LangChainBackend(llm, continuation="instruct" if kind == "chat" else None)
     except NoLogprobsError as error:
-        reason = str(error).rstrip(". ")
-    raise CapabilityError(
-        f'{reason}. For what the model writes to be its vote, without probabilities, give votes="text"'
-    )
+        reason = str(error).replace(public_calls.VOTES, "").rstrip()
+    expected = 'log-probabilities, or LabelAnswers(votes="text") to take what it writes as its vote'
+    raise CapabilityError(f"llm: expected {expected}. {reason}")
 
 
 def _kind(llm: Any) -> Literal["chat", "completion", "decisions"] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.private_calls.method_checks import allowed_wrappers
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_epsilon
@@ -33,6 +34,7 @@ from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
 from langchain_dpicl.reports.verify import check_receipt
 
 
+@tells_how_to_build("Budget(epsilon=..., delta=1e-6), with delta at most 1/(10 * public_size)")
 class Budget(LedgerBudget):
     """The privacy budget of all examples bound to one ledger.
 

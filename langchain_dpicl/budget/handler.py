@@ -12,6 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import RunnableConfig, ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
+from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
@@ -141,6 +142,7 @@ def _is_store(place: Callable[[], Any]) -> bool:
 # LangChain may suppress what a handler raises, so no check is made here: every component asks the ledger directly.
 
 
+@tells_how_to_build("PrivacyBudgetCallbackHandler(epsilon=..., delta=1e-6), delta at most 1/(10 * public_size)")
 class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
     """Owns a privacy budget and carries it through LangChain. The ledger, not the handler, enforces the budget.
 

@@ -47,6 +47,8 @@ class Data(Option):
       records_per_unit: records kept of each unit.
       fields: further fields that prompts show.
       dataset_id: public name of the records.
+      labels_as_text: reads integer and boolean labels as text.
+      exact_size_is_public: whether the number of units is public; silences the warning about one that is not round.
     """
 
     file: str | None = None
@@ -58,6 +60,8 @@ class Data(Option):
     records_per_unit: Count | None = None
     fields: Texts | None = None
     dataset_id: str | None = None
+    labels_as_text: bool = False
+    exact_size_is_public: bool = False
 
     def sizes(self) -> dict[str | None, int]:
         """Returns the declared units by label, or of None."""

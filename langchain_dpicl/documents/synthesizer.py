@@ -145,7 +145,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         """Plans the noise of both steps and declares the share; nothing is spent yet.
 
         Args:
-          private: the documents, declared without labels, such as `PrivateExamples.from_documents(loader, ...)`; bound
+          private: the documents, declared without labels, such as `PrivateExamples(loader, ...)`; bound
             to the budget's ledger here.
           llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
             private prompts.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import html
 import inspect
@@ -26,6 +25,7 @@ from typing import (
 from annotated_types import Gt, Interval
 from pydantic import ConfigDict, SkipValidation, Strict, TypeAdapter, ValidationError, WithJsonSchema
 
+from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import MAX_INT, fail, plain_or_type
 
@@ -86,7 +86,9 @@ class _NamesChecked(type):
         def __call__(cls, *values: Any, **options: Any) -> Any:
             for name in options:
                 if name not in _defaults(cls):
-                    raise fail(cls.__name__, f"options among {list(_defaults(cls))}", name, did_you_mean(name, cls))
+                    raise fail(
+                        cls.__name__, f"options among {list(_defaults(cls))}", name, did_you_mean(name, _defaults(cls))
+                    )
             try:
                 return super().__call__(*values, **options)
             except TypeError as error:
@@ -204,12 +206,6 @@ def option_of(name: str, value: object, *kinds: type[OptionT]) -> OptionT:
     if isinstance(value, kinds):
         return value
     raise fail(name, " or ".join(f"{kind.__name__}(...)" for kind in kinds), plain_or_type(value))
-
-
-def did_you_mean(name: str, option: type[Option]) -> str:
-    """Returns "Did you mean 'x'?" for the field closest to a name, or ""."""
-    near = difflib.get_close_matches(name, list(_defaults(option)), 1)
-    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def refuse_unused(option: Option, used: Collection[str], component: str) -> None:

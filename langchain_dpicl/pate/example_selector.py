@@ -14,6 +14,7 @@ from typing import Any, Self, get_args
 
 from langchain_core.example_selectors import BaseExampleSelector
 
+from langchain_dpicl._calls import SaysHowToBuild
 from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_choice_backend
@@ -46,7 +47,7 @@ from langchain_dpicl.tasks.templates import FewShotTemplate
 
 
 @tells_how_to_build()
-class PromptPATEExampleSelector(BaseExampleSelector):
+class PromptPATEExampleSelector(BaseExampleSelector, metaclass=SaysHowToBuild):
     r"""Selects demonstrations among public inputs whose labels private teachers released under DP.
 
     Private records become teacher prompts, which vote on the labels of public inputs; labels are released with noise.

@@ -55,7 +55,7 @@ class DPRetrievalFreeFormRunnable(RetrievalRunnable[FreeFormResult], DPFreeFormR
       >>> from langchain_dpicl import Budget, EmbeddedLLM, KeywordAnswers, PrivateExamples, Retrieval
       >>> notes = [Document(f"Ward {place}: new tablets, the patient slept well.") for place in range(40)]
       >>> helper = DPRetrievalFreeFormRunnable.from_private_examples(
-      ...     PrivateExamples.from_documents(notes, public_size=1_000),
+      ...     PrivateExamples(notes, public_size=1_000),
       ...     llm=EmbeddedLLM(),
       ...     retrieval=Retrieval(similarity_threshold=0.3, participations=5),
       ...     budget=Budget(epsilon=8.0, delta=1e-6),

@@ -145,7 +145,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
       >>> from langchain_dpicl import Budget, EmbeddedLLM, FewShotTask, PrivateExamples, Retrieval
       >>> notes = [Document(f"Ward {place}: the patient slept well after the new tablets.") for place in range(40)]
       >>> voter = DPRetrievalVotingRunnable.from_private_examples(
-      ...     PrivateExamples.from_documents(notes, public_size=1_000),
+      ...     PrivateExamples(notes, public_size=1_000),
       ...     llm=EmbeddedLLM(),
       ...     retrieval=Retrieval(similarity_threshold=0.3, participations=5),
       ...     budget=Budget(epsilon=8.0, delta=1e-6),

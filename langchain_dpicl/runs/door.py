@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from langchain_dpicl._calls import described, missing_in
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.options import OPTIONS
 from langchain_dpicl.privacy._validate import fail
@@ -42,7 +43,7 @@ def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @wraps(function)
         def opened(*args: P.args, **kwargs: P.kwargs) -> R:
-            if fault := _fault_in(takes, args, kwargs):
+            if fault := _fault_in(function, takes, args, kwargs):
                 owner = getattr(args[0], "__name__", component)  # also a subclass
                 del args, kwargs
                 raise fail(f"{owner}.{function.__name__}", *fault)
@@ -74,7 +75,7 @@ def awaits(
     def decorate(function: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
         @wraps(function)
         async def opened(*args: Any, **kwargs: Any) -> Any:
-            if fault := _fault_in(takes, args, kwargs):
+            if fault := _fault_in(build, takes, args, kwargs):
                 owner = getattr(args[0], "__name__", "")
                 del args, kwargs
                 raise fail(f"{owner}.{function.__name__}", *fault)
@@ -86,16 +87,21 @@ def awaits(
     return decorate
 
 
-def _fault_in(takes: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def _fault_in(
+    constructor: Callable[..., Any], takes: inspect.Signature, args: Any, kwargs: Mapping[str, Any]
+) -> tuple[str, object, str] | None:
     """Returns what was expected, what was found and advice, or None for a call that fits."""
     names = [name for name in takes.parameters if name not in {"self", "cls"}]
     for name in kwargs:
         if name not in names:
             return f"parameters among {names}", name, _place_of(name, takes)
+    if missing := missing_in(takes, args, kwargs):
+        words = [f"{name}: {described(name, constructor)}" for name in missing]
+        return " and ".join(missing), None, "Give " + " ".join(word.rstrip(": ").rstrip(".") + "." for word in words)
     try:
         takes.bind(*args, **kwargs)
     except TypeError as error:
-        return "its required parameters, all but the first by name", str(error), ""
+        return "its parameters, all but the first by name", str(error), ""
     return None
 
 

@@ -27,6 +27,7 @@ from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl._construction import HidesInput
 from langchain_dpicl.backends.embedded.model import EmbeddedModel
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
@@ -55,6 +56,8 @@ ROWS = 16
 
 _NEEDED = ("generate", "encode", "count_tokens", "token_bytes", "eos", "name")
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
+_STOCK = frozenset({"model", "timeout", "max_retries", "api_key", "base_url", "streaming"})
+"""What LangChain's classes take for a server; a model in this process has no use for it."""
 _NEVER = -9999.0
 """What OpenAI reports as the logarithm of a probability too small to name; JSON has no infinity."""
 
@@ -69,6 +72,17 @@ class ServedFields(HidesInput):
     seed: int | None = None
     stop: list[str] | None = None
     backend: Any = Field(exclude=True, repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, values: Any) -> Any:
+        """Refuses names that are no field; LangChain's own models would ignore them."""
+        known = set(cls.model_fields)
+        unknown = [name for name in values if name not in known | _STOCK] if isinstance(values, dict) else []
+        if unknown:
+            expected = f"fields among {sorted(known - _inherited())}, found another."
+            raise ConfigurationError(f"{cls.__name__}: expected {expected} {did_you_mean(unknown[0], known)}".rstrip())
+        return values
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:
@@ -103,6 +117,11 @@ class ServedFields(HidesInput):
         """What tracers are told: the engine's name, and who serves it."""
         params = super()._get_ls_params(stop=stop if stop is not None else self.stop, **kwargs)  # type: ignore[misc]
         return {"ls_model_name": self.backend.name, **params, "ls_provider": "dpicl"}
+
+
+def _inherited() -> set[str]:
+    """Returns the fields of LangChain's base classes, which an error need not list."""
+    return {*BaseLLM.model_fields, *BaseChatModel.model_fields}
 
 
 def load_served_model(kind: type[Any], path: Any, options: dict[str, Any]) -> Any:

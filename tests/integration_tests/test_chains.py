@@ -129,7 +129,7 @@ async def test_demonstrations_can_be_made_async() -> None:
 
 def test_documents_can_be_private() -> None:
     documents = [Document(page_content=r["text"], metadata={"topic": r["topic"]}) for r in RECORDS]
-    private = PrivateExamples.from_documents(
+    private = PrivateExamples(
         documents, label_key="topic", labels=LABELS, public_size=dict.fromkeys(LABELS, 400)
     )
     budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-5)

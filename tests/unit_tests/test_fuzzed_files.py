@@ -194,7 +194,7 @@ def released() -> dict[str, Target]:
     )
     notes = [Document(f"card {number}", metadata={"source": str(number)}) for number in range(400)]
     documents = DocumentSynthesizer.from_private_examples(
-        PrivateExamples.from_documents(notes, public_size=400, unit_key="source"),
+        PrivateExamples(notes, public_size=400, unit_key="source"),
         llm=engine,
         topics=Topics(("card", "cash"), 1),
         documents_per_topic=1,

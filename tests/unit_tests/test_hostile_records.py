@@ -103,7 +103,7 @@ def test_a_record_of_ten_megabytes_is_cut_at_the_public_cap_and_refused_nowhere(
 
 @pytest.mark.parametrize("size", [0, 1, 10_000_000])
 def test_documents_of_any_size_are_read(size: int) -> None:
-    private = PrivateExamples.from_documents([Document("y" * size)] * 3, public_size=3)
+    private = PrivateExamples([Document("y" * size)] * 3, public_size=3)
     assert private._pool(None, ledger_id=None).num_units == 3
 
 

@@ -76,7 +76,7 @@ def loaded_by(module: str) -> set[str]:
     return set(done.stdout.split())
 
 
-BELOW_THE_VAULT = {f"langchain_dpicl.{name}" for name in ("_lazy", "_opaque", "_plain_files", "exceptions")}
+BELOW_THE_VAULT = {f"langchain_dpicl.{name}" for name in ("_calls", "_lazy", "_opaque", "_plain_files", "exceptions")}
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def probe(
     """
     name = calls.model.name
     wire, reply = _find_top_k(calls, wire, numbers)
-    what = "logprobs, which writing token by token needs"
+    what = "logprobs"
     about = partial(whole_vocabulary, asked=wire.asked) if is_full else advice
     probe_answer_or_raise(name, reply, asked=what, advice=partial(about, kind, name), lack=NoLogprobsError)
     entries = wire.entries(reply)

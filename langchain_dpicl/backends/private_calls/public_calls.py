@@ -11,8 +11,8 @@ from langchain_dpicl.backends.private_calls.call import ModelOutput, OpaqueValue
 from langchain_dpicl.exceptions import CapabilityError, ModelCallError
 
 TAKE_ANOTHER = (
-    "Take a model that reports them: an OpenAI-compatible chat or completion server (llama.cpp, vLLM), an OpenAI model "
-    "with logprobs, or the embedded model."
+    "Take one that reports them: an OpenAI-compatible server (llama.cpp, vLLM), an OpenAI model with logprobs, or the "
+    "embedded model."
 )
 OTHER_NUMBER = "If it reports them for another number of tokens, hand in LangChainBackend(llm, max_top_k=...)."
 VOTES = "As text alone it can still vote on labels: hand it to TextVoteBackend."
@@ -141,8 +141,8 @@ FACTS = (
     AdviceRow(said=r".", advice=f"{OTHER_NUMBER} Otherwise: {TAKE_ANOTHER}"),
     AdviceRow(
         advice=(
-            "Some servers take the request and ignore it: `transformers serve` does, and proxies do; a model behind "
-            f"one may still report them when asked directly. {TAKE_ANOTHER} {VOTES}"
+            "Some servers take the request and ignore it, such as `transformers serve` and proxies: ask the model "
+            f"behind them directly. {TAKE_ANOTHER} {VOTES}"
         )
     ),
 )

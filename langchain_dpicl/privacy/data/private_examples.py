@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, Required, TypedDict, Unpack, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from langchain_dpicl._calls import SaysHowToBuild, tells_how_to_build
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import (
     ConfigurationError,
+    ExactSizeWarning,
     PrivacyBudgetMismatchError,
     PrivateAccessError,
     RecordError,
 )
-from langchain_dpicl.privacy._validate import check_delta, check_int, fail
+from langchain_dpicl.privacy._validate import check_delta, check_int, fail, plain_or_type
 from langchain_dpicl.privacy.data.unit_pool import NO_SPLIT, OpenPool, Pool, Sealed, make_opaque_pool
 from langchain_dpicl.privacy.data.units import (
     SPLIT_RULE,
@@ -22,6 +25,7 @@ from langchain_dpicl.privacy.data.units import (
     LabelsByUnit,
     forms_of,
     has_moved,
+    label_text,
     labels_by_unit,
     make_declaration,
     read_units,
@@ -47,20 +51,6 @@ class _UnitBinding:
         self.exposed = False  # opened without a charge
 
 
-class Declared(TypedDict, total=False):
-    """The keyword arguments of `PrivateExamples`."""
-
-    public_size: Required[int | Mapping[str, int]]
-    text_key: str
-    label_key: str | None
-    labels: Iterable[str] | None
-    unit_key: str | None
-    fields: Iterable[str]
-    dataset_id: str
-    max_chars: int
-    records_per_unit: int
-
-
 @runtime_checkable
 class DocumentLoader(Protocol):
     """A loader of LangChain."""
@@ -69,7 +59,8 @@ class DocumentLoader(Protocol):
         """Yields documents."""
 
 
-class PrivateExamples(Opaque):
+@tells_how_to_build()
+class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
     """Private examples, readable only through releases that are charged to a ledger.
 
     Formal guarantees:
@@ -81,9 +72,13 @@ class PrivateExamples(Opaque):
         examples that were read without a charge can never be attached.
 
     Args:
-      records: texts, or mappings with the declared fields. Zero records are fine.
+      records: texts, mappings with the declared fields, or LangChain documents (`page_content` is the text, `metadata`
+        holds the other fields), in any iterable, a document loader, a pandas or polars frame or a Hugging Face data
+        set. They are read once, in order. Zero records are fine. Chunks of one document need a `unit_key`, such as
+        "source", which most loaders set, or each chunk is protected by itself.
       public_size: declared number of units, or one number per label. Public and required; it sets sampling rates. A
-        wrong number costs utility, not privacy.
+        wrong number costs utility, not privacy. A number of more than two significant digits gives an
+        `ExactSizeWarning`, once: it reads like a count of the records.
       text_key: field that holds the text.
       label_key: field that holds the label, if labels split the examples.
       labels: every label that may occur, in the order that breaks ties. Public.
@@ -92,6 +87,8 @@ class PrivateExamples(Opaque):
       dataset_id: declared name of the data set. Public; two data sets on one ledger need two names.
       max_chars: characters kept of each text; longer texts are cut. Public.
       records_per_unit: the number of first records kept of each unit. Public.
+      labels_as_text: reads integer and boolean labels as text, declared ones too: 7 as "7", True as "true".
+      exact_size_is_public: the number of units is public, as under `replace_one`; silences the warning.
 
     Raises:
       ConfigurationError: a public argument is out of range.
@@ -115,25 +112,32 @@ class PrivateExamples(Opaque):
 
     def __init__(
         self,
-        records: Iterable[Mapping[str, Any] | str],
+        records: Iterable[Any] | DocumentLoader,
         *,
-        public_size: int | Mapping[str, int] | None = None,
+        public_size: int | Mapping[str, int] | Mapping[int, int] | None = None,
         text_key: str = "text",
         label_key: str | None = None,
-        labels: Iterable[str] | None = None,
+        labels: Iterable[str | int] | None = None,
         unit_key: str | None = None,
         fields: Iterable[str] = (),
         dataset_id: str = "private-examples",
         max_chars: int = 20_000,
         records_per_unit: int = 1,
+        labels_as_text: bool = False,
+        exact_size_is_public: bool = False,
     ) -> None:
         wrong_container = _container_fault(records)
-        source = iter(()) if wrong_container else iter(records)
+        source = iter(()) if wrong_container else _each_record(records)
         del records
         if wrong_container:
             raise ConfigurationError(wrong_container)
+        for name, flag in {"labels_as_text": labels_as_text, "exact_size_is_public": exact_size_is_public}.items():
+            if not isinstance(flag, bool):
+                raise fail(name, "True or False", plain_or_type(flag))
         if public_size is None:
             raise fail("public_size", "the declared number of units, or one number per label", None, _NO_SIZE)
+        if labels_as_text:
+            labels, public_size = _as_text(labels), _as_text(public_size)
         declared = self._declared = make_declaration(
             dataset_id=dataset_id,
             public_size=public_size,
@@ -145,36 +149,17 @@ class PrivateExamples(Opaque):
             max_chars=max_chars,
             records_per_unit=records_per_unit,
         )
-        units, fault = read_units(source, declared)
+        if not exact_size_is_public:
+            _warn_of_count(declared)
+        units, fault = read_units(source, declared, labels_as_text=labels_as_text)
         del source
         if units is None:
-            raise RecordError(fault + " Index and value are hidden; check the records where they are made.")
+            raise RecordError(f"{fault} Index and value are hidden; `dpicl check FILE` shows them to the owner.")
         label_of = labels_by_unit(units, declared)
         if has_moved(label_of, declared):
             del units, label_of
             raise RecordError(_MOVED)
         self._adopt(declared, make_opaque_pool(units), _UnitBinding(_keeping(label_of, declared)))
-
-    @classmethod
-    def from_documents(cls, documents: Iterable[Any] | DocumentLoader, **declared: Unpack[Declared]) -> PrivateExamples:
-        """Builds private examples from LangChain documents.
-
-        Args:
-          documents: a loader, or objects with `page_content` (the text) and `metadata` (the other fields). They are
-            read once, in order. Chunks of one document need a `unit_key`, such as "source", which most loaders set, or
-            each chunk is protected by itself.
-          **declared: the keyword arguments of `PrivateExamples`.
-
-        Raises:
-          ConfigurationError: a public argument is out of range.
-          RecordError: a document cannot be read as a record.
-        """
-        wrong_container = "" if isinstance(documents, DocumentLoader) else _container_fault(documents)
-        source = None if wrong_container else _document_records(documents, declared.get("text_key", "text"))
-        del documents
-        if source is None:
-            raise ConfigurationError(wrong_container)
-        return cls(source, **declared)
 
     def redeclared(
         self,
@@ -399,7 +384,7 @@ class PrivateExamples(Opaque):
 
     def _other_ledger(self, ledger_id: str) -> PrivacyBudgetMismatchError:
         msg = f"{self.dataset_id!r}: expected ledger {self._ledger_id}, to which it is bound, found {ledger_id}."
-        return PrivacyBudgetMismatchError(f"{msg} Use the budget on which budget.bind(private) was called.")
+        return PrivacyBudgetMismatchError(f"{msg} Give all components of these examples one budget.")
 
     def _expose(self) -> None:
         if self._ledger_id is not None:
@@ -411,11 +396,33 @@ class PrivateExamples(Opaque):
         if label is not None and label not in self._declared.labels:
             raise fail("label", f"None or a declared label among {list(self._declared.labels)}", label)
 
+    def __bool__(self) -> bool:
+        """Always true: `__len__` alone would make a truth test raise."""
+        return True
+
+    def __len__(self) -> NoReturn:
+        raise PrivateAccessError(_CLOSED)
+
+    def __getitem__(self, key: object) -> NoReturn:
+        del key
+        raise PrivateAccessError(_CLOSED)
+
+    def __iter__(self) -> NoReturn:
+        raise PrivateAccessError(_CLOSED)
+
+    def __contains__(self, record: object) -> NoReturn:
+        del record
+        raise PrivateAccessError(_CLOSED)
+
     def __repr__(self) -> str:
         declared = getattr(self, "_declared", None)  # absent while an error of the constructor is shown
         return f"PrivateExamples(dataset_id={declared and declared.dataset_id!r}, content=<private>)"
 
 
+_CLOSED = (
+    "PrivateExamples has no length, index or iteration, because each would show private records without a charge: give "
+    "it to a component, such as DPVotingRunnable or UnitCounter, which releases answers or counts on a budget."
+)
 _NO_SIZE = (
     "Give PrivateExamples(records, public_size=...): a public figure or a round number, not the number of records, "
     "which is private."
@@ -432,18 +439,53 @@ def _keeping(labels: LabelsByUnit, declared: Declaration) -> Callable[[str, obje
     return lambda ledger_id, ledger: record_bound_labels(labels, declared, ledger_id, ledger)
 
 
+_DIGITS = 2
+"""Significant digits of a declared size that looks declared."""
+_WARNED: set[int] = set()
+_CALLER = 4
+"""Frames from the warning to the caller of the constructor, which `tells_how_to_build` wraps."""
+
+
+def _warn_of_count(declared: Declaration) -> None:
+    """Warns once of each declared number that reads like a count; looks at nothing but the number."""
+    size = declared.public_size
+    for number in (size,) if isinstance(size, int) else dict(size).values():
+        digits = str(number)
+        if len(digits.rstrip("0")) > _DIGITS and number not in _WARNED:
+            message = (
+                f"public_size: {number} reads like a count of the records, which is private. Declare a round number, "
+                f"such as {digits[:_DIGITS].ljust(len(digits), '0')} (a wrong one costs utility, not privacy), or say "
+                "exact_size_is_public=True."
+            )
+            warnings.warn(message, ExactSizeWarning, stacklevel=_CALLER)
+            _WARNED.add(number)
+
+
+def _as_text(declared: Any) -> Any:
+    """Returns declared labels, or sizes by label, with integers and booleans as text."""
+    if isinstance(declared, Mapping):
+        return {label_text(label): size for label, size in declared.items()}
+    is_listed = isinstance(declared, Iterable) and not isinstance(declared, (str, bytes))
+    return tuple(map(label_text, declared)) if is_listed else declared
+
+
 def _container_fault(records: Any) -> str:
     """Returns what is wrong with the container of records, by its type alone."""
-    if hasattr(records, "iloc"):
-        return "records: expected an iterable of texts or mappings, found a table. Use table.to_dict('records')."
+    if isinstance(records, DocumentLoader):
+        return ""
     if isinstance(records, (str, bytes, Mapping)) or not isinstance(records, Iterable):
-        return f"records: expected an iterable of texts or mappings, found {type(records).__name__}."
+        advice = " Of a table of splits give one; put a single record into a list." * isinstance(records, Mapping)
+        return f"records: expected an iterable of texts or mappings, found {type(records).__name__}.{advice}"
     return ""
 
 
-def _document_records(documents: Iterable[Any] | DocumentLoader, text_key: str) -> Iterator[Any]:
-    """Yields each document as a record; None, which is a record fault, where it cannot be read."""
-    for document in documents.lazy_load() if isinstance(documents, DocumentLoader) else documents:
-        metadata = getattr(document, "metadata", None)
-        content = getattr(document, "page_content", None)
-        yield {**metadata, text_key: content} if isinstance(metadata, Mapping) and content is not None else None
+def _each_record(records: Any) -> Iterator[Any]:
+    """Yields what a frame, a loader or any other iterable holds."""
+    if isinstance(records, DocumentLoader):
+        yield from records.lazy_load()
+    elif hasattr(records, "iter_rows"):  # polars
+        yield from records.iter_rows(named=True)
+    elif hasattr(records, "iloc") and hasattr(records, "columns"):  # pandas; a Series has no columns
+        yield from records.to_dict("records")
+    else:
+        yield from records

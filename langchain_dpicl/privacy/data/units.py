@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import threading
 import unicodedata
@@ -12,8 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, check_name
@@ -95,10 +98,10 @@ class Declaration:
 def make_declaration(
     *,
     dataset_id: str,
-    public_size: int | Mapping[str, int],
+    public_size: int | Mapping[Any, int],
     text_key: str,
     label_key: str | None,
-    labels: Iterable[str] | None,
+    labels: Iterable[Any] | None,
     unit_key: str | None,
     fields: Iterable[str],
     max_chars: int,
@@ -145,14 +148,17 @@ def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
     return tuple(check_name(name, value) for value in names)
 
 
-def _check_labels(label_key: str | None, labels: Iterable[str] | None) -> tuple[str, ...]:
+def _check_labels(label_key: str | None, labels: Iterable[Any] | None) -> tuple[str, ...]:
     if label_key is None and labels is None:
         return ()
     if labels is None:
         raise fail("labels", f"the declared labels of {label_key!r}", labels, "They are public: list them by hand.")
     if label_key is None:
         raise fail("label_key", "the field that holds the label, since labels are declared", label_key)
-    declared = _check_names("labels", labels)
+    listed: Any = tuple(labels) if isinstance(labels, Iterable) and not isinstance(labels, (str, bytes)) else labels
+    if isinstance(listed, tuple) and (numbers := [type(label) for label in listed if label_text(label) is not label]):
+        raise fail("labels", "text", numbers[0], AS_TEXT.strip())
+    declared = _check_names("labels", listed)
     if not declared:
         raise fail("labels", "at least one label", labels)
     return declared
@@ -164,7 +170,7 @@ def _check_label_key(label_key: str, text_key: str) -> str:
     return check_name("label_key", label_key)
 
 
-def _check_size(size: int | Mapping[str, int], labels: tuple[str, ...]) -> int | tuple[tuple[str, int], ...]:
+def _check_size(size: int | Mapping[Any, int], labels: tuple[str, ...]) -> int | tuple[tuple[str, int], ...]:
     if not isinstance(size, Mapping):
         return _check_number("public_size", size)
     if not labels or set(size) != set(labels):
@@ -188,7 +194,9 @@ class Units:
     positions: dict[str, int]
 
 
-def read_units(records: Iterable[Any], declared: Declaration) -> tuple[Units | None, str]:
+def read_units(
+    records: Iterable[Any], declared: Declaration, *, labels_as_text: bool = False
+) -> tuple[Units | None, str]:
     """Returns the units in the order of their first record, and ""; or None and a fault without index and value.
 
     The label of a unit is its most frequent one, ties going to the label declared first; its records of other labels
@@ -199,7 +207,7 @@ def read_units(records: Iterable[Any], declared: Declaration) -> tuple[Units | N
     known = {label: label for label in declared.labels}
     try:
         for number, raw in enumerate(records):
-            name, record, fault = _read_record(raw, declared, number, known)
+            name, record, fault = read_record(raw, declared, number, known, labels_as_text=labels_as_text)
             if fault:
                 return None, fault
             groups.setdefault(name, []).append(record)
@@ -208,27 +216,64 @@ def read_units(records: Iterable[Any], declared: Declaration) -> tuple[Units | N
     return (None, fault) if fault else (_reduce(groups, declared), "")
 
 
-def _read_record(raw: Any, declared: Declaration, number: int, known: Mapping[str, str]) -> tuple[str, Record, str]:
+def read_record(
+    raw: Any, declared: Declaration, number: int, known: Mapping[str, str], *, labels_as_text: bool = False
+) -> tuple[str, Record, str]:
     """Returns (unit name, declared fields, fault); `known` is a mapping because there may be many labels."""
-    if isinstance(raw, str):
-        raw = {declared.text_key: raw}
-    if not isinstance(raw, Mapping):
-        return "", {}, "records: expected every record to be text or a mapping; one is neither."
-    unit = str(number) if declared.unit_key is None else unit_name(raw.get(declared.unit_key))
+    fields = fields_of(raw, declared.text_key)
+    if fields is None:
+        return "", {}, "records: expected every record to be text, a mapping or a Document; one is none of them."
+    unit = str(number) if declared.unit_key is None else unit_name(fields.get(declared.unit_key))
     if unit is None:
         return "", {}, f"records: expected text or an integer under {declared.unit_key!r}; a record has neither."
     record: Record = {}
     for field in declared.fields:
-        value = raw.get(field)
+        value, is_label = fields.get(field), field == declared.label_key
+        if is_label and labels_as_text:
+            value = label_text(value)
         if not isinstance(value, str):
-            return "", {}, f"records: expected text under {field!r}; a record has none."
-        if field == declared.label_key:
+            advice = AS_TEXT if is_label and label_text(value) is not value else ""
+            return "", {}, f"records: expected text under {field!r}; a record has {_kind_of(value)}.{advice}"
+        if is_label:
             if value not in known:
-                return "", {}, f"records: expected a declared label under {field!r}; a record has another."
+                advice = "Declare every label that occurs."
+                return "", {}, f"records: expected a declared label under {field!r}; a record has another. {advice}"
             record[field] = known[value]
         else:
             record[field] = _clean(value, declared.max_chars)
     return unit, record, ""
+
+
+def fields_of(raw: Any, text_key: str) -> Mapping[str, Any] | None:
+    """Returns the fields of a text, a mapping or a LangChain document; None for anything else."""
+    if isinstance(raw, str):
+        return {text_key: raw}
+    if isinstance(raw, Mapping):
+        return raw
+    metadata, content = getattr(raw, "metadata", None), getattr(raw, "page_content", None)
+    return {**metadata, text_key: content} if isinstance(metadata, Mapping) and content is not None else None
+
+
+AS_TEXT = " Give labels_as_text=True, which reads integers and booleans as text."
+
+
+def label_text(value: Any) -> Any:
+    """Returns an integer or a boolean as text (7 as "7", True as "true"); anything else as it is."""
+    if isinstance(value, (bool, np.bool_)):
+        return "true" if value else "false"
+    return str(int(value)) if isinstance(value, Integral) else value
+
+
+def _kind_of(value: Any) -> str:
+    """Returns what stands in the place of a text, by its type; tables have marks of their own for missing values."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if value is None or is_nan or type(value).__name__ in {"NAType", "NaTType"}:
+        return "none"
+    if isinstance(value, (bool, np.bool_)):
+        return "a boolean"
+    if isinstance(value, Integral):
+        return "an integer"
+    return "another number" if isinstance(value, Real) else "a value of another type"
 
 
 def unit_name(value: Any) -> str | None:

@@ -101,7 +101,9 @@ class TestForChoosingLabels:
     @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
     def test_a_model_that_ignores_logprobs_is_refused_and_told_of_votes(self, kind: Any) -> None:
         model = kind(answer=TOPS, payload=lambda tops: None)
-        with pytest.raises(CapabilityError, match=r'without logprobs.*give votes="text"$'):
+        with pytest.raises(
+            CapabilityError, match=r'or LabelAnswers\(votes="text"\) .*without logprobs\. .*embedded model\.$'
+        ):
             as_choice_backend(model)
         assert isinstance(as_choice_backend(model, votes="text"), TextVoteBackend)
 
@@ -166,7 +168,7 @@ class TestForChoosingLabels:
 
     def test_votes_are_the_advice_where_log_probabilities_are_rejected(self) -> None:
         model = ScriptedChat(answer=TOPS, raises={"": StatusError("no logprobs here", status_code=400)})
-        with pytest.raises(CapabilityError, match=r'no logprobs here.*give votes="text"$'):
+        with pytest.raises(CapabilityError, match=r'or LabelAnswers\(votes="text"\) .*no logprobs here'):
             as_choice_backend(model)
         with pytest.raises(CapabilityError) as caught:
             as_choice_backend(ScriptedChat(answer=fixed({" w": 0.9})))

@@ -328,7 +328,7 @@ class TestWhatIsPaid:
     def test_the_budget_is_found_in_the_context(self) -> None:
         with get_privacy_budget_callback(epsilon=6.0, delta=1e-6) as budget:
             DocumentSynthesizer.from_private_examples(
-                PrivateExamples.from_documents([Document("my card")] * 50, public_size=600),
+                PrivateExamples([Document("my card")] * 50, public_size=600),
                 llm=engine(),
                 topics=Topics(("card",), 1),
                 epsilon=6.0,
@@ -370,15 +370,15 @@ class TestAStop:
                     raise OSError(CANARY)
 
         with pytest.raises(RecordError) as caught:
-            PrivateExamples.from_documents(Notes(fails=True), public_size=600, unit_key="source")
+            PrivateExamples(Notes(fails=True), public_size=600, unit_key="source")
         assert CANARY not in locals_in(caught.value) + str(caught.value)
-        made = maker(notes=PrivateExamples.from_documents(Notes(fails=False), public_size=600, unit_key="source"))
+        made = maker(notes=PrivateExamples(Notes(fails=False), public_size=600, unit_key="source"))
         assert made._private._pool(None, ledger_id=made._budget.ledger_id).num_units == 1
 
     def test_documents_that_cannot_be_read_are_in_no_frame_of_ours(self) -> None:
         documents = [Document(CANARY), Document("x", metadata={"source": 1.5})]
         with pytest.raises(RecordError) as caught:
-            PrivateExamples.from_documents(documents, public_size=10, unit_key="source")
+            PrivateExamples(documents, public_size=10, unit_key="source")
         assert CANARY not in locals_in(caught.value) + str(caught.value)
 
 
@@ -643,7 +643,7 @@ class TestWhatIsRefused:
         with pytest.raises(ConfigurationError, match="PrivateExamples"):
             DocumentSynthesizer.from_private_examples(["text"], llm=engine(), budget=house())  # type: ignore[arg-type]
         with pytest.raises(RecordError):
-            PrivateExamples.from_documents(["no document"], public_size=10)
+            PrivateExamples([7], public_size=10)
 
     def test_a_share_that_does_not_fit(self) -> None:
         with pytest.raises(PrivacyBudgetError):

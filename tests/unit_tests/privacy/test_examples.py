@@ -4,18 +4,23 @@ import copy
 import gc
 import inspect
 import json
+import math
 import os
 import pickle
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from langchain_core.documents import Document
 
 from langchain_dpicl.exceptions import (
     ConfigurationError,
+    ExactSizeWarning,
     PrivacyBudgetMismatchError,
     PrivateAccessError,
     RecordError,
@@ -197,10 +202,9 @@ def test_the_same_fault_reads_the_same_wherever_it_stands() -> None:
 
 @pytest.mark.parametrize("records", [CANARY, CANARY.encode(), {"text": CANARY}, 7, None, SimpleNamespace(iloc=CANARY)])
 def test_a_wrong_container_is_refused_by_its_type_alone(records: Any) -> None:
-    for build in (PrivateExamples, PrivateExamples.from_documents):
-        with pytest.raises(ConfigurationError) as caught:
-            build(records, public_size=5)
-        assert CANARY not in shown_by(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        PrivateExamples(records, public_size=5)
+    assert CANARY not in shown_by(caught.value)
 
 
 def test_a_public_fault_shows_no_record_either() -> None:
@@ -261,9 +265,9 @@ def test_documents_become_records() -> None:
         SimpleNamespace(page_content="a", metadata={"queue": "login", "text": "metadata loses"}),
         SimpleNamespace(page_content="b", metadata={"queue": "billing"}),
     ]
-    private = PrivateExamples.from_documents(documents, public_size=9, label_key="queue", labels=QUEUES)
+    private = PrivateExamples(documents, public_size=9, label_key="queue", labels=QUEUES)
     assert texts(private, "login") == [["a"]]
-    renamed = PrivateExamples.from_documents(iter(documents), public_size=9, text_key="body")
+    renamed = PrivateExamples(iter(documents), public_size=9, text_key="body")
     renamed._attach("ledger")
     assert renamed._pool(None, ledger_id="ledger").records(1) == ({"body": "b"},)
 
@@ -271,7 +275,6 @@ def test_documents_become_records() -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        CANARY,
         SimpleNamespace(page_content=CANARY),
         SimpleNamespace(page_content=CANARY, metadata=[CANARY]),
         SimpleNamespace(metadata={"text": CANARY}),
@@ -281,15 +284,134 @@ def test_documents_become_records() -> None:
 )
 def test_what_is_no_document_is_a_record_fault(document: Any) -> None:
     with pytest.raises(RecordError) as caught:
-        PrivateExamples.from_documents([document], public_size=9)
+        PrivateExamples([document], public_size=9)
     assert CANARY not in shown_by(caught.value)
+
+
+class PolarsFrame:
+    """As much of a polars frame as is asked of one."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+        self.columns = list(rows[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.columns)  # as in polars: no records
+
+    def iter_rows(self, *, named: bool) -> Iterator[Any]:
+        return (row if named else tuple(row.values()) for row in self._rows)
+
+
+class PandasFrame:
+    """As much of a pandas frame as is asked of one."""
+
+    iloc = None
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+        self.columns = list(rows[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.columns)
+
+    def to_dict(self, orient: str) -> list[dict[str, Any]]:
+        assert orient == "records"
+        return self._rows
+
+
+class PandasSeries(list[str]):
+    """As much of a pandas series as is asked of one."""
+
+    iloc = None
+
+    def to_dict(self) -> dict[int, str]:
+        return dict(enumerate(self))
+
+
+NOTES = [{"text": "a", "queue": "login"}, {"text": "b", "queue": "billing"}, {"text": "c", "queue": "login"}]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        tuple(NOTES),
+        (note for note in NOTES),
+        PandasFrame(NOTES),
+        PolarsFrame(NOTES),
+        [Document(note["text"], id="7", metadata={"queue": note["queue"], "page": 3}) for note in NOTES],
+        SimpleNamespace(lazy_load=lambda: iter(NOTES)),
+    ],
+    ids=["tuple", "iterator", "pandas", "polars", "documents", "loader"],
+)
+def test_any_container_of_records_is_read(source: Any) -> None:
+    private = examples(source)
+    assert texts(private, "login") == [["a"], ["c"]]
+    assert texts(private) == [["a"], ["b"], ["c"]]
+
+
+def test_a_column_of_texts_is_read() -> None:
+    assert texts(PrivateExamples(PandasSeries(["x", "y"]), public_size=9)) == [["x"], ["y"]]
+
+
+@pytest.mark.parametrize(
+    ("label", "as_text"),
+    [(0, "0"), (1, "1"), (True, "true"), (False, "false"), (np.int64(1), "1"), (np.True_, "true"), ("yes", "yes")],
+)
+def test_integer_and_boolean_labels_are_read_as_text_where_that_was_asked_for(label: Any, as_text: str) -> None:
+    private = PrivateExamples(
+        [{"text": "a", "label": label}],
+        label_key="label",
+        labels=(label, "other"),
+        public_size={label: 30, "other": 20},
+        labels_as_text=True,
+    )
+    assert private.labels == (as_text, "other")
+    assert private.public_size == {as_text: 30, "other": 20}
+    assert texts(private, as_text) == [["a"]]
+
+
+@pytest.mark.parametrize(("label", "kind"), [(4711, "an integer"), (True, "a boolean")])
+def test_without_it_the_error_names_the_kind_and_the_option_and_no_value(label: Any, kind: str) -> None:
+    with pytest.raises(RecordError, match=f"a record has {kind}. Give labels_as_text=True") as caught:
+        examples([{"text": "a", "queue": label}])
+    assert "4711" not in shown_by(caught.value)
+    with pytest.raises(ConfigurationError, match=r"labels: expected text, found .*labels_as_text=True"):
+        examples([], labels=[label, "login"])
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (None, "none"),
+        (math.nan, "none"),
+        (1.5, "another number"),
+        ([CANARY], "a value of another type"),
+        (7, "an integer"),
+    ],
+)
+def test_what_stands_in_the_place_of_a_text_is_said_by_its_kind(value: Any, kind: str) -> None:
+    with pytest.raises(RecordError, match=f"expected text under 'text'; a record has {kind}. Index") as caught:
+        PrivateExamples([{"text": value}], public_size=9)
+    assert CANARY not in shown_by(caught.value)
+
+
+@pytest.mark.parametrize("ask", [len, list, lambda private: private[0], lambda private: "a" in private, sorted])
+def test_length_index_and_iteration_say_why_there_is_none(ask: Callable[[Any], object]) -> None:
+    messages = set()
+    for records in ([], None):
+        with pytest.raises(PrivateAccessError, match="has no length, index or iteration, because") as caught:
+            ask(examples(records))
+        messages.add(str(caught.value))
+        assert CANARY not in shown_by(caught.value)
+    assert len(messages) == 1
+    assert bool(examples([])) is bool(examples()) is True
 
 
 # --- sizes and delta ----------------------------------------------------------------------------------------------
 
 
 def test_sizes_are_what_was_declared() -> None:
-    one = examples(public_size=501)
+    one = examples(public_size=501, exact_size_is_public=True)
     assert one.public_size == 501
     assert (one.public_size_of(None), one.public_size_of("login")) == (501, 250)
     per_label = examples(public_size={"login": 20, "billing": 5})
@@ -298,6 +420,34 @@ def test_sizes_are_what_was_declared() -> None:
     assert examples(public_size=1).public_size_of("login") == 1
     with pytest.raises(ConfigurationError):
         one.public_size_of("other")
+
+
+@pytest.mark.parametrize("size", [1, 7, 99, 120, 900, 12_000, 650_000])
+def test_a_round_size_is_not_warned_about(size: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        examples(public_size=size)
+
+
+def test_a_size_that_reads_like_a_count_is_warned_about_once_whatever_the_records_are() -> None:
+    for records, size in ([], 17_293), (None, 17_294):
+        with pytest.warns(ExactSizeWarning, match=f"public_size: {size} reads like .* such as 17000") as caught:
+            assert examples(records, public_size=size).public_size == size
+        assert [warning.filename for warning in caught] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            examples(records, public_size=size)
+
+
+def test_sizes_of_labels_are_read_one_by_one_and_an_exact_size_may_be_public() -> None:
+    sizes = {"login": 1_731, "billing": 300}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        examples(public_size=sizes, exact_size_is_public=True)
+    with pytest.warns(ExactSizeWarning, match="1731"):
+        examples(public_size=sizes)
+    with pytest.raises(ConfigurationError, match="exact_size_is_public: expected True or False, found 'yes'"):
+        examples(exact_size_is_public="yes")
 
 
 def test_declared_values_are_read_only_and_detached() -> None:

@@ -559,7 +559,7 @@ def test_balances_in_a_file_need_names(tmp_path: Path) -> None:
 
 def test_documents_are_compared_by_local_embeddings_unless_told_otherwise() -> None:
     held = documents(*records("cough", "yes", 3))
-    private = PrivateExamples.from_documents(held, public_size=100, unit_key="patient")
+    private = PrivateExamples(held, public_size=100, unit_key="patient")
     made = voter(private, retrieval=Retrieval(similarity_threshold=0.1, participations=1))
     assert votes(made.invoke("cough")) == {"yes": 3, "no": 0}
     assert made.filter.texts.embeddings.name == repr(LocalEmbeddings()).removesuffix("()")

@@ -74,7 +74,7 @@ class TestLogprobs:
 
     @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
     def test_are_missed_where_a_server_ignores_the_request(self, kind: type) -> None:
-        with pytest.raises(CapabilityError, match=r"without logprobs, which writing token by token needs.*llama\.cpp"):
+        with pytest.raises(CapabilityError, match=r"without logprobs\. .*llama\.cpp"):
             LangChainBackend(kind(answer=ANSWERS, payload=lambda tops: None))
 
     def test_are_not_to_be_had_from_a_model_that_only_writes_text(self) -> None:
@@ -242,7 +242,7 @@ class TestLogprobs:
         silent = ScriptedChat(answer=ANSWERS, payload=lambda tops: None)
         with pytest.raises(CapabilityError, match=r"without logprobs.*llama\.cpp takes the size of the vocabulary"):
             LangChainBackend(silent, full_vocabulary=-1, retry=QUICK)
-        with pytest.raises(CapabilityError, match=r"needs\. Some servers take the request and ignore it"):
+        with pytest.raises(CapabilityError, match=r"without logprobs\. Some servers take the request and ignore it"):
             LangChainBackend(silent, full_vocabulary=20, retry=QUICK)
 
     @pytest.mark.parametrize(("status", "advised"), [(400, "--max-logprobs -1"), (401, "check api_key")])

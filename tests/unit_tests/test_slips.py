@@ -1,0 +1,299 @@
+"""What the package answers to the slips of a first week: the cause and the cure, in few words, and no record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+
+import langchain_dpicl as dpicl
+from langchain_dpicl import (
+    Budget,
+    ChatEmbedded,
+    DPFewShotPromptTemplate,
+    DPVotingRunnable,
+    EmbeddedLLM,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+)
+from langchain_dpicl.exceptions import (
+    CapabilityError,
+    ConfigurationError,
+    NoPrivacyBudgetError,
+    PrivacyBudgetExceededError,
+    PrivacyBudgetMismatchError,
+    PrivateAccessError,
+    RecordError,
+)
+
+CANARY = "zx-slip-canary-83"
+MOST_WORDS = 60
+TOPICS = ("sport", "business", "politics", "tech", "entertainment")
+ARTICLES = [{"text": f"{CANARY}: made-up article {n}", "label": TOPICS[n % 5]} for n in range(40)]
+FILMS = [{"text": f"{CANARY}: film {n}", "label": n % 2} for n in range(40)]
+ROW, QUERY = PromptTemplate.from_template("Article: {text}\nTopic: {label}"), "Article: {input}\nTopic:"
+CALLS_OF_CLASSES = "expected to be built by from_private_examples, found a call of the class. Build it with"
+
+
+def declared(**changes: Any) -> PrivateExamples:
+    given: dict[str, Any] = {"records": ARTICLES, "label_key": "label", "labels": TOPICS, "public_size": 1_700}
+    return PrivateExamples(**{**given, **changes})
+
+
+def handler(epsilon: float = 4.0, delta: float = 1e-5) -> PrivacyBudgetCallbackHandler:
+    return PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=delta)
+
+
+def voter(private: PrivateExamples | None = None, **changes: Any) -> DPVotingRunnable:
+    given: dict[str, Any] = {"llm": EmbeddedLLM(), "budget": handler(), "epsilon": 1.0, "max_queries": 2}
+    asked: dict[str, Any] = {**given, "example_prompt": ROW, "suffix": QUERY, **changes}
+    return DPVotingRunnable.from_private_examples(
+        declared() if private is None else private, **{name: value for name, value in asked.items() if value is not ...}
+    )
+
+
+def prompt(**changes: Any) -> DPFewShotPromptTemplate:
+    given: dict[str, Any] = {"llm": EmbeddedLLM(), "budget": handler(), "epsilon": 1.0}
+    return DPFewShotPromptTemplate.from_private_examples(
+        declared(), **{**given, "example_prompt": ROW, "suffix": QUERY, **changes}
+    )
+
+
+def three_of_two() -> list[str]:
+    asked = voter()
+    return [asked.invoke(query) for query in "abc"]
+
+
+def two_budgets() -> tuple[DPVotingRunnable, DPVotingRunnable]:
+    private = declared()
+    return voter(private), voter(private)
+
+
+SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "no public_size": (
+        lambda: PrivateExamples(ARTICLES, label_key="label", labels=TOPICS),
+        ConfigurationError,
+        r"public_size: expected the declared number of units, .*a round number, not the number of records",
+    ),
+    "integer labels, declared as integers": (
+        lambda: PrivateExamples(FILMS, label_key="label", labels=(0, 1), public_size=9_000),
+        ConfigurationError,
+        r"labels: expected text, found int\. Give labels_as_text=True",
+    ),
+    "integer labels, declared as text": (
+        lambda: PrivateExamples(FILMS, label_key="label", labels=("0", "1"), public_size=9_000),
+        RecordError,
+        r"expected text under 'label'; a record has an integer\. Give labels_as_text=True.*`dpicl check FILE`",
+    ),
+    "a label forgotten": (
+        lambda: declared(labels=TOPICS[:4]),
+        RecordError,
+        r"expected a declared label under 'label'; a record has another\. Declare every label.*`dpicl check FILE`",
+    ),
+    "len": (lambda: len(declared()), PrivateAccessError, "has no length, .* give it to a component"),
+    "an index": (lambda: declared()[0], PrivateAccessError, "has no length, index .* give it to a component"),
+    "a loop": (lambda: list(declared()), PrivateAccessError, "or iteration, .* give it to a component"),
+    "epsilon above the budget": (
+        lambda: voter(budget=handler(1.0), epsilon=2.0),
+        PrivacyBudgetExceededError,
+        "requested 2, remaining 1. .* lower them",
+    ),
+    "a third of two queries": (
+        three_of_two,
+        PrivacyBudgetExceededError,
+        "requested 1, remaining 0.* Build another component",
+    ),
+    "no max_queries": (
+        lambda: voter(max_queries=...),
+        ConfigurationError,
+        "expected max_queries, found None. Give max_queries: queries that the share pays for",
+    ),
+    "no budget": (lambda: voter(budget=...), NoPrivacyBudgetError, "Give budget=PrivacyBudgetCallbackHandler"),
+    "a budget without delta": (
+        lambda: PrivacyBudgetCallbackHandler(epsilon=1.0),  # type: ignore[call-arg]
+        ConfigurationError,
+        r"expected delta=\.\.\., found none\. Build it with .*delta=1e-6\), delta at most 1/\(10 \* public_size\)",
+    ),
+    "a suffix without the query": (
+        lambda: voter(suffix="Topic:"),
+        ConfigurationError,
+        "suffix: expected a template with the query's variable, such as {input}, found 'Topic:'",
+    ),
+    "another field in the example": (
+        lambda: voter(example_prompt=PromptTemplate.from_template("A: {content}\nTopic: {label}")),
+        ConfigurationError,
+        r"fields among \['label', 'text'\], found \['content'\]\. Declare further fields",
+    ),
+    "demonstrations by a model that only writes": (
+        lambda: prompt(llm=FakeListChatModel(responses=["x"])),
+        CapabilityError,
+        "without logprobs.* Take one that reports them: .*embedded model.* it can still vote on labels",
+    ),
+    "votes by a model that only writes": (
+        lambda: voter(llm=FakeListChatModel(responses=["sport"])),
+        CapabilityError,
+        r'or LabelAnswers\(votes="text"\) to take what it writes as its vote\. .*without logprobs',
+    ),
+    "a model by its name": (
+        lambda: voter(llm="gpt-4.1-mini"),
+        ConfigurationError,
+        r'Give its provider, such as "openai:gpt-4\.1-mini", or make the model, such as with init_chat_model',
+    ),
+    "a chat template as example": (
+        lambda: voter(example_prompt=ChatPromptTemplate.from_messages([("human", "{text}"), ("ai", "{label}")])),
+        ConfigurationError,
+        "example_prompt: expected text or a PromptTemplate .*'ChatPromptTemplate'. Write it as one text, such as",
+    ),
+    "a large delta": (
+        lambda: voter(budget=handler(4.0, 1e-2)),
+        ConfigurationError,
+        r"delta: expected at most 1/\(10 \* public_size\) = 5\.88e-05 .* Lower delta",
+    ),
+    "two budgets for the same examples": (
+        two_budgets,
+        PrivacyBudgetMismatchError,
+        "to which it is bound.* Give all components of these examples one budget",
+    ),
+    "a typo in an option": (
+        lambda: voter(max_query=3),
+        ConfigurationError,
+        r"DPVotingRunnable\.from_private_examples: .* found 'max_query'\. Did you mean 'max_queries'\?",
+    ),
+    "a typo in an option of a prompt": (
+        lambda: prompt(max_tokns=4),
+        ConfigurationError,
+        r"DPFewShotPromptTemplate\.from_private_examples: .* found 'max_tokns'\. Did you mean 'max_tokens'\?",
+    ),
+    "an option that a value of options holds": (
+        lambda: prompt(shots=4),
+        ConfigurationError,
+        r"DPFewShotPromptTemplate\.from_private_examples: .* found 'shots'\. Give rows=Rows\(shots=",
+    ),
+    "a typo in a declaration": (
+        lambda: PrivateExamples(ARTICLES, lable_key="label", public_size=1_700),  # type: ignore[call-arg]
+        ConfigurationError,
+        r"PrivateExamples: .* Did you mean 'label_key'\? Build it with PrivateExamples\(records, public_size=",
+    ),
+    "a typo in a model": (
+        lambda: ChatEmbedded(max_tokns=4),  # type: ignore[call-arg]
+        ConfigurationError,
+        r"ChatEmbedded: .* Did you mean 'max_tokens'\?",
+    ),
+    "one record as the records": (
+        lambda: PrivateExamples(ARTICLES[0], public_size=1_700),
+        ConfigurationError,
+        "found dict. .* put a single record into a list",
+    ),
+}
+
+FIRST_PROGRAMS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "the records alone": (
+        lambda: PrivateExamples(ARTICLES),
+        ConfigurationError,
+        r"Give PrivateExamples\(records, public_size=\.\.\.\)",
+    ),
+    "PrivateExamples.from_dicts": (
+        lambda: PrivateExamples.from_dicts(ARTICLES),  # type: ignore[attr-defined]
+        AttributeError,
+        r"no attribute 'from_dicts'\. Build it with PrivateExamples\(records, public_size=",
+    ),
+    "Budget(1.0, 1e-5)": (
+        lambda: Budget(1.0, 1e-5),  # type: ignore[misc]
+        ConfigurationError,
+        r"Budget: expected epsilon=\.\.\. and delta=\.\.\., found none\. Build it with Budget\(epsilon=",
+    ),
+    "Budget(epsilon=1.0)": (
+        lambda: Budget(epsilon=1.0),  # type: ignore[call-arg]
+        ConfigurationError,
+        r"Budget: expected delta=\.\.\., found none\.",
+    ),
+    "the stock few-shot template's arguments": (
+        lambda: DPFewShotPromptTemplate(examples=ARTICLES, example_prompt=ROW, suffix=QUERY, llm=EmbeddedLLM()),
+        ConfigurationError,
+        r"Build it with DPFewShotPromptTemplate\.from_private_examples\(private, llm=",
+    ),
+    "private examples in the stock template": (
+        lambda: DPFewShotPromptTemplate(examples=declared(), example_prompt=ROW, suffix=QUERY, epsilon=1.0),
+        ConfigurationError,
+        r"Build it with DPFewShotPromptTemplate\.from_private_examples\(private, llm=",
+    ),
+    "DPFewShotPromptTemplate.from_examples": (
+        lambda: DPFewShotPromptTemplate.from_examples(ARTICLES),  # type: ignore[attr-defined]
+        AttributeError,
+        r"no attribute 'from_examples'\. Build it with DPFewShotPromptTemplate\.from_private_examples\(",
+    ),
+    "DPVotingRunnable.from_llm": (
+        lambda: DPVotingRunnable.from_llm(EmbeddedLLM()),  # type: ignore[attr-defined]
+        AttributeError,
+        r"no attribute 'from_llm'\. Build it with DPVotingRunnable\.from_private_examples\(",
+    ),
+    "SoftPromptClassifier(model=)": (
+        lambda: dpicl.SoftPromptClassifier(model=EmbeddedLLM()),  # type: ignore[call-arg]
+        ConfigurationError,
+        r"expected prompts=\.\.\., found none\. Build it with SoftPromptClassifier\(model, prompts, ",
+    ),
+    "a Budget among the callbacks": (
+        lambda: voter().invoke("x", {"callbacks": [Budget(epsilon=1.0, delta=1e-6)]}),  # type: ignore[list-item]
+        ConfigurationError,
+        "expected handlers, found Budget. Of a budget pass the PrivacyBudgetCallbackHandler",
+    ),
+}
+
+CALLED: dict[str, dict[str, Any]] = {
+    "DPVotingRunnable": {"llm": EmbeddedLLM, "examples": ARTICLES, "labels": TOPICS, "epsilon": 1.0},
+    "DPFreeFormRunnable": {"llm": EmbeddedLLM, "examples": ARTICLES},
+    "DPRetrievalVotingRunnable": {"llm": EmbeddedLLM, "retriever": None, "labels": TOPICS},
+    "DPRetrievalFreeFormRunnable": {"llm": EmbeddedLLM, "documents": ARTICLES},
+    "DemonstrationSynthesizer": {"llm": EmbeddedLLM, "examples": ARTICLES, "k": 4},
+    "DocumentSynthesizer": {"llm": EmbeddedLLM, "documents": ARTICLES},
+    "PrivateEvolution": {"llm": EmbeddedLLM, "examples": ARTICLES},
+    "PromptPATELabeler": {"llm": EmbeddedLLM, "examples": ARTICLES},
+    "PromptPATEExampleSelector": {"examples": ARTICLES, "k": 4},
+    "PromptDPSGD": {"model": "gpt2", "examples": ARTICLES, "epsilon": 1.0},
+    "UnitCounter": {"examples": ARTICLES},
+    "ValueDiscovery": {"examples": ARTICLES},
+}
+
+
+@pytest.mark.parametrize("slip", [*SLIPS, *FIRST_PROGRAMS])
+def test_a_slip_is_answered_with_its_cause_and_its_cure(slip: str) -> None:
+    act, kind, answer = {**SLIPS, **FIRST_PROGRAMS}[slip]
+    with pytest.raises(kind, match=answer) as caught:
+        act()
+    assert CANARY not in str(caught.value)
+    assert len(str(caught.value).split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_class_that_is_called_names_the_constructor_in_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        getattr(dpicl, name)(**CALLED[name])
+    answer = str(caught.value)
+    assert answer.startswith(f"{name}: {CALLS_OF_CLASSES} {name}.from_private_examples(private, ")
+    assert CANARY not in answer
+    assert len(answer.split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("name", ["from_llm", "from_examples", "from_documents", "from_dicts"])
+@pytest.mark.parametrize("component", ["DPVotingRunnable", "PromptPATEExampleSelector", "PrivateExamples"])
+def test_a_constructor_that_a_class_does_not_have_is_absent_for_python_too(component: str, name: str) -> None:
+    assert not hasattr(getattr(dpicl, component), name)
+
+
+def test_documents_are_records() -> None:
+    documents = [Document(one["text"], metadata={"label": one["label"]}) for one in ARTICLES]
+    assert voter(declared(records=documents)).invoke("x") in TOPICS
+
+
+def test_the_wording_of_the_query_is_optional_and_its_variable_has_any_name() -> None:
+    assert voter(suffix=None).invoke("x") in TOPICS
+    assert voter(suffix="Article: {article}\nTopic:").invoke("x") in TOPICS
+
+
+def test_it_can_be_awaited_in_a_running_loop() -> None:
+    assert asyncio.run(voter().ainvoke("x")) in TOPICS
