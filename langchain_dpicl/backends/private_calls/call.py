@@ -19,6 +19,7 @@ from langsmith.run_helpers import tracing_context
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.private_calls.http_client import look_after_door, refuse_other_transports
 from langchain_dpicl.backends.private_calls.log_guard import RUNS_INSIDE, CallMark, begin, watch_runs
+from langchain_dpicl.backends.private_calls.method_checks import LITELLM_CHECKED_ONCE
 from langchain_dpicl.backends.private_calls.model_checks import (
     CLASSIFYING,
     Kind,
@@ -473,7 +474,8 @@ class SilentModel:
         return (request.render(request.prompt.reveal()),)
 
     def _options(self, request: Request) -> dict[str, Any]:
-        return private_arguments({**self._bound, **request.options})
+        asked = private_arguments({**self._bound, **request.options})
+        return {name: value for name, value in asked.items() if name not in LITELLM_CHECKED_ONCE}
 
 
 def _enter_call(request: Request, retry: RetryPolicy) -> tuple[CallMark, CallLimits]:

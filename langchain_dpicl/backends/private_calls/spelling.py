@@ -27,7 +27,7 @@ class Spelling:
       cap: its name of the most tokens of an answer.
       fields: options, by its own names, that are fields of the model; as arguments its client rejects them.
       greedy: what it takes in the place of temperature 0, which its server rejects.
-      added: what every call sends besides.
+      added: what every call sends besides, whatever else is asked for.
       is_text_only: whether it passes no log-probabilities on, so that it votes with its text without being probed.
     """
 
@@ -43,9 +43,10 @@ class Spelling:
         >>> Spelling("num_predict", fields=frozenset({"num_predict"})).spell({"max_tokens": 5, "logprobs": True})
         SpelledOptions(arguments={'logprobs': True}, fields={'num_predict': 5})
         """
-        spelled = dict(self.added)
+        spelled: dict[str, Any] = {}
         for name, value in options.items():
             spelled |= self.greedy if name == HEAT and value == 0.0 else {self.cap if name == CAP else name: value}
+        spelled |= self.added
         fields = {name: spelled.pop(name) for name in self.fields & spelled.keys()}
         return SpelledOptions(spelled, fields)
 

@@ -75,6 +75,13 @@ class TestSpellings:
         TextVoteBackend(model)
         assert (model.talk.sent[0]["no-log"], model.talk.sent[0]["caching"]) == (True, False)
 
+    @pytest.mark.parametrize("name", ["logger_fn", "success_callback", "input_callback", "cache"])
+    def test_an_observer_of_litellm_is_not_sent_with_a_call(self, name: str) -> None:
+        model = ChatLiteLLM()
+        TextVoteBackend(model.bind(**{name: print}, caching=True), options={name: print, "no-log": False})
+        assert name not in model.talk.sent[0]
+        assert (model.talk.sent[0]["no-log"], model.talk.sent[0]["caching"]) == (True, False)
+
     def test_a_subclass_inherits_and_an_unknown_class_has_the_names_of_openai(self) -> None:
         class Own(ChatOllama):
             pass
