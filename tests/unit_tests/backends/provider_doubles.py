@@ -23,6 +23,7 @@ class Talk:
     """What a server received, and what it answers."""
 
     text: str = "white"
+    reason: str = "length"
     tops: Mapping[str, float] = field(default_factory=lambda: dict(TOPS))
     sent: list[dict[str, Any]] = field(default_factory=list)
 
@@ -43,7 +44,7 @@ class Logprob(TokenLogprob):
 def logprob_objects(tops: Mapping[str, float], most: int) -> list[Logprob]:
     """Returns one place, as the SDK of Ollama builds it."""
     entries = [TokenLogprob(token=token, logprob=math.log(value)) for token, value in tops.items()]
-    return [Logprob(token=entries[0].token, logprob=entries[0].logprob, top_logprobs=entries[:most])]
+    return [Logprob(token=one.token, logprob=one.logprob, top_logprobs=entries[:most]) for one in entries[:1]]
 
 
 def ollama_chat(
@@ -84,7 +85,7 @@ class _ChatOllama(BaseChatModel):
         ollama_chat(messages=messages, stream=True, model=self.model, options=options, **asked, **kwargs)
         self.talk.sent.append({**options, **asked})
         logprobs = logprob_objects(self.talk.tops, asked["top_logprobs"] or 0) if asked["logprobs"] else None
-        info = {"done": True, "done_reason": "length", "logprobs": logprobs}
+        info = {"done": True, "done_reason": self.talk.reason, "logprobs": logprobs}
         return ChatResult(generations=[ChatGeneration(message=AIMessage(self.talk.text), generation_info=info)])
 
 

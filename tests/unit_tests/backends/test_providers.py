@@ -123,10 +123,11 @@ class TestLogprobsOfOllama:
     def test_bytes_that_the_sdk_has_lost_are_no_token(self) -> None:
         assert next_token(logprob_objects({"\ufffd": 0.5, "b": 0.25}, 5)) == pytest.approx({b"b": 0.25})
 
-    def test_an_answer_that_ends_at_once_is_the_end(self) -> None:
+    @pytest.mark.parametrize(("reason", "expected"), [("stop", 1.0), ("length", 0.0)])
+    def test_an_answer_that_the_model_ended_at_once_is_the_end(self, reason: str, expected: float) -> None:
         engine = LangChainBackend(model := ChatOllama(), continuation="instruct")
-        model.talk.text = ""
-        assert engine.open(["Snow is"], prefix=[]).score([engine.eos]).tolist() == [[0.0]]  # it stopped at the limit
+        model.talk.text, model.talk.reason, model.talk.tops = "", reason, {}
+        assert engine.open(["Snow is"], prefix=[]).score([engine.eos]).tolist() == [[expected]]
 
 
 class TestTextOnly:
