@@ -190,3 +190,15 @@ def test_a_chat_model_around_an_endpoint_is_refused_with_an_address_that_works()
         UnsilencableModelError, match=r"take ChatOpenAI\(base_url='http://HOST:PORT/v1'.*HuggingFaceEndpoint"
     ):
         as_choice_backend(ChatHuggingFace(llm=HuggingFaceEndpoint(talk=Talk())))
+
+
+def test_a_model_that_calls_through_grpc_is_refused_with_the_class_that_does_not() -> None:
+    class ChatVertexAI(ChatMistralAI):
+        prediction_client: Any = None
+
+    class Channel:
+        """Stands for `grpc.Channel`."""
+
+    Channel.__module__ = "grpc"
+    with pytest.raises(UnsilencableModelError, match=r"through grpc.*take ChatGoogleGenerativeAI\(.*vertexai=True"):
+        as_choice_backend(ChatVertexAI(prediction_client=Channel()))
