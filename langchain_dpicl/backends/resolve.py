@@ -18,14 +18,12 @@ from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls import public_calls
 from langchain_dpicl.backends.private_calls.call import SilentModel, unwrap
 from langchain_dpicl.backends.private_calls.model_checks import DECISION_MODELS, attributes_of
+from langchain_dpicl.backends.private_calls.spelling import spelling_of
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
 # Stock objects of `langchain_huggingface` that hold a local model are unwrapped: private work calls the model itself,
 # so that their callbacks, caches and traces see none of it; their sampling parameters are ignored.
-TEXT_ONLY = frozenset({("langchain_anthropic", "ChatAnthropic"), ("langchain_anthropic", "AnthropicLLM")})
-"""Classes of models that have no logprobs, by package and name: they vote with their text without being probed."""
-
 PIPELINES = frozenset({("langchain_huggingface", "HuggingFacePipeline")})
 """Completion models around a pipeline of transformers, by package and name."""
 
@@ -104,7 +102,7 @@ def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> Choi
     if kind == "decisions":
         return DecisionsBackend(llm)
     if kind in {"chat", "completion"}:
-        return TextVoteBackend(llm) if _is_one_of(unwrap(llm)[0], TEXT_ONLY) else _first_tokens(llm, kind)
+        return TextVoteBackend(llm) if spelling_of(unwrap(llm)[0]).is_text_only else _first_tokens(llm, kind)
     raise CapabilityError(
         "expected an engine, OpenAIDecisions or a LangChain chat or completion model, found "
         f"{type(unwrap(llm)[0]).__name__}; {_NO_WRAPPER}"

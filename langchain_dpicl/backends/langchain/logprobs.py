@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from langchain_dpicl.backends.base import Rows, Token
 from langchain_dpicl.backends.private_calls.call import (
@@ -293,17 +294,20 @@ def first_position(payload: object, *, most: int = MAX_ENTRIES) -> list[Entry]:
 def positions(payload: object, *, limit: int, most: int = MAX_ENTRIES) -> list[tuple[object, list[Entry]]]:
     """Returns the generated token and the entries reported for its place, for the first `limit` tokens.
 
-    Four shapes are in use: `{"content": [{"top_logprobs": [entry, ...]}, ...]}` (chat, and completions of llama.cpp),
-    the list in it alone (Ollama), and `{"top_logprobs": [{text: logprob, ...}, ...]}` with entries or with
+    Four shapes are in use, of mappings or of an SDK's objects with these attributes:
+    `{"content": [{"top_logprobs": [entry, ...]}, ...]}` (chat, and completions of llama.cpp), the list in it alone
+    (Ollama), and `{"top_logprobs": [{text: logprob, ...}, ...]}` with entries or with
     (text, logprob) pairs (completions of OpenAI, vLLM and llama-cpp-python).
     """
+    payload = _as_mapping(payload)
     if isinstance(payload, list | tuple):
         payload = {"content": payload}
     if not isinstance(payload, dict):
         return []
-    content, tops = _first_entries(payload.get("content"), limit), _first_entries(payload.get("top_logprobs"), limit)
+    content = [_as_mapping(place) for place in _first_entries(payload.get("content"), limit)]
     if content and isinstance(content[0], dict):
         return [(place, _entries(place.get("top_logprobs"), most)) for place in content if isinstance(place, dict)]
+    tops = _first_entries(payload.get("top_logprobs"), limit)
     tokens = _first_entries(payload.get("tokens"), limit)
     return [(tokens[i] if i < len(tokens) else None, _entries(top, most)) for i, top in enumerate(tops)]
 
@@ -378,8 +382,14 @@ def _entries(top: object, most: int) -> list[Entry]:
     if isinstance(top, dict):
         return list(islice(top.items(), most))
     if isinstance(top, list | tuple):
-        return [(entry, entry.get("logprob")) for entry in top[:most] if isinstance(entry, dict)]
+        entries = map(_as_mapping, top[:most])
+        return [(entry, entry.get("logprob")) for entry in entries if isinstance(entry, dict)]
     return []
+
+
+def _as_mapping(value: object) -> object:
+    """Returns the fields of an SDK's object by name; anything else as it is."""
+    return dict(BaseModel.__iter__(value)) if isinstance(value, BaseModel) else value
 
 
 def _complete(raw: bytes | None, eos_texts: frozenset[str]) -> bytes | None:
@@ -473,6 +483,11 @@ class ReplyFormat:
     def entries(self, reply: Reply) -> list[Entry]:
         """Returns what a public answer reports for its first token, as received."""
         return [] if reply.answer is None else first_position(reply.answer.reveal().logprobs)
+
+    def reported(self, reply: Reply, limit: int) -> list[list[Entry]]:
+        """Returns what a public answer reports for its first tokens, as received; empty places are left out."""
+        found = [] if reply.answer is None else positions(reply.answer.reveal().logprobs, limit=limit)
+        return [entries for _, entries in found if entries]
 
     def places(self, reply: Reply, limit: int) -> list[tuple[object, Probabilities]]:
         """Returns the first tokens of a public answer and the probabilities reported for each one's place."""

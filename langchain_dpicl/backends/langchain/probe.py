@@ -19,6 +19,7 @@ from langchain_dpicl.backends.langchain.logprobs import (
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Reply
 from langchain_dpicl.backends.private_calls.call_pool import CallPool
 from langchain_dpicl.backends.private_calls.public_calls import (
+    ONE_HOT,
     TAKE_ANOTHER,
     VOTES,
     advice,
@@ -40,6 +41,7 @@ _WRITTEN = 4  # tokens the server writes of its own, so that there is a place af
 _COMPARED_AFTER = (2, 3)
 _AGREEMENT = 0.9
 _MOST, _ALL = 0.99, 0.999  # of the probability, as providers round it: nearly a whole vocabulary, and a whole one
+_IMPOSSIBLE = -1000.0  # no softmax of a model is that small; DeepSeek and vLLM write -9999 for 0
 _PREFILLS: tuple[Prefill, ...] = ("plain", "vllm")
 
 
@@ -98,10 +100,22 @@ def probe(
         _refuse_unreadable(name, entries)
     if not entries:
         raise NoLogprobsError(f"{name} answered a public probe without {what}. {about(kind, name)}")
+    if all(map(_is_one_hot, wire.reported(reply, _WRITTEN))):
+        raise NoLogprobsError(
+            f"{name} answered a public probe with 0 for the token it wrote and {_IMPOSSIBLE:g} or less for every "
+            f"other one: these are no log-probabilities. {ONE_HOT}"
+        )
     tests = _tests(wire, reply, name)
     if wire.continuation == "prefill" and wire.prefill is None:
         wire = _find_continuation(calls, wire, tests)
     return ProbeResult(wire, entries, reported)
+
+
+def _is_one_hot(entries: Sequence[Entry]) -> bool:
+    """Whether one token is reported as certain and all others as impossible, as by servers without probabilities."""
+    numbers = [number for _, number in entries if isinstance(number, int | float) and not isinstance(number, bool)]
+    certain = sum(number == 0.0 for number in numbers)
+    return len(numbers) > 1 and certain == 1 and all(number == 0.0 or number <= _IMPOSSIBLE for number in numbers)
 
 
 def top_k_of(name: str, entries: Sequence[Entry], asked: int, *, is_given: bool) -> int:

@@ -19,6 +19,7 @@ from langsmith.run_helpers import tracing_context
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.private_calls.http_client import look_after_door, refuse_other_transports
 from langchain_dpicl.backends.private_calls.log_guard import RUNS_INSIDE, CallMark, begin, watch_runs
+from langchain_dpicl.backends.private_calls.method_checks import LITELLM_CHECKED_ONCE
 from langchain_dpicl.backends.private_calls.model_checks import (
     CLASSIFYING,
     Kind,
@@ -28,6 +29,7 @@ from langchain_dpicl.backends.private_calls.model_checks import (
     refuse_open_models,
 )
 from langchain_dpicl.backends.private_calls.replies import CallLimits
+from langchain_dpicl.backends.private_calls.spelling import spelling_of
 from langchain_dpicl.exceptions import ConfigurationError, UnsilencableModelError
 
 T = TypeVar("T")
@@ -153,7 +155,8 @@ class Request:
     Attributes:
       prompt: the prompt.
       render: how the prompt becomes the model's input.
-      options: keyword arguments of the call, such as `max_tokens`; a decision model takes none.
+      options: keyword arguments of the call, such as `max_tokens`, in OpenAI's names or in those of the class
+        (`spelling`); a decision model takes none.
       is_readable: whether an answer has what was asked for; if not, the call is made again.
       explain: what a failure may report: "" for a private call; "kind" (type and status) for a public one; "text" for
         the probe, which precedes all private calls: later messages may quote the usage of private calls.
@@ -189,10 +192,15 @@ def classify_error(error: BaseException, *, explain: Literal["", "kind", "text"]
         # SDKs raise their own connection error from the event loop's complaint.
         lost = any(isinstance(one, RuntimeError) and _OTHER_LOOP.search(str(one)) for one in _error_chain(error))
         detail = names[0] + (f" (HTTP {status})" if status else "") if explain else ""
-        detail += f": {str(error)[:300]}" if explain == "text" else ""
+        detail += f": {_one_line(error)[:300]}" if explain == "text" else ""
         return ClassifiedError("loop" if lost else "busy" if busy else "content", _retry_after(error), detail)
     except Exception:  # noqa: BLE001  see the docstring
         return ClassifiedError("content")
+
+
+def _one_line(error: BaseException) -> str:
+    """Returns the message of an exception on one line, without pydantic's reference to its documentation."""
+    return " ".join(str(error).split()).partition(" For further information visit ")[0]
 
 
 def _error_chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -299,6 +307,7 @@ class SilentModel:
         self._kind, self._doors = takes or kind_and_doors(model)
         self._way = PromptPath(model)
         self._bound = dict(bound)
+        self._spelling = spelling_of(model)
         self._limiter = getattr(model, "rate_limiter", None)
         self._hosts: dict[str, None] = {}
 
@@ -380,7 +389,8 @@ class SilentModel:
                     if self._limiter is not None:
                         self._limiter.acquire(blocking=True)
                     with passage.calling():
-                        outcome = _reply(request, self._door(0)(*self._input(request), **self._options(request)))
+                        door, options = self._prepare(0, request)
+                        outcome = _reply(request, door(*self._input(request), **options))
             except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
                 outcome = _outcome(error, explain=request.explain)
         except KeyboardInterrupt:  # while a failure was looked at
@@ -405,7 +415,7 @@ class SilentModel:
                     if self._limiter is not None:
                         await self._limiter.aacquire(blocking=True)
                     with passage.calling():
-                        door, options = self._door(1), self._options(request)
+                        door, options = self._prepare(1, request)
                         outcome = _reply(request, await door(*self._input(request), **options))
             except BaseException as error:  # noqa: BLE001  any failure of a row is that row's abstention
                 outcome = _outcome(error, explain=request.explain)
@@ -446,8 +456,13 @@ class SilentModel:
         if self._kind == "decisions" and request.options:
             raise ConfigurationError(f"expected no options for a decision model, found {sorted(request.options)}")
 
-    def _door(self, number: int) -> Callable[..., Any]:
-        door: Callable[..., Any] = getattr(self._model, self._doors[number])
+    def _prepare(self, number: int, request: Request) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """Returns the method to call and its arguments; options that are fields go into a copy made for this call."""
+        arguments, fields = self._spelling.spell({} if self._kind == "decisions" else self._options(request))
+        return self._door(number, self._model.model_copy(update=fields) if fields else self._model), arguments
+
+    def _door(self, number: int, model: Any) -> Callable[..., Any]:
+        door: Callable[..., Any] = getattr(model, self._doors[number])
         return door
 
     def _input(self, request: Request) -> tuple[Any, ...]:
@@ -459,9 +474,8 @@ class SilentModel:
         return (request.render(request.prompt.reveal()),)
 
     def _options(self, request: Request) -> dict[str, Any]:
-        if self._kind == "decisions":
-            return {}
-        return private_arguments({**self._bound, **request.options})
+        asked = private_arguments({**self._bound, **request.options})
+        return {name: value for name, value in asked.items() if name not in LITELLM_CHECKED_ONCE}
 
 
 def _enter_call(request: Request, retry: RetryPolicy) -> tuple[CallMark, CallLimits]:
@@ -597,9 +611,15 @@ def _answer(generation: Any, about: Any) -> ModelOutput:
     return ModelOutput(
         text=generation.text,
         logprobs=info.get("logprobs"),
-        finish_reason=info.get("finish_reason") or (about.get("stop_reason") if isinstance(about, dict) else None),
+        finish_reason=_finish_reason(info, about),
         refused=bool(extra.get("refusal") or getattr(message, "tool_calls", None)),
     )
+
+
+def _finish_reason(info: Any, about: Any) -> Any:
+    """Returns why an answer ended: OpenAI's, Ollama's or Anthropic's field."""
+    own = info.get("finish_reason") or info.get("done_reason")
+    return own or (about.get("stop_reason") if isinstance(about, dict) else None)
 
 
 def _outcome(error: BaseException, *, explain: Literal["", "kind", "text"]) -> Reply | None:

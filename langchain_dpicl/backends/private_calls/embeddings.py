@@ -150,8 +150,8 @@ class _SilentEmbedder(SilentModel):
     def __init__(self, embeddings: Embeddings) -> None:
         super().__init__(embeddings, {}, takes=("completion", EMBEDDING))
 
-    def _door(self, number: int) -> Callable[..., Any]:
-        return partial((_embed_text, _aembed_text)[number], super()._door(number))
+    def _door(self, number: int, model: Any) -> Callable[..., Any]:
+        return partial((_embed_text, _aembed_text)[number], super()._door(number, model))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

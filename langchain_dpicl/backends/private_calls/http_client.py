@@ -169,9 +169,16 @@ def reply_http2(inner: Inner, passage: CallLimits, connection: Any) -> Any:  # n
 # call are limited too. A connection opened during a silent call by anything else is refused, as nothing would limit it.
 
 _UNLIMITED = (
-    "and not through httpx, requests or http.client: redirects, time and size of its replies cannot be limited; take a "
-    "model class whose client uses one of these, such as ChatOpenAI with the base_url= of an OpenAI-compatible server"
+    "and not through httpx, requests or http.client: redirects, time and size of its replies cannot be limited; take "
 )
+_INSTEAD = (
+    "a model class whose client uses one of these, such as ChatOpenAI with the base_url= of an OpenAI-compatible server"
+)
+_INSTEAD_OF = {
+    "ChatVertexAI": "ChatGoogleGenerativeAI(..., vertexai=True, project=..., location=...), which uses httpx"
+}
+"""By the name of a class: the one that reaches the same provider through a client above."""
+
 _OTHER_TRANSPORTS = frozenset(
     {"aiohttp", "curl_cffi", "grpc", "primp", "pycurl", "pyreqwest", "websocket", "websockets"}
 )
@@ -322,7 +329,7 @@ def _take_cookies(inner: Inner, call: CallMark, *args: Any, **options: Any) -> A
 def _connect(inner: Inner, passage: CallLimits, plain: Any, address: Any) -> Any:
     if not is_inside():
         place = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a local socket"
-        passage.stray = f"connects to {place} by itself, {_UNLIMITED}"
+        passage.stray = f"connects to {place} by itself, {_UNLIMITED}{_INSTEAD}"
         raise passage.refuse("a connection that is not an HTTP client's")
     with limit_socket_waits(passage, plain):
         return inner(plain, address)
@@ -334,7 +341,9 @@ def refuse_other_transports(model: Any) -> None:
     for thing, depth in todo:  # it grows
         tops = {base.__module__.partition(".")[0] for base in type(thing).__mro__}
         if transports := tops & _OTHER_TRANSPORTS:
-            raise UnsilencableModelError(f"{type(model).__name__} calls through {min(transports)}, {_UNLIMITED}")
+            name = type(model).__name__
+            advice = _UNLIMITED + _INSTEAD_OF.get(name, _INSTEAD)
+            raise UnsilencableModelError(f"{name} calls through {min(transports)}, {advice}")
         if depth == _DEPTH or tops & {"httpx", "httpx2", "torch"}:
             continue
         for value in _attributes_of(thing):

@@ -460,7 +460,7 @@ _LITELLM_SETTINGS = (
 )
 """Names in LiteLLM's module of observers of every call, and of caches of its answers."""
 
-_LITELLM_CHECKED_ONCE = frozenset({*_LITELLM_SETTINGS, "caching", "logger_fn"})
+LITELLM_CHECKED_ONCE = frozenset({*_LITELLM_SETTINGS, "caching", "logger_fn"})
 """Arguments with which one call gets such an observer."""
 
 
@@ -556,5 +556,5 @@ def litellm_trouble(model: Any) -> str:
     callbacks = [] if module is None else [f"litellm.{name}" for name in _LITELLM_SETTINGS if vars(module).get(name)]
     own = attribute(model, "model_kwargs")
     return ", ".join(
-        [*callbacks, *(f"model_kwargs[{name!r}]" for name in sorted(_LITELLM_CHECKED_ONCE & set(own or ())))]
+        [*callbacks, *(f"model_kwargs[{name!r}]" for name in sorted(LITELLM_CHECKED_ONCE & set(own or ())))]
     )

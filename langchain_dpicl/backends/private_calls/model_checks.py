@@ -122,6 +122,10 @@ _ADVICE = {
 }
 _ANY_ADVICE = "make private calls in a process without it, or take it off (uninstrument) and build the model after that"
 _UNKNOWN_ADVICE = "if it reads no request and no answer, call allow_wrappers({!r}) before the model is built"
+_TGI_ADVICE = (
+    "for TGI, an Inference Endpoint or Hugging Face's router take ChatOpenAI(base_url='http://HOST:PORT/v1', "
+    "api_key=..., model=...), which reads log-probabilities too; the HuggingFaceEndpoint itself votes with its text"
+)
 _LITELLM_ADVICE = (
     "make private calls in a process where none of them is set (LiteLLM's Router sets callbacks of its own), or take "
     "the provider's own LangChain class"
@@ -179,9 +183,9 @@ def _refuse_company(kind: str, values: Mapping[str, Any]) -> None:
         inside = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else [value]
         watched = any(isinstance(item, Runnable | BaseCallbackHandler | BaseCallbackManager) for item in inside)
         if watched and name != "callbacks":
+            advice = _TGI_ADVICE if kind == "ChatHuggingFace" else "pass the inner model itself"
             raise UnsilencableModelError(
-                f"{kind} holds a runnable or callback handler in {name!r}, which would see the prompts; "
-                "pass the inner model itself"
+                f"{kind} holds a runnable or callback handler in {name!r}, which would see the prompts; {advice}"
             )
 
 

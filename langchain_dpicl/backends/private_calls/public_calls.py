@@ -16,6 +16,11 @@ TAKE_ANOTHER = (
 )
 OTHER_NUMBER = "If it reports them for another number of tokens, hand in LangChainBackend(llm, max_top_k=...)."
 VOTES = "As text alone it can still vote on labels: hand it to TextVoteBackend."
+ONE_HOT = (
+    "DeepSeek's API does this for some models, vLLM where it is started with --logprobs-mode processed_logprobs and "
+    f"samples one token. {TAKE_ANOTHER} {VOTES}"
+)
+"""Advice where a server writes 0 and -9999 in the place of log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -108,25 +113,30 @@ FACTS = (
     AdviceRow(model=r"claude", advice=f"Anthropic reports none, whoever serves it. {TAKE_ANOTHER} {VOTES}"),
     AdviceRow(
         kind=r"(Chat)?(GoogleGen|VertexAI|Google)",
-        advice=(
-            "Gemini reports them on Vertex AI only and not for every model, and LangChain's classes are not known to "
-            f"pass them on. {TAKE_ANOTHER} {VOTES}"
-        ),
+        advice=f"LangChain's classes for Gemini pass none on, whatever the API reports. {TAKE_ANOTHER} {VOTES}",
     ),
+    AdviceRow(kind=r"\w*Bedrock", advice=f"Bedrock's Converse API reports none. {TAKE_ANOTHER} {VOTES}"),
+    AdviceRow(kind=r"\w*Mistral", advice=f"Mistral's API reports none. {TAKE_ANOTHER} {VOTES}"),
     AdviceRow(
-        kind=r"\w*Bedrock",
-        advice=f"Bedrock's Converse API is not known to report them. {TAKE_ANOTHER} {VOTES}",
+        kind=r"OllamaLLM",
+        advice=f"OllamaLLM passes none on: take ChatOllama, with the same model and base_url. {VOTES}",
     ),
     AdviceRow(
         kind=r"\w*Ollama",
         advice=(
-            "LangChain's Ollama classes take num_predict and not max_tokens. Ollama 0.12.11 and newer may "
-            "report log-probabilities through its OpenAI-compatible address; the probe decides: "
-            "ChatOpenAI(base_url='http://localhost:11434/v1', "
-            f"api_key='none', model=...). {TAKE_ANOTHER}"
+            "Ollama reports them from version 0.12.11 on, and ChatOllama passes them on from langchain-ollama 1.1 on: "
+            "upgrade the older of the two. A model that thinks before it answers reports its thoughts first: "
+            f"ChatOllama(..., reasoning=False). {VOTES}"
         ),
     ),
     AdviceRow(kind=r"\w*Groq", advice=f"Groq is not known to report them. {TAKE_ANOTHER} {VOTES}"),
+    AdviceRow(
+        kind=r"HuggingFaceEndpoint",
+        advice=(
+            "It passes none on. TGI and Hugging Face's router report them through their OpenAI-compatible address: "
+            f"ChatOpenAI(base_url='http://HOST:PORT/v1', api_key=..., model=...). {VOTES}"
+        ),
+    ),
     AdviceRow(
         kind=r"(Chat)?HuggingFace",
         advice=f"Pipelines of Hugging Face pass none on: serve the model with vLLM or llama.cpp. {VOTES}",

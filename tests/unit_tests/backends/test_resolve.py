@@ -20,7 +20,7 @@ from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
-from langchain_dpicl.backends.resolve import TEXT_ONLY, as_backend, as_choice_backend, as_embeddings, as_model
+from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_embeddings, as_model
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
@@ -111,13 +111,6 @@ class TestForChoosingLabels:
         model = Anthropic(say=saying({}))
         assert isinstance(as_choice_backend(model.bind(stop=["x"])), TextVoteBackend)
         assert [sorted(options) for _, options in model.seen] == [["max_tokens", "temperature"]]
-
-    def test_the_classes_without_logprobs_are_what_the_package_calls_them(self) -> None:
-        package = pytest.importorskip("langchain_anthropic")
-        assert {("langchain_anthropic", name) for name in ("ChatAnthropic", "AnthropicLLM")} == TEXT_ONLY
-        for _, name in TEXT_ONLY:
-            assert getattr(package, name).__name__ == name
-            assert getattr(package, name).__module__.startswith("langchain_anthropic.")
 
     def test_votes_can_be_asked_of_any_langchain_model(self) -> None:
         for model in (ScriptedChat(answer=TOPS), EmbeddedLLM(), FakeListLLM(responses=["a"]), TextLLM(say=saying({}))):
