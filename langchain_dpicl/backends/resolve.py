@@ -16,9 +16,11 @@ from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.probe import NoLogprobsError
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls import public_calls
-from langchain_dpicl.backends.private_calls.call import SilentModel, unwrap
+from langchain_dpicl.backends.private_calls.call import RetryPolicy, SilentModel, unwrap
 from langchain_dpicl.backends.private_calls.model_checks import DECISION_MODELS, attributes_of
 from langchain_dpicl.backends.private_calls.spelling import spelling_of
+from langchain_dpicl.backends.private_process.engines import ProcessEngine
+from langchain_dpicl.backends.private_process.process import PrivateProcess
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
@@ -33,14 +35,15 @@ AROUND_PIPELINES = frozenset({("langchain_huggingface", "ChatHuggingFace")})
 _NO_WRAPPER = "pass the model itself rather than a chain, fallback or configurable wrapper around it"
 
 
-def as_backend(llm: Any) -> NextTokenBackend:
+def as_backend(llm: Any, *, retry: RetryPolicy | None = None) -> NextTokenBackend:
     """Returns the engine behind `llm`, for writing token by token.
 
     Args:
       llm: an engine (taken as it is), a model or object that carries one as `backend`, a stock Hugging Face model (see
         the module), a name (see `as_model`), or another LangChain chat or completion model, bound or not (adapted with
         the defaults of `LangChainBackend`, which probes it with public text and takes as many top tokens as it
-        reports). A wrapper that chooses a model for each call is none of these.
+        reports), or a `PrivateProcess`. A wrapper that chooses a model for each call is none of these.
+      retry: how long each row's call of an adapted model is waited for.
 
     Raises:
       CapabilityError: `llm` is none of these, or reports no logprobs.
@@ -52,14 +55,14 @@ def as_backend(llm: Any) -> NextTokenBackend:
     >>> as_backend(fake) is fake
     True
     """
-    llm = as_model(llm)
+    llm = _in_its_process(as_model(llm), NextTokenBackend, "tokens")
     if isinstance(llm, NextTokenBackend):
         return llm
     carried = _carried_engine(llm)
     if isinstance(carried, NextTokenBackend):
         return carried
     if _kind(llm) in {"chat", "completion"}:
-        return LangChainBackend(llm)
+        return LangChainBackend(llm, retry=retry)
     name = type(unwrap(llm)[0]).__name__
     if _kind(llm) == "decisions" or isinstance(llm, ChoiceBackend):
         raise CapabilityError(
@@ -69,7 +72,9 @@ def as_backend(llm: Any) -> NextTokenBackend:
     raise CapabilityError(f"expected an engine or a LangChain chat or completion model, found {name}; {_NO_WRAPPER}")
 
 
-def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> ChoiceBackend | NextTokenBackend:
+def as_choice_backend(
+    llm: Any, *, votes: Literal["text"] | None = None, retry: RetryPolicy | None = None
+) -> ChoiceBackend | NextTokenBackend:
     """Returns the best that `llm` has for choosing among labels; never something less in silence.
 
     | `llm` | engine |
@@ -79,10 +84,12 @@ def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> Choi
     | `OpenAIDecisions` | `DecisionsBackend`: a probability for every label |
     | a chat or completion model | `LangChainBackend`: top tokens; the caller reads the labels' first tokens |
     | a model of a class without logprobs (Anthropic's), or any with `votes="text"` | `TextVoteBackend`: one-hot votes |
+    | a `PrivateProcess` | what its model has, in that process |
 
     Args:
       llm: any of these, bound or not.
       votes: "text" takes what the model writes as its vote, also where it reports logprobs.
+      retry: how long each row's call of an adapted model is waited for.
 
     Raises:
       CapabilityError: `llm` is none of these, or reports no logprobs and `votes` is not "text".
@@ -92,42 +99,44 @@ def as_choice_backend(llm: Any, *, votes: Literal["text"] | None = None) -> Choi
     """
     if votes not in {None, "text"}:
         raise ConfigurationError(f'expected votes="text" or None, found {votes!r}')
-    llm = as_model(llm)
+    llm = _in_its_process(as_model(llm), ChoiceBackend | NextTokenBackend, "text votes" if votes else "choices")
     kind = _kind(llm)
     if votes == "text":
-        return _text_votes(llm, kind)
+        return _text_votes(llm, kind, retry)
     for engine in (llm, _carried_engine(llm)):
         if isinstance(engine, ChoiceBackend | NextTokenBackend):
             return engine
     if kind == "decisions":
-        return DecisionsBackend(llm)
+        return DecisionsBackend(llm, retry=retry)
     if kind in {"chat", "completion"}:
-        return TextVoteBackend(llm) if spelling_of(unwrap(llm)[0]).is_text_only else _first_tokens(llm, kind)
+        is_writer = spelling_of(unwrap(llm)[0]).is_text_only
+        return TextVoteBackend(llm, retry=retry) if is_writer else _first_tokens(llm, kind, retry)
     raise CapabilityError(
         "expected an engine, OpenAIDecisions or a LangChain chat or completion model, found "
         f"{type(unwrap(llm)[0]).__name__}; {_NO_WRAPPER}"
     )
 
 
-def as_text_backend(llm: Any) -> TextBackend:
+def as_text_backend(llm: Any, *, retry: RetryPolicy | None = None) -> TextBackend:
     """Returns the engine behind `llm`, for answers in its own words.
 
     Args:
       llm: an engine that completes text (taken as it is), a model or object that carries one as `backend`, a stock
         Hugging Face model (see the module), or another LangChain chat or completion model, bound or not (adapted by
-        `TextVoteBackend`, which probes it).
+        `TextVoteBackend`, which probes it), or a `PrivateProcess`.
+      retry: how long each row's call of an adapted model is waited for.
 
     Raises:
       CapabilityError: `llm` is none of these.
       ModelCallError: the model could not be reached.
       UnsilencableModelError: it is a LangChain model that cannot be called in silence.
     """
-    llm = as_model(llm)
+    llm = _in_its_process(as_model(llm), TextBackend, "texts")
     for engine in (llm, _carried_engine(llm)):
         if isinstance(engine, TextBackend):
             return engine
     if _kind(llm) in {"chat", "completion"}:
-        return TextVoteBackend(llm)
+        return TextVoteBackend(llm, retry=retry)
     name = type(unwrap(llm)[0]).__name__
     if _kind(llm) == "decisions" or isinstance(llm, ChoiceBackend):
         raise CapabilityError(
@@ -150,7 +159,22 @@ def as_model(llm: Any) -> Any:
     if isinstance(llm, type):
         advice = f"pass the model itself, an instance: {llm.__name__}(...)"
         raise CapabilityError(f"expected a model or an engine, found the class {llm.__name__}; {advice}")
-    return _made("llm", "langchain.chat_models", "init_chat_model", llm) if isinstance(llm, str) else llm
+    return named_model(llm) if isinstance(llm, str) else llm
+
+
+def named_model(name: str, **arguments: Any) -> Any:
+    """Returns the chat model that "provider:model" names, made with further arguments."""
+    return _made("llm", "langchain.chat_models", "init_chat_model", name, **arguments)
+
+
+def _in_its_process(llm: Any, wanted: Any, role: str) -> Any:
+    """Returns the engine of a private process in a role, unless it is one that suits; everything else as it is."""
+    if isinstance(llm, PrivateProcess):
+        return llm.engine(role)
+    if not isinstance(llm, ProcessEngine):
+        return llm
+    suits = isinstance(llm, wanted) and (role != "text votes" or llm.kind == role)
+    return llm if suits else llm.engine(role)
 
 
 def as_embeddings(embeddings: Any) -> Any:
@@ -169,7 +193,7 @@ def as_embeddings(embeddings: Any) -> Any:
     return _made("embeddings", "langchain.embeddings", "init_embeddings", embeddings)
 
 
-def _made(parameter: str, module: str, maker: str, name: str) -> Any:
+def _made(parameter: str, module: str, maker: str, name: str, **arguments: Any) -> Any:
     """Returns what LangChain makes of a name."""
     if ":" not in name:
         advice = f'Give its provider, such as "openai:{name}", or make the model, such as with {maker}(...).'
@@ -185,7 +209,7 @@ def _made(parameter: str, module: str, maker: str, name: str) -> Any:
         expected = f"the package langchain, which makes {name!r}, found none"
         raise ConfigurationError(f"{parameter}: expected {expected}. Run `pip install langchain`, or give the object.")
     try:
-        return make(name)
+        return make(name, **arguments)
     except (ImportError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
     raise ConfigurationError(f"{parameter}: expected a model that LangChain can make, found {name!r}. {reason}")
@@ -200,8 +224,10 @@ def _carried_engine(llm: Any) -> Any:
     return getattr(inner, "backend", None) if is_model or not isinstance(inner, Runnable) else None
 
 
-def _text_votes(llm: Any, kind: str | None) -> TextVoteBackend:
+def _text_votes(llm: Any, kind: str | None, retry: RetryPolicy | None) -> ChoiceBackend:
     if isinstance(llm, TextVoteBackend):
+        return llm
+    if isinstance(llm, ProcessEngine) and isinstance(llm, ChoiceBackend):
         return llm
     if _pipeline_of(unwrap(llm)[0]) is not None:
         raise CapabilityError(
@@ -210,17 +236,17 @@ def _text_votes(llm: Any, kind: str | None) -> TextVoteBackend:
             "ChatLocal(backend=...) for what it writes"
         )
     if kind in {"chat", "completion"}:
-        return TextVoteBackend(llm)
+        return TextVoteBackend(llm, retry=retry)
     raise CapabilityError(
         f'expected a LangChain chat or completion model with votes="text", found {type(unwrap(llm)[0]).__name__}; '
         "leave votes out, or " + _NO_WRAPPER
     )
 
 
-def _first_tokens(llm: Any, kind: str) -> LangChainBackend:
+def _first_tokens(llm: Any, kind: str, retry: RetryPolicy | None) -> LangChainBackend:
     """Returns the engine of a model; labels follow the prompt, so a chat model need not continue its own message."""
     try:
-        return LangChainBackend(llm, continuation="instruct" if kind == "chat" else None)
+        return LangChainBackend(llm, continuation="instruct" if kind == "chat" else None, retry=retry)
     except NoLogprobsError as error:
         reason = str(error).replace(public_calls.VOTES, "").rstrip()
     expected = 'log-probabilities, or LabelAnswers(votes="text") to take what it writes as its vote'
@@ -317,6 +343,8 @@ def recipients(*holders: object) -> list[str]:
     for thing, depth in todo:  # it grows
         if isinstance(thing, SilentModel):
             hosts |= dict.fromkeys(thing.hosts or (PROCESS,))
+        elif isinstance(thing, ProcessEngine):
+            hosts |= dict.fromkeys(thing.hosts)
         elif not type(thing).__module__.startswith(_PACKAGE):
             if isinstance(thing, _ENGINES):
                 hosts[f"wherever {type(thing).__name__} sends it"] = None

@@ -90,14 +90,15 @@ def run_once(channel: Channel, entry: str, room: Room | None) -> Verdict | None:
     scene = Scene(entry, is_naive=room is None)
     CALLS.clear()
     with patch.object(accounting, "epsilon_bound", _price), channel.watch(scene):
-        if room is not None and room.needs not in scene.offers:
+        if room is not None and room.needs not in {"", *scene.offers}:
             return None
         _perform(scene, room)
     gc.collect(0)  # what a destructor would say is said in its own cell
     verdict = _verdict(scene, fails=channel.fails)
     if channel.may_abstain and verdict == Verdict(IDLE):
         return Verdict(REFUSED, "the rows abstain: no call is made")
-    return Verdict(IDLE, verdict.note) if verdict.mark == REFUSED and not channel.may_refuse else verdict
+    may_refuse = channel.may_refuse and (room is None or room.may_refuse)
+    return Verdict(IDLE, verdict.note) if verdict.mark == REFUSED and not may_refuse else verdict
 
 
 def _perform(scene: Scene, room: Room | None) -> None:

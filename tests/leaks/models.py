@@ -6,6 +6,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -13,12 +14,16 @@ from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableLambda
 
+from langchain_dpicl.backends.langchain.backend import LangChainBackend
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from tests.canary import RECORD, VOTE
 from tests.scripted_models import ScriptedChat, ScriptedLLM, StatusError
 
 RECORDS = [{"text": f"my card {RECORD}", "topic": "card", "user": f"{RECORD}-{number}"} for number in range(6)]
 PUBLIC = {" my": 0.5, " card": 0.3, "\n": 0.1}
 PRIVATE = {f" {VOTE}": 0.6, " my": 0.3, " card": 0.1}
+
+ONCE = RetryPolicy(max_attempts=1)
 
 PRIVATE_TOKENS = 1_000_003
 """Usage of a private prompt and of a private answer: a public call uses less."""
@@ -72,6 +77,17 @@ class LeakyLLM(ScriptedLLM):
     """A completion model."""
 
     answer: Any = answer
+
+
+def filed(path: str) -> LangChainBackend:
+    """A chat model for a process of its own; that it was asked something private is noted in a file."""
+
+    def noted(text: str) -> dict[str, float]:
+        if RECORD in text:
+            Path(path).touch()
+        return answer(text)
+
+    return LangChainBackend(LeakyChat(answer=noted), max_top_k=3, continuation="instruct", retry=ONCE)
 
 
 def both(**fields: Any) -> dict[str, Callable[[], Any]]:

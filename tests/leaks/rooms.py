@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,11 +30,13 @@ from langchain_dpicl import (
     Rows,
     Serving,
 )
+from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
-from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence, unwrap
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, silence, unwrap
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
@@ -52,10 +57,9 @@ from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from langchain_dpicl.voting import DPVotingRunnable
 from tests.canary import RECORD
 from tests.crews import Crew
-from tests.leaks.models import CALLS, RECORDS, LeakyEmbeddings
+from tests.leaks.models import CALLS, ONCE, RECORDS, LeakyEmbeddings
 from tests.leaks.scene import ENTRIES, Scene
 
-ONCE = RetryPolicy(max_attempts=1)
 DOMAIN = [b" my", b" card"]
 CHOICES = ["my", "card"]
 OPTIONS: dict[str, Any] = {
@@ -99,6 +103,7 @@ class Room:
     entries: tuple[str, ...]
     build: Callable[[Scene], Runnable[Any, Any]]
     needs: str = "logprobs"
+    may_refuse: bool = True
 
 
 def private_examples() -> PrivateExamples:
@@ -256,6 +261,31 @@ def voting_by_decisions(scene: Scene) -> Runnable[Any, Any]:
     """The same over a decision model's probabilities."""
     backend = DecisionsBackend(scene.model("decisions"), max_concurrency=2, retry=ONCE)
     return _voter(scene, backend, answers=LabelAnswers(votes="soft", abstain_below=0.5))
+
+
+def voting_in_a_process(scene: Scene) -> Runnable[Any, Any]:
+    """The same over a model in a process of its own, which what watches this one neither sees nor stops."""
+    mark = Path(_FOLDER.name, "was asked")
+    process = _process(tuple(sorted(os.environ)), subprocess.Popen.__init__, str(mark))
+    mark.unlink(missing_ok=True)
+    scene.objects += [process, process._client, process._client.connected()]
+
+    def asked(answer: Any) -> Any:
+        CALLS.extend(["private"] * mark.exists())
+        return answer
+
+    backend: Any = as_choice_backend(process)
+    return _voter(scene, backend, answers=LabelAnswers(calibrate=True, scores=True)) | RunnableLambda(asked)
+
+
+_FOLDER = TemporaryDirectory()
+
+
+@functools.lru_cache(maxsize=1)
+def _process(environment: tuple[str, ...], starter: Any, mark: str) -> PrivateProcess:
+    """One process while nothing that could be inherited, and nobody who watches its start, changes."""
+    del environment, starter
+    return PrivateProcess("tests.leaks.models:filed", path=mark, retry=ONCE)
 
 
 def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
@@ -633,6 +663,7 @@ ROOMS = (
     Room("decisions", ENTRIES, decisions, needs="decisions"),
     Room("answer rows", TWO_WAYS, answer_rows, needs="text"),
     Room("voting", ENTRIES, voting),
+    Room("voting in a process", TWO_WAYS, voting_in_a_process, needs="", may_refuse=False),
     Room("voting by text", TWO_WAYS, voting_by_text, needs="text"),
     Room("voting by decisions", TWO_WAYS, voting_by_decisions, needs="decisions"),
     Room("free form by embeddings", ENTRIES, free_form_by_embeddings, needs="text"),

@@ -137,7 +137,7 @@ def allow_wrappers(*modules: str) -> None:
         if name.partition(".")[0] in RECORDERS:
             raise ConfigurationError(
                 f"allow_wrappers: expected wrappers that read no bodies, found {name!r}, which can record calls; "
-                "make private calls in a process without it"
+                'hand in backends.PrivateProcess("provider:model"), which makes private calls in a process without it'
             )
     with _lock:
         _named = tuple(sorted({*_named, *modules}))

@@ -114,21 +114,28 @@ _GATEWAY = "https://gateway.smith.langchain.com"
 _OFF = frozenset({"", "false", "0", "no"})
 _ON = frozenset({"true", "1", "yes"})
 
+_PROCESS = (
+    'hand in backends.PrivateProcess("provider:model") instead of the model, which makes private calls in a process '
+    "without it"
+)
+_ELSEWHERE = "make private calls in a process without it"
+"""The same for embeddings, which cannot be named so."""
+
 _ADVICE = {
-    "sentry_sdk": "make private calls in a process whose sentry_sdk.init(..., disabled_integrations=[...]) has this "
-    "integration in its list; what Sentry has patched stays patched",
-    "opentelemetry.instrumentation.langchain": "make private calls in a process that starts it as "
+    "sentry_sdk": "or in one whose sentry_sdk.init(..., disabled_integrations=[...]) has this integration in its list; "
+    "what Sentry has patched stays patched",
+    "opentelemetry.instrumentation.langchain": "or in one that starts it as "
     "LangchainInstrumentor(disable_trace_context_propagation=True)",
 }
-_ANY_ADVICE = "make private calls in a process without it, or take it off (uninstrument) and build the model after that"
+_ANY_ADVICE = "or take it off (uninstrument) and build the model after that"
 _UNKNOWN_ADVICE = "if it reads no request and no answer, call allow_wrappers({!r}) before the model is built"
 _TGI_ADVICE = (
     "for TGI, an Inference Endpoint or Hugging Face's router take ChatOpenAI(base_url='http://HOST:PORT/v1', "
     "api_key=..., model=...), which reads log-probabilities too; the HuggingFaceEndpoint itself votes with its text"
 )
 _LITELLM_ADVICE = (
-    "make private calls in a process where none of them is set (LiteLLM's Router sets callbacks of its own), or take "
-    "the provider's own LangChain class"
+    'hand in backends.PrivateProcess("litellm:model"), a process where none of them is set (LiteLLM\'s Router sets '
+    "callbacks of its own), or take the provider's own LangChain class"
 )
 
 
@@ -309,7 +316,8 @@ class _Inspection:
         for culprit, places in self.found.items():
             standing = dict.fromkeys(places)
             where = ", ".join([*standing][:2]) + (f" and {len(standing) - 2} more" if len(standing) > 2 else "")
-            return f"{start}{culprit} is in the path of {where} and {_danger_and_advice(culprit)}"
+            elsewhere = _ELSEWHERE if isinstance(self.model, Embeddings) else _PROCESS
+            return f"{start}{culprit} is in the path of {where} and {_danger_and_advice(culprit, elsewhere)}"
         if not method_checks.uses_litellm(self.things):
             return ""
         callbacks = method_checks.litellm_trouble(self.model)
@@ -339,12 +347,12 @@ class _Inspection:
                 self._note(culprit, f"{owner.__name__}.{name}")
 
 
-def _danger_and_advice(culprit: str) -> str:
+def _danger_and_advice(culprit: str, elsewhere: str) -> str:
     if top_of(culprit) in RECORDERS:
         known = (text for start, text in _ADVICE.items() if culprit.startswith(start))
-        return f"would see the prompts; {next(known, _ANY_ADVICE)}"
+        return f"would see the prompts; {elsewhere}, {next(known, _ANY_ADVICE)}"
     named = "" if culprit == NAMELESS else f"; {_UNKNOWN_ADVICE.format(culprit)}"
-    return f"may see the prompts, as nothing is known of it; {_ANY_ADVICE}{named}"
+    return f"may see the prompts, as nothing is known of it; {elsewhere}, {_ANY_ADVICE}{named}"
 
 
 def _things(model: Any) -> Iterator[tuple[Any, int]]:

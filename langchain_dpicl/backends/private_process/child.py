@@ -1,0 +1,245 @@
+"""Runs in the process of a private model: makes the model, answers requests, and ends when its parent does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from langchain_dpicl import exceptions
+from langchain_dpicl.backends.base import ChoiceBackend, FullBackend, NextTokenBackend, PublicChoiceBackend, TextBackend
+from langchain_dpicl.backends.base import row_hint_of as hint_of
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.backends.private_calls.method_checks import allow_wrappers
+from langchain_dpicl.backends.private_process.wire import pack, receive, send
+from langchain_dpicl.backends.resolve import (
+    PROCESS,
+    as_backend,
+    as_choice_backend,
+    as_text_backend,
+    named_model,
+    recipients,
+)
+from langchain_dpicl.backends.rows.label_scoring import OtherBackend
+from langchain_dpicl.backends.sync_async import limit_concurrency, public_failure
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+
+_THREADS = 64
+"""Requests of blocking callers that are answered at once; the engines limit their own calls."""
+
+_LONGEST = 300
+_SKILLS = {
+    "tokens": NextTokenBackend,
+    "full": FullBackend,
+    "choices": ChoiceBackend,
+    "public choices": PublicChoiceBackend,
+    "other": OtherBackend,
+    "texts": TextBackend,
+}
+
+
+def main(inlet: int, outlet: int) -> None:
+    """Answers what comes in until it ends; the parent closes its side also when it dies."""
+    _keep_nothing()
+    try:
+        start = receive(inlet)
+    except EOFError:
+        return
+    server = _Server(outlet)
+    if server.begin(start):
+        asyncio.run(server.serve(inlet))
+
+
+def _keep_nothing() -> None:
+    """Drops logs, and core dumps where the system has them: both would hold prompts."""
+    logging.disable(logging.CRITICAL)
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class _Server:
+    """The model, its engines and the open sessions."""
+
+    def __init__(self, outlet: int) -> None:
+        self._outlet = outlet
+        self._sending = threading.Lock()
+        self._making = threading.Lock()
+        self._model: Any = None
+        self._retry = RetryPolicy()
+        self._engines: dict[str, Any] = {}
+        self._sessions: dict[int, Any] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="dpicl-process")
+
+    def begin(self, start: dict[str, Any]) -> bool:
+        """Makes the model and reports whether that worked."""
+        try:
+            self._retry = RetryPolicy(*start["retry"])
+            allow_wrappers(*start["allowed"])
+            self._model = _made(start["model"], start["function"], start["arguments"])
+            reply = {"kind": "done", "value": None}
+        except BaseException as error:  # noqa: BLE001  nothing private was sent yet
+            reply = _explained(error)
+        self._reply(0, reply)
+        return reply["kind"] == "done"
+
+    async def serve(self, inlet: int) -> None:
+        """Takes messages from a thread that reads them."""
+        loop, end = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_exception_handler(lambda _loop, _context: None)  # it would log what a task left behind
+
+        def read() -> None:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    loop.call_soon_threadsafe(self._take, receive(inlet))
+            os._exit(0)  # without waiting for calls: nothing reads their answers
+
+        threading.Thread(target=read, daemon=True).start()
+        await end.wait()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        number, does = message["id"], message["does"]
+        if does == "cancel":
+            if (task := self._tasks.get(number)) is not None:
+                task.cancel()
+        elif message.get("awaited"):
+            task = asyncio.get_running_loop().create_task(self._aanswer(message))
+            self._tasks[number] = task
+            task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        else:
+            self._threads.submit(self._answer, message)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        try:
+            with limit_concurrency(message.get("limit")):
+                reply = {"kind": "done", "value": self._target(message)()}
+        except BaseException as error:  # noqa: BLE001  its kind alone goes back
+            reply = _fault(error, message)
+        self._reply(message["id"], reply)
+
+    async def _aanswer(self, message: dict[str, Any]) -> None:
+        try:
+            with limit_concurrency(message.get("limit")):
+                is_ready = message["does"] == "call" and message["role"] in self._engines
+                target = self._target(message) if is_ready else await asyncio.to_thread(self._target, message)
+                reply = {"kind": "done", "value": await target()}
+        except asyncio.CancelledError:
+            reply = {"kind": "failed"}
+        except BaseException as error:  # noqa: BLE001  its kind alone goes back
+            reply = _fault(error, message)
+        self._reply(message["id"], reply)
+
+    def _target(self, message: dict[str, Any]) -> Callable[[], Any]:
+        """Returns what answers a message."""
+        does, arguments = message["does"], message.get("arguments", ())
+        if does == "facts":
+            return lambda: _facts(self._engine(message["role"]))
+        if does == "close":
+            return lambda: self._close(message["session"])
+        held = self._engine(message["role"]) if does == "call" else self._session(message)
+        method = getattr(held, f"a{message['method']}" if message.get("awaited") else message["method"])
+        return lambda: method(*arguments, **message.get("options", {}))
+
+    def _engine(self, role: str) -> Any:
+        with self._making:
+            if role not in self._engines:
+                self._engines[role] = _ROLES[role](self._model, self._retry)
+            return self._engines[role]
+
+    def _session(self, message: dict[str, Any]) -> Any:
+        """Returns a session with the tokens pushed that the message brings; opens it if the message says how."""
+        number, how = message["session"], message["open"]
+        if how is not None:
+            engine = self._engine(message["role"])
+            given = {name: how[name] for name in ("public", "num_rows", "shared", "max_new_tokens") if name in how}
+            opening = engine.open_full if given else engine.open
+            self._sessions[number] = opening(how["prompts"], how["prefix"], **given)
+        session = self._sessions[number]
+        for token in message["push"]:
+            session.push(token)
+        return session
+
+    def _close(self, number: int) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            session.close()
+
+    def _reply(self, number: int, reply: dict[str, Any]) -> None:
+        try:
+            frame = pack({"id": number, **reply})
+        except (TypeError, ValueError, RecursionError):  # an engine that returns something else than rows
+            frame = pack({"id": number, "kind": "failed"})
+        with self._sending, contextlib.suppress(OSError):
+            send(self._outlet, frame)
+
+
+def _made(name: str, function: str, arguments: dict[str, Any]) -> Any:
+    """Returns the model that LangChain makes of a name, or that a function of a module makes."""
+    if not function:
+        return named_model(name, **arguments)
+    target: Any = importlib.import_module(name)
+    for part in function.split("."):
+        target = getattr(target, part)
+    return target(**arguments)
+
+
+_ROLES: dict[str, Callable[[Any, RetryPolicy], Any]] = {
+    "tokens": lambda model, retry: as_backend(model, retry=retry),
+    "choices": lambda model, retry: as_choice_backend(model, retry=retry),
+    "text votes": lambda model, retry: as_choice_backend(model, votes="text", retry=retry),
+    "texts": lambda model, retry: as_text_backend(model, retry=retry),
+}
+
+
+def _facts(engine: Any) -> dict[str, Any]:
+    """Returns what is public of an engine."""
+    hint = hint_of(engine)
+    skills = [skill for skill, kind in _SKILLS.items() if isinstance(engine, kind)]
+    skills += [name for name in ("encode", "token_bytes") if callable(getattr(engine, name, None))]
+    is_writer = "tokens" in skills
+    return {
+        "skills": skills,
+        "name": getattr(engine, "name", type(engine).__name__),
+        "kind": getattr(engine, "kind", "") if "public choices" in skills else "",
+        "hint": [hint.slots, hint.shots, hint.calibrate],
+        "max_top_k": engine.max_top_k if is_writer else None,
+        "eos": engine.eos if is_writer else None,
+        "fingerprint": getattr(engine, "tokenizer_fingerprint", None) if is_writer else None,
+        "hosts": ["a process of its own" if host == PROCESS else host for host in recipients(engine)],
+    }
+
+
+def _fault(error: BaseException, message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a failure as it may go back: our public errors with their text, of others the kind, for public calls."""
+    if message["does"] == "facts":
+        return _explained(error)
+    if isinstance(error, DPICLError):
+        return {"kind": "fault", "error": _public_kind(error), "text": str(error)}
+    if message.get("public"):
+        return {"kind": "fault", "error": "ModelCallError", "text": str(public_failure(type(error).__name__))}
+    return {"kind": "failed"}
+
+
+def _explained(error: BaseException) -> dict[str, Any]:
+    """Returns a failure before the first private call: also the first line of an error that is not ours."""
+    if isinstance(error, DPICLError):
+        return {"kind": "fault", "error": _public_kind(error), "text": str(error)}
+    said = str(error).strip().partition("\n")[0][:_LONGEST]
+    text = (
+        "PrivateProcess: expected a model, found a failure when it was made in its process: "
+        f"{type(error).__name__}{': ' if said else ''}{said}"
+    )
+    return {"kind": "fault", "error": ConfigurationError.__name__, "text": text}
+
+
+def _public_kind(error: DPICLError) -> str:
+    names: Sequence[str] = [base.__name__ for base in type(error).__mro__]
+    return next(name for name in names if hasattr(exceptions, name))

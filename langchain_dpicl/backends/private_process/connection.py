@@ -1,0 +1,454 @@
+"""Starts the process of a private model, sends it messages and takes its replies; starts another after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from langchain_dpicl import exceptions
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
+from langchain_dpicl.backends.private_calls.call_pool import DEFAULT_CONCURRENCY
+from langchain_dpicl.backends.private_calls.method_checks import allowed_wrappers
+from langchain_dpicl.backends.private_process.wire import pack, receive, send
+from langchain_dpicl.backends.sync_async import bare, concurrency_limit, run_in_thread
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
+
+Message: TypeAlias = dict[str, Any]
+
+START_SECONDS = 900.0
+"""How long the process may take to start and to make its model, which may have to be loaded."""
+
+MOST_FAILED_STARTS = 3
+"""Starts in a row that may fail before no other is tried."""
+
+DROPPED_NAMES = frozenset(
+    {
+        "ANTHROPIC_LOG",
+        "DYLD_INSERT_LIBRARIES",
+        "HTTPX_LOG_LEVEL",
+        "LD_AUDIT",
+        "LD_PRELOAD",
+        "LITELLM_LOG",
+        "OPENAI_LOG",
+        "SSLKEYLOGFILE",
+    }
+)
+"""Environment variables that the process does not inherit, by name."""
+
+DROPPED_PREFIXES = (
+    "AGENTOPS_",
+    "ARIZE_",
+    "BRAINTRUST_",
+    "COVERAGE_",
+    "COV_CORE_",
+    "DATADOG_",
+    "DD_",
+    "ELASTIC_APM_",
+    "HELICONE_",
+    "LANGCHAIN_",
+    "LANGFUSE_",
+    "LANGSMITH_",
+    "LANGTRACE_",
+    "LMNR_",
+    "LOGFIRE_",
+    "MLFLOW_",
+    "NEW_RELIC_",
+    "OPENINFERENCE_",
+    "OPENLIT_",
+    "OPIK_",
+    "OTEL_",
+    "PHOENIX_",
+    "PYTHON",
+    "SENTRY_",
+    "SPLUNK_",
+    "SUBPROCESS_SENTRY_",
+    "TRACELOOP_",
+    "WANDB_",
+    "WEAVE_",
+)
+"""Environment variables that the process does not inherit, by their beginnings."""
+
+_BOOT = """\
+import json, os, sys
+inlet, outlet, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
+os.dup2(null, 0), os.dup2(null, 1), os.dup2(null, 2)
+line = b""
+while not line.endswith(b"\\n"):
+    more = os.read(inlet, 1)
+    if not more:
+        sys.exit()
+    line += more
+sys.path[:] = json.loads(line)
+from langchain_dpicl.backends.private_process.child import main
+main(inlet, outlet)
+"""
+# What a package prints as it is imported reaches nothing, and the paths of the parent stand in no command line.
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment without what starts or configures instrumentation.
+
+    >>> clean_environment({"OTEL_SERVICE_NAME": "web", "PYTHONPATH": "/agent", "OPENAI_API_KEY": "k", "HOME": "/h"})
+    {'OPENAI_API_KEY': 'k', 'HOME': '/h'}
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.upper() not in DROPPED_NAMES and not name.upper().startswith(DROPPED_PREFIXES)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request.
+
+    Attributes:
+      kind: "done"; "fault": a public error of the engine; "failed": an error whose text may be private; "lost": the
+        process ended, or did not answer in time.
+      value: what was returned, hidden.
+      error: of a fault.
+    """
+
+    kind: Literal["done", "fault", "failed", "lost"]
+    value: OpaqueValue[Any] | None = field(default=None, repr=False)
+    error: DPICLError | None = None
+
+    @classmethod
+    def of(cls, reply: Message) -> Answer:
+        """Returns the answer in a reply of the process."""
+        if reply["kind"] == "fault":
+            return cls("fault", error=getattr(exceptions, reply["error"])(reply["text"]))
+        return cls(reply["kind"], OpaqueValue(reply.get("value")))
+
+
+LOST = Answer("lost")
+
+
+class Connection:
+    """One process and its pipes. A thread writes and another reads, so that no caller's frame holds a frame's bytes."""
+
+    def __init__(self) -> None:
+        if not sys.executable:
+            raise ConfigurationError("PrivateProcess: expected a Python interpreter to start, found no sys.executable.")
+        own_in, inlet = os.pipe()
+        outlet, own_out = os.pipe()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  our own interpreter
+                [sys.executable, "-I", "-c", _BOOT],
+                stdin=own_in,
+                stdout=own_out,
+                stderr=subprocess.DEVNULL,
+                env=clean_environment(os.environ),
+                start_new_session=True,  # Ctrl-C in a terminal is for the parent
+            )
+        except BaseException:
+            os.close(inlet)
+            os.close(outlet)
+            raise
+        finally:
+            os.close(own_in)
+            os.close(own_out)
+        self._descriptors = [inlet, outlet]
+        self._waiting: dict[int, Future[Answer]] = {}
+        self._outbox: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self.is_lost = False
+        _OPEN.add(self)
+        for work in (self._write, self._read):
+            threading.Thread(target=work, name="dpicl-private-process", daemon=True).start()
+
+    def post(self, message: Message, *, number: int | None = None) -> tuple[int, Future[Answer]]:
+        """Sends a message without waiting; returns its number and the answer to come."""
+        number = next(self._numbers) if number is None else number
+        future: Future[Answer] = Future()
+        if message["does"] not in {"cancel", "close"}:
+            self._waiting[number] = future
+        self._outbox.put((number, message))
+        if self.is_lost:
+            self._settle(number, LOST)
+        return number, future
+
+    def wait(self, message: Message, seconds: float) -> Answer:
+        """Sends a message and waits for its answer; the process is killed if none comes in time."""
+        number, future = self.post(message)
+        try:
+            return future.result(seconds)
+        except LateError:
+            pass
+        except BaseException:  # Ctrl-C
+            self._forget(number)
+            raise
+        self.kill()
+        return LOST
+
+    async def await_answer(self, message: Message, seconds: float) -> Answer:
+        """Async twin of `wait`; a cancelled task cancels the call in the process."""
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        def wake_soon(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(wake)
+
+        number, future = self.post(message)
+        future.add_done_callback(wake_soon)
+        try:
+            async with asyncio.timeout(seconds):
+                await woken
+        except TimeoutError:
+            pass
+        except BaseException:  # a cancelled task
+            self._forget(number)
+            raise
+        if future.done():
+            return future.result()
+        self.kill()
+        return LOST
+
+    def kill(self) -> None:
+        """Ends the process; its threads close the pipes."""
+        self.is_lost = True
+        self._process.kill()
+        self._outbox.put(None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)  # until the system has taken note of it
+        self._settle_all()
+
+    def drop_descriptors(self) -> None:
+        """Closes the pipes in a forked process, which would keep the child of its parent alive."""
+        for place in (0, 1):
+            self._close(place)
+
+    def _forget(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        self.post({"does": "cancel"}, number=number)
+
+    def _settle(self, number: int, answer: Answer) -> None:
+        future = self._waiting.pop(number, None)
+        if future is not None:
+            future.set_result(answer)
+
+    def _settle_all(self) -> None:
+        for number in [*self._waiting]:
+            self._settle(number, LOST)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            send(self._descriptors[0], json.dumps([str(Path(path).absolute()) for path in sys.path]).encode() + b"\n")
+            while (item := self._outbox.get()) is not None:
+                self._send(*item)
+                del item  # until the next one comes, nothing of this one is held
+        self._close(0)
+
+    def _send(self, number: int, message: Message) -> None:
+        try:
+            frame = pack({"id": number, **message})
+        except (TypeError, ValueError, RecursionError):
+            self._settle(number, Answer("failed"))
+            return
+        send(self._descriptors[0], frame)
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._take(receive(self._descriptors[1]))
+        self.is_lost = True
+        self._outbox.put(None)
+        self._close(1)
+        self._process.wait()
+        self._settle_all()
+
+    def _take(self, reply: Message) -> None:
+        self._settle(reply["id"], Answer.of(reply))
+
+    def _close(self, place: int) -> None:
+        descriptor, self._descriptors[place] = self._descriptors[place], -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+_OPEN: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _drop_in_forked_process() -> None:
+    for connection in list(_OPEN):
+        connection.drop_descriptors()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_in_forked_process)
+
+
+class _Here:
+    """The process that one process of the application has started; neither pipes nor threads survive a fork."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.connection: Connection | None = None
+        self.failed_starts = 0
+
+
+class Client:
+    """A model in a process of its own, as engines call it; threads and event loops share the process.
+
+    Args:
+      start: the first message, which says how the model is made.
+      name: public name, for errors.
+      retry: limits the wait for an answer.
+    """
+
+    def __init__(self, start: Mapping[str, Any], *, name: str, retry: RetryPolicy) -> None:
+        self._start = dict(start)
+        self._row_seconds = retry.max_attempts * (retry.deadline + retry.max_wait)
+        self._places: dict[int, _Here] = {}
+        self._is_closed = self._was_started = False
+        self.name = name
+        self.facts: dict[str, Any] = {}
+        weakref.finalize(self, _end, self._places)
+
+    def connected(self) -> Connection:
+        """Returns the process, started if there is none.
+
+        Raises:
+          ConfigurationError: the model was closed, or could not be made.
+          ModelCallError: the process does not start.
+        """
+        here = self._here()
+        with here.turn:
+            if here.connection is None or here.connection.is_lost:
+                here.connection = self.started()
+            return here.connection
+
+    def started(self) -> Connection:
+        """Returns a new process, which has made its model; see `connected`."""
+        here = self._here()
+        if self._is_closed:
+            raise ConfigurationError(f"the private process of {self.name} is closed; make another PrivateProcess")
+        if here.failed_starts >= MOST_FAILED_STARTS:
+            raise ModelCallError(
+                f"the private process of {self.name} failed to start {MOST_FAILED_STARTS} times in a row. Look at the "
+                "memory of this machine and at what makes the model, then make another PrivateProcess"
+            )
+        connection = Connection()
+        answer = connection.wait({**self._start, "does": "start", "allowed": allowed_wrappers()}, START_SECONDS)
+        if answer.kind == "done":
+            here.failed_starts, self._was_started = 0, True
+            return connection
+        here.failed_starts += 1
+        connection.kill()
+        if answer.error is not None and not self._was_started:
+            raise bare(answer.error)
+        raise ModelCallError(  # a restart serves private rows, which abstain whatever it was
+            f"the private process of {self.name} ended as it started. Look at the memory of this machine, and whether "
+            "langchain_dpicl and the model can be imported and made by the Python that runs here"
+        )
+
+    def ask(self, compose: Callable[[Connection], Message], rows: int, spare: Spare | None = None) -> Answer:
+        """Sends what `compose` returns for the process as it is now, and waits.
+
+        Args:
+          compose: returns the message; may hold boxes of private text.
+          rows: how many rows the message is about, which the wait is for.
+          spare: the process to take, instead of the shared one.
+        """
+        try:
+            connection = self.connected() if spare is None else spare.connected()
+        except ModelCallError:
+            return LOST
+        limit = concurrency_limit()
+        return connection.wait({**compose(connection), "limit": limit}, self._seconds(rows, limit))
+
+    async def aask(self, compose: Callable[[Connection], Message], rows: int, spare: Spare | None = None) -> Answer:
+        """Async twin of `ask`; the process is started in a thread."""
+        here = self._here()
+        connection = here.connection if spare is None else spare.connection
+        if connection is None or connection.is_lost:
+            try:
+                connection = await run_in_thread(self.connected if spare is None else spare.connected)
+            except ModelCallError:
+                return LOST
+        limit = concurrency_limit()
+        message = {**compose(connection), "limit": limit, "awaited": True}
+        return await connection.await_answer(message, self._seconds(rows, limit))
+
+    def facts_of(self, role: str) -> dict[str, Any]:
+        """Returns what is public of the model's engine in a role; the first call makes it, and may probe the model."""
+        if role not in self.facts:
+            connection = self.connected()
+            seconds = max(START_SECONDS, self._row_seconds)
+            answer = connection.wait({"does": "facts", "role": role}, seconds)
+            self.facts[role] = self.public_value(answer)
+        facts: dict[str, Any] = self.facts[role]
+        return facts
+
+    def public_value(self, answer: Answer) -> Any:
+        """Returns what a public call brought, or raises its error."""
+        if answer.kind == "done" and answer.value is not None:
+            return answer.value.reveal()
+        if answer.error is not None:
+            raise bare(answer.error)
+        what = "failed" if answer.kind == "failed" else "ended, or did not answer in time,"
+        raise ModelCallError(
+            f"the private process of {self.name} {what} during a public call. The next call starts another; look at "
+            "the memory of this machine if that happens again"
+        )
+
+    def close(self) -> None:
+        """Ends the process of this process of the application; later calls are refused."""
+        self._is_closed = True
+        _end(self._places)
+
+    def _here(self) -> _Here:
+        number = os.getpid()
+        return self._places.get(number) or self._places.setdefault(number, _Here())
+
+    def _seconds(self, rows: int, limit: int | None) -> float:
+        """Returns the most seconds that so many rows may take, one after the other where they wait for each other."""
+        waves = -(-max(rows, 1) // min(limit or DEFAULT_CONCURRENCY, DEFAULT_CONCURRENCY))
+        return self._row_seconds * waves
+
+
+class Spare:
+    """A process for rows that were under way when the shared one ended: each is alone in it.
+
+    A row that ends its process must not take others along, whatever else is asked meanwhile.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.connection: Connection | None = None
+
+    def connected(self) -> Connection:
+        """Returns the process, started if there is none; errors as `Client.connected`."""
+        if self.connection is None or self.connection.is_lost:
+            self.connection = self._client.started()
+        return self.connection
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self.connection is not None:
+            self.connection.kill()
+
+
+def _end(places: dict[int, _Here]) -> None:
+    here = places.get(os.getpid())
+    if here is not None and here.connection is not None:
+        here.connection.kill()

@@ -1,0 +1,130 @@
+"""Models that tests have made in another process, by their names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatResult
+
+from langchain_dpicl.backends.fake import FakeBackend, scripted, word_copier
+from langchain_dpicl.backends.langchain.texts import TextVoteBackend
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from tests.full_doubles import FullFake
+from tests.leaks.models import BusyInsideChat
+from tests.scripted_models import ScriptedChat, ScriptedLLM
+
+WORDS = [
+    f" {word}" for word in ["the", "apple", "is", "red", "sea", "blue", "and", "wide", "a", "lake", "one", "naïve"]
+]
+WORDS += [f" filler{number}" for number in range(10)]
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def copier(max_top_k: int | None = None, fails: str | None = "fails") -> FakeBackend:
+    vocabulary = None if max_top_k else WORDS
+    return FakeBackend(word_copier(WORDS), vocabulary=vocabulary, max_top_k=max_top_k, fail_rows_containing=fails)
+
+
+def full() -> FullFake:
+    return FullFake(word_copier(WORDS), vocabulary=WORDS, fail_rows_containing="fails")
+
+
+def deadly(prompt: str, prefix: tuple[bytes, ...]) -> Mapping[str, float]:
+    """Ends the process at "die", never answers "hang", and copies words otherwise."""
+    del prefix
+    if "die" in prompt:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "hang" in prompt:
+        time.sleep(3600)
+    return {" red": 0.5, " blue": 0.25} if "red" in prompt else {" blue": 0.75, " red": 0.125}
+
+
+def mortal() -> FakeBackend:
+    return FakeBackend(deadly, vocabulary=[" red", " blue"])
+
+
+def mortal_full() -> FullFake:
+    return FullFake(deadly, vocabulary=[" red", " blue"])
+
+
+def tops(text: str) -> dict[str, float]:
+    return (
+        {" red": 0.6, " blue": 0.3, " a": 0.05} if text.count("red") > text.count("blue") else {" blue": 0.9, " a": 0.1}
+    )
+
+
+def chat(**fields: Any) -> ScriptedChat:
+    return ScriptedChat(answer=tops, **fields)
+
+
+def completion() -> ScriptedLLM:
+    return ScriptedLLM(answer=tops)
+
+
+def writer() -> TextVoteBackend:
+    return TextVoteBackend(chat(), max_concurrency=2, retry=ONCE)
+
+
+class LoudChat(ScriptedChat):
+    """Prints what it is asked, and raises it."""
+
+    answer: Any = tops
+
+    def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+        print(messages)
+        print(messages, file=sys.stderr)
+        if "raises" in str(messages):
+            raise ValueError(str(messages))
+        return super()._generate(messages, *args, **kwargs)
+
+
+def failing(reason: str = "no key") -> Any:
+    raise RuntimeError(f"{reason}\nsecond line")
+
+
+def environment(names: str) -> FakeBackend:
+    """An engine that answers with which of some environment variables it sees."""
+    seen = {f" {name}": 0.1 for name in names.split(",") if name in os.environ}
+    return FakeBackend(scripted(seen or {" none": 1.0}), max_top_k=8)
+
+
+def only_once(mark: str) -> FakeBackend:
+    """Ends the process as it starts, except for the first time."""
+    if Path(mark).exists():
+        os._exit(1)
+    Path(mark).touch()
+    return mortal()
+
+
+class Sleeper:
+    """Completes texts awaited alone, and never; leaves a file when it starts, and another when it is cancelled."""
+
+    name = "sleeper"
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        del max_tokens, stop
+        return ["awake" for _ in prompts]
+
+    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[str]:
+        (self.folder / "begun").touch()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            (self.folder / "cancelled").touch()
+            raise
+        return self.complete(prompts, max_tokens=max_tokens, stop=stop)
+
+
+def busy_inside() -> Any:
+    return BusyInsideChat()

@@ -1,0 +1,177 @@
+"""An engine whose model has a process of its own keeps the contract of engines, with the bits of the same model here."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from langchain_dpicl import EmbeddedLLM
+from langchain_dpicl.backends import PrivateProcess
+from langchain_dpicl.backends.base import (
+    ChoiceBackend,
+    FullBackend,
+    NextTokenBackend,
+    PublicChoiceBackend,
+    RowHint,
+    TextBackend,
+)
+from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend, recipients
+from langchain_dpicl.backends.rows.label_scoring import OtherBackend
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+from tests import process_models
+from tests.contracts.backend import HOSTILE, PROMPTS, ChoiceContract, NextTokenContract, TextContract, same_bits
+
+
+@functools.cache
+def shared(maker: Any, **arguments: Any) -> PrivateProcess:
+    """One process for all tests of a model."""
+    return PrivateProcess(maker, **arguments)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closes() -> Iterator[None]:
+    made: list[PrivateProcess] = []
+    yield
+    made.clear()
+    shared.cache_clear()
+
+
+class TestEmbeddedTokens(NextTokenContract):
+    unknown_token = 10**6
+
+    def make(self) -> NextTokenBackend:
+        return as_backend(shared(EmbeddedLLM))
+
+
+class TestEmbeddedChoices(ChoiceContract):
+    def make(self) -> Any:
+        return as_choice_backend(shared(EmbeddedLLM))
+
+
+class TestEmbeddedTexts(TextContract):
+    def make(self) -> TextBackend:
+        return as_text_backend(shared(EmbeddedLLM))
+
+
+class TestTopTokens(NextTokenContract):
+    unknown_token = b"never"
+    failing_prompt = "this one fails"
+
+    def make(self) -> NextTokenBackend:
+        return as_backend(shared(process_models.copier, max_top_k=5))
+
+
+class TestLangChainTokens(NextTokenContract):
+    unknown_token = b"never"
+    prompts = tuple(prompt for prompt in PROMPTS if prompt)
+
+    def make(self) -> NextTokenBackend:
+        return as_backend(shared(process_models.completion))
+
+
+class TestTextVotes(ChoiceContract):
+    choices = ("red", "blue", "red and blue")
+
+    def make(self) -> Any:
+        return as_choice_backend(shared("tests.process_models:writer"))
+
+    def test_a_longer_choice_is_no_likelier_than_its_beginning(self, engine: Any) -> None:
+        pytest.skip("text votes are for whole answers")
+
+
+def test_it_can_do_what_the_engine_there_can() -> None:
+    embedded, votes = as_backend(shared(EmbeddedLLM)), as_choice_backend(shared("tests.process_models:writer"))
+    wanted = {NextTokenBackend: True, ChoiceBackend: True, TextBackend: True, PublicChoiceBackend: False}
+    assert {kind: isinstance(embedded, kind) for kind in wanted} == wanted
+    assert not isinstance(embedded, FullBackend)
+    assert isinstance(as_backend(shared(process_models.full)), FullBackend)
+    assert isinstance(votes, OtherBackend)
+    assert not isinstance(votes, NextTokenBackend)
+    assert embedded.row_hint == getattr(EmbeddedLLM().backend, "row_hint", RowHint())
+
+
+@pytest.mark.parametrize("place", ["tokens", "choices", "texts"])
+def test_rows_are_those_of_the_same_model_in_this_process(place: str) -> None:
+    there, here = shared(EmbeddedLLM).engine(place), EmbeddedLLM().backend
+    prompts = [*PROMPTS, *HOSTILE]
+    if place == "tokens":
+        domain = [token for token, _ in here.top_tokens(PROMPTS[0], [], top_k=40)]
+        assert there.top_tokens(PROMPTS[0], [], top_k=40) == here.top_tokens(PROMPTS[0], [], top_k=40)
+        assert same_bits(there.open(prompts, domain[:2]).score(domain), here.open(prompts, domain[:2]).score(domain))
+        assert there.vocabulary() == tuple(here.vocabulary())
+        assert there.tokenizer_fingerprint == getattr(here, "tokenizer_fingerprint", None)
+        assert there.encode("one two") == list(here.encode("one two"))
+        assert there.token_bytes(domain[0]) == here.token_bytes(domain[0])
+    elif place == "choices":
+        assert same_bits(there.score_choices(prompts, [" a", " b"]), here.score_choices(prompts, [" a", " b"]))
+    else:
+        assert there.complete(prompts, max_tokens=4) == here.complete(prompts, max_tokens=4)
+
+
+async def test_a_full_session_has_the_logits_of_the_same_model_in_this_process() -> None:
+    there, here = as_backend(shared(process_models.full)), process_models.full()
+    options: dict[str, Any] = {"public": "Topic: red", "num_rows": 3, "shared": "", "max_new_tokens": 4}
+    sessions = [engine.open_full([PROMPTS[0], None, PROMPTS[1]], [], **options) for engine in (there, here)]
+    for _ in range(2):
+        own, known = sessions
+        assert same_bits(own.public(), known.public())
+        assert same_bits(own.logits(), known.logits())
+        assert same_bits(await own.alogits(np.array([2, 0])), known.logits(np.array([2, 0])))
+        assert same_bits(await own.apublic(), known.public())
+        for session in sessions:
+            session.push(b" red")
+    sessions[0].close()
+    with pytest.raises(ConfigurationError, match="closed"):
+        sessions[0].logits()
+
+
+def test_public_scores_of_text_votes_and_answers_without_a_label_are_told_apart() -> None:
+    there, here = as_choice_backend(shared("tests.process_models:writer")), process_models.writer()
+    for choices in (["red", "blue"], ["green", "grey"]):
+        assert same_bits(there.score_with_other(PROMPTS, choices), here.score_with_other(PROMPTS, choices))
+        assert same_bits(there.score_public(PROMPTS[0], choices), here.score_public(PROMPTS[0], choices))
+    with pytest.raises(ConfigurationError, match="differ"):
+        there.score_choices([], ["Red", "red"])
+
+
+def test_an_engine_is_taken_as_it_is_where_it_suits_and_asked_for_another_where_not() -> None:
+    process = shared(process_models.chat)
+    votes = as_choice_backend(process, votes="text")
+    assert as_choice_backend(votes, votes="text") is votes
+    assert as_text_backend(votes) is votes
+    tokens = as_choice_backend(process)
+    assert as_choice_backend(tokens) is tokens
+    assert as_choice_backend(tokens, votes="text").kind == "text votes"
+    with pytest.raises(CapabilityError, match="cannot write text token by token"):
+        as_backend(shared("tests.process_models:writer"))
+
+
+def test_reports_name_the_hosts_that_the_process_reached() -> None:
+    assert recipients(as_backend(shared(EmbeddedLLM))) == ["a process of its own"]
+
+
+def test_threads_and_event_loops_share_one_process() -> None:
+    engine = as_choice_backend(shared(EmbeddedLLM))
+    rows = engine.score_choices(PROMPTS, [" a", " b"])
+    found: list[Any] = []
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(engine.ascore_choices(PROMPTS, [" a", " b"]) for _ in range(5)))
+
+    threads = [
+        threading.Thread(target=lambda: found.append(engine.score_choices(PROMPTS, [" a", " b"]))) for _ in range(4)
+    ]
+    threads += [threading.Thread(target=lambda: found.extend(asyncio.run(many()))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 14
+    assert all(same_bits(one, rows) for one in found)
+    assert len(engine._client._places) == 1

@@ -1,0 +1,274 @@
+"""A private process that is killed, hangs or does not start costs what failed calls cost, and shows nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from langchain_dpicl.backends import PrivateProcess
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
+from langchain_dpicl.backends.private_process import connection
+from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
+from tests import process_models
+from tests.contracts.backend import same_bits
+
+CHOICES = [" red", " blue"]
+SECRET = "zx-secret-canary"
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[PrivateProcess]:
+    with PrivateProcess(process_models.mortal) as process:
+        yield process
+
+
+def pid_of(process: PrivateProcess) -> int:
+    return process._client.connected()._process.pid
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class TestACrash:
+    def test_costs_the_row_that_caused_it_and_no_other(self, mortal: PrivateProcess) -> None:
+        engine, here = as_choice_backend(mortal), process_models.mortal()
+        rows = engine.score_choices(["red", f"die {SECRET}", "blue"], CHOICES)
+        assert same_bits(rows[[0, 2]], here.score_choices(["red", "blue"], CHOICES))
+        assert (rows[1] == -np.inf).all()
+        assert same_bits(engine.score_choices(["red", "blue"], CHOICES), rows[[0, 2]])
+
+    async def test_costs_the_same_awaited(self, mortal: PrivateProcess) -> None:
+        rows = await as_choice_backend(mortal).ascore_choices(["blue", "die"], CHOICES)
+        assert same_bits(rows[:1], process_models.mortal().score_choices(["blue"], CHOICES))
+        assert (rows[1] == -np.inf).all()
+
+    def test_leaves_a_session_that_goes_on_without_its_row(self, mortal: PrivateProcess) -> None:
+        engine, here = as_backend(mortal), process_models.mortal()
+        session = engine.open(["red", "blue", "die"], [])
+        known = here.open(["red", "blue"], [])
+        domain = [b" red", b" blue", here.eos]
+        for _ in range(2):
+            rows = session.score(domain)
+            assert same_bits(rows[:2], known.score(domain))
+            assert (rows[2] == 0).all()
+            session.push(b" red")
+            known.push(b" red")
+        session.close()
+
+    def test_of_a_full_session_keeps_rows_at_their_places_and_the_public_row(self) -> None:
+        with PrivateProcess(process_models.mortal_full) as process:
+            there, here = as_backend(process), process_models.mortal_full()
+            options: dict[str, Any] = {"public": "blue", "num_rows": 3}
+            session = there.open_full(["red", "die", "blue"], [], **options)  # type: ignore[attr-defined]
+            known = here.open_full(["red", None, "blue"], [], **options)
+            assert same_bits(session.logits(), known.logits())
+            assert same_bits(session.public(), known.public())
+
+    def test_in_a_public_call_is_an_error_and_the_next_call_works(self, mortal: PrivateProcess) -> None:
+        engine = as_backend(mortal)
+        with pytest.raises(ModelCallError, match="during a public call"):
+            engine.top_tokens("die", [], top_k=2)
+        assert engine.top_tokens("red", [], top_k=1)[0][0] == b" red"
+
+    def test_between_two_calls_costs_nothing(self, mortal: PrivateProcess) -> None:
+        engine = as_choice_backend(mortal)
+        rows, first = engine.score_choices(["red"], CHOICES), pid_of(mortal)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: not is_running(first))
+        assert same_bits(engine.score_choices(["red"], CHOICES), rows)
+        assert pid_of(mortal) != first
+
+    def test_of_every_start_is_tried_a_public_number_of_times(self, tmp_path: Path) -> None:
+        with PrivateProcess(process_models.only_once, mark=str(tmp_path / "mark")) as process:
+            engine = as_choice_backend(process)
+            os.kill(pid_of(process), signal.SIGKILL)
+            assert (engine.score_choices(["red"] * 5, CHOICES) == -np.inf).all()
+            with pytest.raises(ModelCallError, match="3 times in a row"):
+                process._client.connected()
+
+
+def test_a_row_that_hangs_is_given_up_and_its_process_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    brief = RetryPolicy(max_attempts=1, deadline=1.0, max_wait=0.0)
+    with PrivateProcess(process_models.mortal, retry=brief) as process:
+        engine, first = as_choice_backend(process), pid_of(process)
+        assert (engine.score_choices(["hang"], CHOICES) == -np.inf).all()
+        assert not is_running(first)
+        monkeypatch.setattr(process._client, "_row_seconds", 3600.0)
+        assert same_bits(
+            engine.score_choices(["red"], CHOICES), process_models.mortal().score_choices(["red"], CHOICES)
+        )
+
+
+async def test_a_cancelled_task_cancels_its_call(tmp_path: Path) -> None:
+    with PrivateProcess(process_models.Sleeper, folder=str(tmp_path)) as process:
+        engine = as_text_backend(process)
+        task = asyncio.ensure_future(engine.acomplete([SECRET], max_tokens=1))
+        await asyncio.to_thread(until, (tmp_path / "begun").exists)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert SECRET not in "".join(
+            traceback.TracebackException.from_exception(caught.value, capture_locals=True).format()
+        )
+        await asyncio.to_thread(until, (tmp_path / "cancelled").exists)
+        assert engine.complete(["one"], max_tokens=1) == ["awake"]
+
+
+class TestWhatIsShown:
+    def test_no_object_shows_a_prompt(self, mortal: PrivateProcess) -> None:
+        engine = as_backend(mortal)
+        session = engine.open([SECRET], [])
+        session.score([b" red"])
+        held = mortal._client.connected()
+        for thing in (mortal, engine, session, mortal._client, held):
+            assert SECRET not in f"{thing!r} {thing} {vars(thing)!r}"
+        assert copy.copy(engine) is engine
+        assert copy.deepcopy(mortal) is mortal
+        for thing in (mortal, engine):
+            with pytest.raises(ConfigurationError, match="cannot be pickled"):
+                pickle.dumps(thing)
+
+    def test_prints_logs_and_errors_of_the_model_stay_there(self, capfd: pytest.CaptureFixture[str]) -> None:
+        with PrivateProcess(process_models.LoudChat, retry=process_models.ONCE) as process:
+            engine = as_choice_backend(process)
+            rows = engine.open([f"raises {SECRET}", f"red {SECRET}"], []).score([b" red", b" blue"])  # type: ignore[union-attr]
+        assert (rows[0] == 0).all()
+        assert rows[1].sum() > 0
+        shown = capfd.readouterr()
+        assert SECRET not in shown.out + shown.err
+
+    def test_ctrl_c_shows_no_prompt(self, mortal: PrivateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = as_choice_backend(mortal)
+
+        class Interrupted:
+            def __init__(self) -> None:
+                self.set_result = lambda _: None
+
+            def result(self, seconds: float) -> Any:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(connection, "Future", Interrupted)
+        boxes = [OpaqueValue(SECRET)]
+        with pytest.raises(KeyboardInterrupt) as caught:
+            engine._client.ask(lambda _: engine._message("score_choices", boxes, CHOICES), 1)  # type: ignore[union-attr]
+        shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True).format()
+        assert SECRET not in "".join(shown)
+
+
+class TestTheStart:
+    def test_names_the_error_of_what_makes_the_model(self) -> None:
+        process = PrivateProcess("tests.process_models:failing", reason="no key")
+        with pytest.raises(ConfigurationError, match=r"RuntimeError: no key$"):
+            as_backend(process)
+
+    def test_raises_the_errors_that_the_model_raises_here(self) -> None:
+        with PrivateProcess(process_models.busy_inside) as process, pytest.raises(UnsilencableModelError, match="Busy"):
+            as_backend(process)
+        with PrivateProcess("no_such_provider:model") as process, pytest.raises(ConfigurationError, match="no_such"):
+            as_backend(process)
+        with PrivateProcess("tests.process_models:writer") as process, pytest.raises(CapabilityError):
+            as_backend(process)
+
+    @pytest.mark.parametrize(
+        ("model", "arguments", "match"),
+        [
+            ("gpt-4o", {}, "provider:model"),
+            (lambda: None, {}, "Move it to the top"),
+            (process_models.mortal(), {}, "object of FakeBackend"),
+            ("openai:gpt-4o", {"http_client": object()}, "http_client"),
+            ("openai:gpt-4o", {"retry": 3}, "RetryPolicy"),
+        ],
+    )
+    def test_refuses_what_another_process_cannot_make(self, model: Any, arguments: Any, match: str) -> None:
+        with pytest.raises(ConfigurationError, match=match) as caught:
+            PrivateProcess(model, **arguments)
+        assert "sk-" not in str(caught.value)
+
+    def test_inherits_no_instrumentation_and_keeps_keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        dropped = ["OTEL_SERVICE_NAME", "LANGSMITH_TRACING", "SENTRY_DSN", "DD_TRACE_ENABLED", "PYTHONSTARTUP"]
+        for name in [*dropped, "OPENAI_API_KEY"]:
+            monkeypatch.setenv(name, "x")
+        names = ",".join([*dropped, "OPENAI_API_KEY"])
+        with PrivateProcess("tests.process_models:environment", names=names) as process:
+            found = dict(as_backend(process).top_tokens("any", [], top_k=8))
+        assert [token for token in found if token] == [b" OPENAI_API_KEY"]
+
+    def test_shows_no_argument_in_the_command_line(self) -> None:
+        with PrivateProcess(process_models.copier, fails="sk-key") as process:
+            command = Path(f"/proc/{pid_of(process)}/cmdline")
+            assert not command.exists() or b"sk-key" not in command.read_bytes()
+            assert "sk-key" not in repr(process)
+
+
+class TestTheEnd:
+    def test_comes_with_close_and_with_the_last_reference(self) -> None:
+        process = PrivateProcess(process_models.mortal)
+        engine, pid = as_choice_backend(process), pid_of(process)
+        del process
+        gc.collect()
+        assert is_running(pid)  # the engine keeps it
+        del engine
+        gc.collect()
+        assert not is_running(pid)
+        other = PrivateProcess(process_models.mortal)
+        engine, pid = as_choice_backend(other), pid_of(other)
+        other.close()
+        assert not is_running(pid)
+        with pytest.raises(ConfigurationError, match="closed"):
+            engine.score_choices(["red"], CHOICES)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+    def test_comes_with_the_application_and_a_forked_one_has_a_process_of_its_own(self) -> None:
+        program = textwrap.dedent("""
+            import os, sys
+            from langchain_dpicl.backends import PrivateProcess
+            from langchain_dpicl.backends.resolve import as_choice_backend
+            from tests import process_models
+            process = PrivateProcess(process_models.mortal)
+            engine = as_choice_backend(process)
+            rows = engine.score_choices(["red"], [" red", " blue"]).tolist()
+            forked = os.fork()
+            same = engine.score_choices(["red"], [" red", " blue"]).tolist() == rows
+            print(process._client.connected()._process.pid, same, flush=True)
+            if forked:
+                same = os.waitpid(forked, 0)[1] == 0
+                again = engine.score_choices(["red"], [" red", " blue"]).tolist() == rows
+                print(process._client.connected()._process.pid, same and again, flush=True)
+        """)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
+        )
+        lines = [line.split() for line in done.stdout.splitlines()]
+        assert [same for _, same in lines] == ["True"] * 3
+        pids = {int(pid) for pid, _ in lines}
+        assert len(pids) == 2
+        until(lambda: not any(map(is_running, pids)))
