@@ -35,10 +35,9 @@ def add_audit(commands: Any, *, run: Any) -> None:
     """Adds the command."""
     command = commands.add_parser(
         "audit",
-        help="play against a configuration, offline, and see whether its epsilon holds",
+        help="play against a configuration: does its epsilon hold?",
         description="Audits a configuration: lower bounds of epsilon against what is claimed.",
-        epilog=_NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        notes=_NOTES,
     )
     command.add_argument("what", metavar="WHAT", help="plan.json, or module:name")
     command.add_argument("--controls", action="store_true", help="also show that half of the noise would be found")

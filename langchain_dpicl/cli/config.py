@@ -109,12 +109,12 @@ class Model(Option):
     """The table [model]: what reads the records.
 
     Args:
-      name: "embedded", the folder of a Hugging Face model, or module:attribute.
+      name: "embedded", the folder of a Hugging Face model, "provider:model" of `init_chat_model`, or module:attribute.
       device: of a folder: cpu, cuda, cuda:1, ...
       dtype: of a folder.
       max_prompt_tokens: of a folder: length that every prompt is padded or cut to.
       chat: of a folder: whether a prompt is a user's message.
-      embeddings: module:attribute of LangChain embeddings, which receive the records; of evolution.
+      embeddings: LangChain embeddings, which receive the records: "provider:model" or module:attribute; of evolution.
     """
 
     name: str = "embedded"
@@ -354,45 +354,57 @@ def _table(key: str, value: Any) -> Mapping[str, Any]:
 
 def add_settings(command: argparse.ArgumentParser) -> None:
     """Adds --config and --set."""
-    command.add_argument(
-        "--config", type=Path, metavar="FILE", help="TOML file with the same keys as the options in Python"
-    )
+    command.add_argument("--config", type=Path, metavar="FILE", help="TOML file with the keys of the options in Python")
     command.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="one key of the file, such as rows.slots=40 or noise.mechanism=gaussian; repeatable",
+        help="one key of it, such as rows.slots=40; all: docs, Options",
     )
 
 
 FLAGS: Mapping[str, tuple[str, str]] = {
     "method": ("method", "what is planned or run"),
-    "text_key": ("data.text_key", "field that holds the text (default text)"),
-    "label_key": ("data.label_key", "field that holds the label"),
+    "text_key": ("data.text_key", "field of the text (default text)"),
+    "label_key": ("data.label_key", "field of the label"),
     "label": ("data.labels", "declared label, once per label"),
-    "public_size": ("data.public_size", "declared, not counted, number of units; once, or once per label as LABEL=N"),
+    "public_size": ("data.public_size", "declared units, not counted: N, or LABEL=N for each label"),
     "unit_key": ("data.unit_key", "field that names the person a record belongs to"),
     "dataset_id": ("data.dataset_id", "public name of the records in the report"),
     "epsilon": ("budget.epsilon", "of a new budget, or of this component of a ledger"),
     "delta": ("budget.delta", "at most 1/(10 * all declared units)"),
     "adjacency": ("budget.adjacency", "add_remove (default) or replace_one"),
-    "ledger": (
-        "budget.ledger",
-        "existing ledger: a SQLite file, or a postgresql:// address (PGPASSWORD has its password)",
-    ),
-    "model": ("model.name", "'embedded' (default), the folder of a Hugging Face model, or module:attribute"),
-    "instruction": ("instruction", "public description of the task, first in every prompt"),
+    "ledger": ("budget.ledger", "existing ledger that pays: SQLite file or postgresql://"),
+    "model": ("model.name", "embedded, a model's folder, provider:model, module:name"),
+    "embeddings": ("model.embeddings", "provider:model or module:name; they see the records"),
+    "instruction": ("instruction", "public description of the task"),
     "max_tokens": ("max_tokens", "cap of a text"),
     "max_queries": ("max_queries", "answers that the share pays for"),
-    "component": ("component", "name in the ledger; the same command finds its share again"),
-    "rehearsal": ("guess.rehearsal", "what `dpicl rehearse` measured on public examples, in place of a guess"),
+    "component": ("component", "name in the ledger; found again by the same command"),
+    "checkpoint": ("checkpoint", "file from which the same command continues"),
+    "memo": ("serving.memo", "file of answers; what it holds is not charged again"),
+    "rehearsal": ("guess.rehearsal", "file of `dpicl rehearse`, in place of a guess"),
     "public_inputs": ("guess.public_inputs", "public inputs to label"),
 }
 """The keys that have a flag of their own, and what it says."""
 
 
-def add_flags(command: argparse.ArgumentParser, names: Sequence[str]) -> None:
+_METAVARS: Mapping[str, str] = {
+    **dict.fromkeys(("text_key", "label_key", "unit_key"), "FIELD"),
+    **dict.fromkeys(("checkpoint", "memo", "rehearsal"), "FILE"),
+    **dict.fromkeys(("max_tokens", "max_queries", "public_inputs", "public_size"), "N"),
+    **dict.fromkeys(("dataset_id", "component", "model", "embeddings"), "NAME"),
+    "epsilon": "E",
+    "delta": "D",
+    "ledger": "WHERE",
+    "label": "LABEL",
+    "instruction": "TEXT",
+    "adjacency": "A",
+}
+
+
+def add_flags(command: Any, names: Sequence[str]) -> None:
     """Adds flags of keys; a flag that was not typed sets nothing."""
     for name in names:
         key, words = FLAGS[name]
@@ -400,6 +412,7 @@ def add_flags(command: argparse.ArgumentParser, names: Sequence[str]) -> None:
         kind = {"epsilon": float, "delta": float, "max_tokens": int, "max_queries": int, "public_inputs": int}.get(name)
         if kind is not None:
             many["type"] = kind
+        many["metavar"] = _METAVARS.get(name, "VALUE")
         command.add_argument(f"--{name.replace('_', '-')}", help=f"{words} [{key}]", **many)
 
 

@@ -11,7 +11,7 @@ import json
 import secrets
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,6 +24,41 @@ if TYPE_CHECKING:
 
 
 _FOLDER_OPTIONS = ("device", "dtype", "max_prompt_tokens", "chat")
+PROVIDERS = frozenset(
+    [
+        "anthropic",
+        "anthropic_bedrock",
+        "azure_ai",
+        "azure_openai",
+        "baseten",
+        "bedrock",
+        "bedrock_converse",
+        "bedrock_mantle_anthropic",
+        "bedrock_mantle_openai",
+        "cohere",
+        "deepseek",
+        "fireworks",
+        "google_anthropic_vertex",
+        "google_genai",
+        "google_vertexai",
+        "groq",
+        "huggingface",
+        "ibm",
+        "langsmith",
+        "litellm",
+        "meta",
+        "mistralai",
+        "nvidia",
+        "ollama",
+        "openai",
+        "openrouter",
+        "perplexity",
+        "together",
+        "upstage",
+        "xai",
+    ]
+)
+"""Providers of LangChain's `init_chat_model` and `init_embeddings`; any other model is named as module:attribute."""
 _FORMATS = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
 
 
@@ -121,7 +156,7 @@ def vars_of(value: Any) -> dict[str, Any]:
 
 
 def load_model(model: Model) -> Any:
-    """Returns the embedded model, an engine on a model's folder, or the object that `module:attribute` names."""
+    """Returns the embedded model, an engine on a model's folder, or the model that a name stands for."""
     options = {name: value for name, value in vars_of(model).items() if name in _FOLDER_OPTIONS and value is not None}
     if model.name != "embedded" and Path(model.name).is_dir():
         from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
@@ -136,7 +171,40 @@ def load_model(model: Model) -> Any:
         from langchain_dpicl.backends.embedded.model import EmbeddedModel
 
         return EmbeddedModel()
-    return load_named("--model", model.name, expected="'embedded', a folder that holds a model, or module:attribute")
+    from langchain_dpicl.backends.resolve import as_model
+
+    expected = "'embedded', a folder that holds a model, provider:model or module:attribute"
+    return _resolved("--model", model.name, as_model, expected=expected)
+
+
+def load_embeddings(name: str) -> Any:
+    """Returns the embeddings that a name stands for."""
+    from langchain_dpicl.backends.resolve import as_embeddings
+
+    return _resolved("model.embeddings", name, as_embeddings, expected="provider:model or module:attribute")
+
+
+def _resolved(option: str, name: str, make: Callable[[str], Any], *, expected: str) -> Any:
+    """Returns what LangChain makes of "provider:model", or the object that "module:attribute" names."""
+    if not _names_provider(name):
+        return load_named(option, name, expected=expected)
+    try:
+        return make(name)
+    except ConfigurationError as error:  # a package that is missing, with the line that installs it
+        said = str(error).partition(": ")[2]
+    except Exception as error:  # noqa: BLE001  the provider's class, without a key for instance; nothing was read yet
+        said = f"making {name!r} raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    raise ConfigurationError(f"{option}: {said}")
+
+
+def _names_provider(name: str) -> bool:
+    """Whether a name is "provider:model" of LangChain, unless a module in the current folder has the provider's name.
+
+    A provider and its client's package often share a name (openai, anthropic).
+    """
+    provider, _, model = name.partition(":")
+    here = Path.cwd() / provider
+    return bool(model) and provider in PROVIDERS and not (here.with_suffix(".py").exists() or here.is_dir())
 
 
 def load_named(option: str, name: str, *, expected: str = "module:attribute") -> Any:

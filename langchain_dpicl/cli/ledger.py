@@ -63,9 +63,8 @@ def add_ledger(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> No
     """Adds `dpicl ledger` and its commands."""
     command = commands.add_parser(
         "ledger",
-        help="create, show, verify, export or back up a ledger that outlives the process",
-        epilog=_NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="create, show, verify, export or back up a ledger",
+        notes=_NOTES,
     )
     command.set_defaults(run=run, act=None)
     actions = command.add_subparsers(metavar="ACTION", required=True)

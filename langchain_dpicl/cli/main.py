@@ -11,85 +11,100 @@ import functools
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from langchain_dpicl.cli.checks import add_audit, run_audit
+from langchain_dpicl.cli.discover import add_discover, run_discover
+from langchain_dpicl.cli.documents import add_documents, run_documents
+from langchain_dpicl.cli.exit_codes import BAD_INPUT, DONE, INTERRUPTED, exit_code_of
 from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.cli.ledger import add_ledger, redact, run_ledger
+from langchain_dpicl.cli.parser import CommandGroup, CommandParser, page_of
 from langchain_dpicl.cli.plan import add_plan, plan_output
 from langchain_dpicl.cli.rehearse import add_rehearse, add_try, run_rehearse, run_try
 from langchain_dpicl.cli.runs import (
-    add_discover,
-    add_documents,
+    add_evolve,
     add_generate,
-    run_discover,
-    run_documents,
+    add_label,
+    add_train,
+    run_evolve,
     run_generate,
+    run_label,
+    run_train,
 )
+from langchain_dpicl.cli.vote import add_vote, run_vote
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
-_FAULT, _INTERRUPTED = 2, 130
+_END = """\
+`dpicl COMMAND --help` shows the options of one; --version the version.
+Exit codes: 0 done, 1 check failed, 2 bad input, 3 budget refused,
+4 model failed, 130 Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-      0; 2 after a fault that is explained on stderr; 1 where `ledger verify` found one, or `audit` a violation; 130
-      after Ctrl-C. Anything unforeseen is raised.
+      An exit code of `langchain_dpicl.cli.exit_codes`; what is not 0 is explained on stderr. Anything unforeseen is
+      raised.
     """
     typed = sys.argv[1:] if argv is None else argv
     parser = _parser(typed)
     arguments = parser.parse_args(typed)
     if arguments.version:
         _say(f"dpicl {_version()}")
-        return 0
+        return DONE
     if arguments.run is None:
         parser.print_help(sys.stderr)
-        return _FAULT
+        return BAD_INPUT
     try:
-        return int(arguments.run(arguments))
+        with warnings.catch_warnings():
+            warnings.showwarning = _keep_quiet if getattr(arguments, "quiet", False) else _note
+            return int(arguments.run(arguments))
     except (DPICLError, OSError) as error:
-        return _complain(redact(str(error), typed))
+        _complain(redact(str(error), typed))
+        return exit_code_of(error)
     except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
         # Their messages quote what was read.
-        return _complain(f"a file or an answer could not be read ({type(error).__name__}).")
+        _complain(f"a file or an answer could not be read ({type(error).__name__}).")
+        return BAD_INPUT
     except KeyboardInterrupt:
         _complain("interrupted.")
-        return _INTERRUPTED
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that quotes no address of a database: it may hold a password."""
-
-    def __init__(self, *args: Any, typed: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._typed = typed
-
-    def add_subparsers(self, **kwargs: Any) -> Any:
-        made: Any = functools.partial(_Parser, typed=self._typed)
-        return super().add_subparsers(parser_class=made, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        super().error(redact(message, self._typed))
+        return INTERRUPTED
 
 
 def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
-    parser = _Parser(prog="dpicl", description="Differentially private in-context learning.", typed=typed)
+    parser = CommandParser(prog="dpicl", typed=typed)
     parser.add_argument("--version", action="store_true", help="print the version and stop")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
-    _add_epsilon(commands)
-    add_try(commands, run=functools.partial(run_try, say=_say, confirm=_confirm))
-    add_rehearse(commands, run=functools.partial(run_rehearse, say=_say, confirm=_confirm))
-    add_plan(commands, run=_plan)
-    add_discover(commands, run=functools.partial(run_discover, say=_say))
-    add_documents(commands, run=functools.partial(run_documents, say=_say, complain=_complain))
-    add_generate(commands, run=functools.partial(run_generate, say=_say, complain=_complain))
-    add_ledger(commands, run=_ledger)
-    add_audit(commands, run=functools.partial(run_audit, say=_say))
+
+    look = CommandGroup(commands, "before spending")
+    add_try(look, run=functools.partial(run_try, say=_say, confirm=_confirm))
+    add_rehearse(look, run=functools.partial(run_rehearse, say=_say, confirm=_confirm))
+    add_plan(look, run=_plan)
+
+    spend = CommandGroup(commands, "spend a budget")
+    add_vote(spend, run=functools.partial(run_vote, say=_say, complain=_complain))
+    add_label(spend, run=functools.partial(run_label, say=_say, complain=_complain))
+    add_generate(spend, run=functools.partial(run_generate, say=_say, complain=_complain))
+    add_documents(spend, run=functools.partial(run_documents, say=_say, complain=_complain))
+    add_discover(spend, run=functools.partial(run_discover, say=_say))
+    add_evolve(spend, run=functools.partial(run_evolve, say=_say, complain=_complain))
+    add_train(spend, run=functools.partial(run_train, say=_say, complain=_complain))
+
+    budgets = CommandGroup(commands, "budgets")
+    add_ledger(budgets, run=_ledger)
+
+    trust = CommandGroup(commands, "trust")
+    add_audit(trust, run=functools.partial(run_audit, say=_say))
+    _add_epsilon(trust)
+
+    groups = (look, spend, budgets, trust)
+    parser.page = lambda: page_of(groups, end=_END)
     return parser
 
 
@@ -99,9 +114,17 @@ def _version() -> str:
     return metadata.version("langchain-dpicl")
 
 
-def _complain(message: str) -> int:
+def _complain(message: str) -> None:
     print(f"dpicl: {message}", file=sys.stderr)
-    return _FAULT
+
+
+def _keep_quiet(*_: object, **__: object) -> None:
+    """Shows no warning, with --quiet."""
+
+
+def _note(message: Warning | str, *_: object, **__: object) -> None:
+    """Shows a warning on one line, without the place in the code that raised it."""
+    print(f"dpicl: note: {message}", file=sys.stderr)
 
 
 def _say(text: str) -> None:
@@ -140,7 +163,7 @@ def _epsilon(arguments: argparse.Namespace) -> int:
     results = evaluate_checks(data)
     if arguments.json:
         _say(json.dumps(results))
-        return 0
+        return DONE
     width = max((len(result["id"]) for result in results), default=2)
     lines = [f"{'id':<{width}}  epsilon (upper bound)"]
     for result, check in zip(results, data["checks"] if isinstance(data, dict) else data, strict=True):
@@ -148,7 +171,7 @@ def _epsilon(arguments: argparse.Namespace) -> int:
         beside = "" if paper is None else f"  (the paper's accounting: {paper:.6g})"
         lines.append(f"{result['id']:<{width}}  {result['epsilon']:.6g}{beside}")
     _say("\n".join(lines))
-    return 0
+    return DONE
 
 
 def _published_epsilon(check: dict[str, Any]) -> float | None:
@@ -165,7 +188,7 @@ def _published_epsilon(check: dict[str, Any]) -> float | None:
 
 def _plan(arguments: argparse.Namespace) -> int:
     _say(plan_output(arguments))
-    return 0
+    return DONE
 
 
 def _ledger(arguments: argparse.Namespace) -> int:

@@ -38,11 +38,9 @@ recommendation is printed as TOML, to be put into a --config file.
 
 def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None:
     """Adds the command."""
+    words = "noise, calls, money and expected signal"
     command = commands.add_parser(
-        "plan",
-        help="noise, calls, money and expected signal, before any spend",
-        epilog=_NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "plan", help=words, description=f"Shows {words}, before anything is spent.", notes=_NOTES
     )
     command.add_argument("--method", choices=tuple(_PLANNERS), help="what is planned (default: generation)")
     add_flags(command, ("epsilon", "delta", "adjacency", "public_size", "max_queries", "max_tokens"))
@@ -60,17 +58,22 @@ _NOT_REHEARSED = ("evolution", "training")
 def plan_output(arguments: argparse.Namespace) -> str:
     """Returns what the command prints."""
     settings = read_settings(arguments, methods=tuple(_PLANNERS))
+    return planned(settings, compares=not arguments.no_compare, as_json=arguments.json)
+
+
+def planned(settings: Settings, *, compares: bool, as_json: bool) -> str:
+    """Returns the plan of a method in words or as JSON; reads no record and spends nothing."""
     sizes = settings.data.sizes()
     _check_declarable(settings, sizes)
     if settings.guess.rehearsal is not None and settings.method in _NOT_REHEARSED:
         raise fail("guess.rehearsal", f"no method among {list(_NOT_REHEARSED)}", settings.method)
     planner, in_words = _PLANNERS[settings.method]
-    out = planner(settings, sizes, not arguments.no_compare)
+    out = planner(settings, sizes, compares)
     if out["plan"]["epsilon"] > settings.share_epsilon:
         advice = "Raise noise.multiplier, or leave it out."
         found = round(out["plan"]["epsilon"], 4)
         raise fail("noise.multiplier", f"noise that costs at most epsilon {settings.share_epsilon}", found, advice)
-    return json.dumps(out, indent=2) if arguments.json else in_words(out)
+    return json.dumps(out, indent=2) if as_json else in_words(out)
 
 
 def _check_declarable(settings: Settings, sizes: Sizes) -> None:

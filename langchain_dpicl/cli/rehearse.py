@@ -42,23 +42,25 @@ is worth spending; the exit code is 0 whatever it says.
 
 
 def _command(commands: Any, name: str, *, words: str, about: str, notes: str, run: Any) -> Any:
-    command = commands.add_parser(
-        name, help=words, description=about, epilog=notes, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    command = commands.add_parser(name, help=words, description=about, notes=notes)
     command.add_argument(
         "public", nargs="?", type=Path, metavar="FILE", help="PUBLIC examples: JSON lines (.jsonl) or CSV (.csv)"
     )
     add_settings(command)
     add_flags(command, ("model", "text_key", "label_key", "label"))
-    command.add_argument("--examples", type=int, default=64, help="most examples that are asked about (default 64)")
-    command.add_argument("--shots", type=_numbers, default=_SHOTS, help="examples of a row (default 1,2,4,8)")
-    command.add_argument(
+    command.rare.add_argument(
+        "--examples", type=int, metavar="N", default=64, help="most examples that are asked about (default 64)"
+    )
+    command.rare.add_argument("--shots", type=_numbers, default=_SHOTS, help="examples of a row (default 1,2,4,8)")
+    command.rare.add_argument(
         "--origin",
         choices=("same", "neighbour", "made_up"),
         help="whether the examples are of the private records' domain (same, the default), of another one like it, "
         "or made up; the last two widen what is said",
     )
-    command.add_argument("--max-calls", type=int, default=10_000, help="refuse what may need more (default 10000)")
+    command.rare.add_argument(
+        "--max-calls", type=int, metavar="N", default=10_000, help="refuse what may need more (default 10000)"
+    )
     command.add_argument("--yes", action="store_true", help="do not ask before the first call")
     command.add_argument("--quiet", action="store_true", help="print nothing but faults")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
@@ -81,7 +83,7 @@ def add_rehearse(commands: Any, *, run: Any) -> None:
     command = _command(
         commands,
         "rehearse",
-        words="what rows of public examples are worth with a model, at epsilon 0",
+        words="what rows of public examples are worth, at epsilon 0",
         about="Measures on public examples how often the model is right; plans then rest on that and not on a guess.",
         notes=_PUBLIC,
         run=run,
@@ -195,7 +197,7 @@ def add_try(commands: Any, *, run: Any) -> None:
     command = _command(
         commands,
         "try",
-        words="what is free beside what a private budget would buy, in one table",
+        words="what is free beside what a budget would buy",
         about="Compares free answers with private votes, labels and retrieval at epsilon 1, 2, 4 and 8.",
         notes=_TRY_NOTES,
         run=run,
@@ -205,8 +207,12 @@ def add_try(commands: Any, *, run: Any) -> None:
     command.add_argument(
         "--demonstrations", type=int, metavar="N", help="demonstrations of each label; adds what noise leaves of them"
     )
-    command.add_argument(
-        "--participations", type=int, default=10, help="answers that a document may take part in (default 10)"
+    command.rare.add_argument(
+        "--participations",
+        type=int,
+        metavar="N",
+        default=10,
+        help="answers that a document may take part in (default 10)",
     )
 
 

@@ -16,7 +16,7 @@ from langchain_dpicl import LabelledPool, ReleasedCounts, ReleasedDemonstrations
 from langchain_dpicl import _plain_files as plain_files
 from langchain_dpicl._plain_files import check_target, read_plain
 from langchain_dpicl.cli.inputs import read_json
-from langchain_dpicl.cli.runs import _public_lines
+from langchain_dpicl.cli.spending import public_lines
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 from langchain_dpicl.released.files import write_whole
 from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
@@ -56,7 +56,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "counts": ReleasedCounts.load,
     "journal": RunJournal.component_in,
     "JSON of a command": read_json,
-    "lines of a command": lambda path: _public_lines(path, path.with_name("records")),
+    "lines of a command": lambda path: public_lines(path, path.with_name("records"), "--vocabulary"),
     "receipts": read_receipts,
     "export": read_export,
     "configuration of a model": _architectures,

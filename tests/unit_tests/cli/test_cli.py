@@ -24,7 +24,7 @@ from langchain_dpicl.cli import main as cli
 from langchain_dpicl.cli.config import settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import toml_lines
-from langchain_dpicl.cli.runs import json_line
+from langchain_dpicl.cli.spending import json_line
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -451,7 +451,7 @@ class TestTheCommandItself:
         assert caught.value.code == 0
         text = " ".join(capsys.readouterr().out.split())
         assert "The model sees the records" in text
-        assert "every run starts a new budget, kept in memory: two runs on the same records spend twice" in text
+        assert "Without --ledger each run has a budget of its own: two runs on the same records spend twice" in text
 
     def test_json_is_all_there_is_on_stdout(self, checks_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
         arguments = [sys.executable, "-m", "langchain_dpicl.cli.main", "epsilon", str(checks_file), "--json"]
@@ -703,8 +703,11 @@ class TestTheModelOption:
     @pytest.mark.parametrize(
         ("model", "said"),
         [
-            ("nowhere", "expected 'embedded', a folder that holds a model, or module:attribute, found 'nowhere'"),
-            (":nothing", "expected 'embedded', a folder that holds a model, or module:attribute"),
+            (
+                "nowhere",
+                "expected 'embedded', a folder that holds a model, provider:model or module:attribute, found 'nowhere'",
+            ),
+            (":nothing", "expected 'embedded', a folder that holds a model, provider:model or module:attribute"),
             ("nowhere:nothing", "no module named 'nowhere'"),
             ("tests.nowhere:nothing", "no module named 'tests.nowhere'"),
             ("tests.engines:nothing", "the module 'tests.engines' has no attribute 'nothing'"),
@@ -734,7 +737,7 @@ class TestAnInterruptedRun:
         engine = FakeBackend(word_copier(WORDS), vocabulary=WORDS, fail_public_call=6)
         monkeypatch.setattr("tests.engines.ENGINE", engine)
         out = tmp_path / "out.json"
-        assert generate(records, out) == 2
+        assert generate(records, out) == 4
         error = capsys.readouterr().err
         assert "1 of 2 demonstrations are released" in error
         assert f"What was released is saved in {out}. A new run starts over, on a budget of its own." in error

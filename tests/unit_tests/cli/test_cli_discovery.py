@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from langchain_dpicl import ReleasedCounts, verify_report
+from langchain_dpicl.cli.discover import _counts_text
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.cli.runs import _counts_text
 
 CANARY = "canary-7f3a"
 TERMS = ("--epsilon", "1", "--delta", "1e-6")
@@ -135,7 +135,7 @@ def test_the_same_component_is_not_counted_twice(films: Path, tmp_path: Path) ->
     assert "  mine " in first.stdout, first.stderr
     kept = out.read_text()
     again = elsewhere("discover", str(films), *TERMS, *paid)
-    assert (again.returncode, out.read_text()) == (2, kept)
+    assert (again.returncode, out.read_text()) == (3, kept)
     assert "remaining 0" in again.stderr
 
 

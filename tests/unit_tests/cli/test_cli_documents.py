@@ -85,7 +85,7 @@ def test_what_was_released_before_a_stop_is_saved(
 ) -> None:
     out = tmp_path / "out.json"
     model = "tests.unit_tests.cli.test_cli_documents:OUT_AFTER_ONE"
-    assert documents(notes, "--vocabulary", str(words), "--out", str(out), "--model", model) == 2
+    assert documents(notes, "--vocabulary", str(words), "--out", str(out), "--model", model) == 4
     assert len(SyntheticDocuments.load(out)) == 1
     assert "is saved in" in capsys.readouterr().err
 

@@ -110,7 +110,7 @@ class TestARunWithWorkers:
             return crew
 
         monkeypatch.setattr(room, "RayExecutor", dying)
-        assert main(command(*given, "--quiet")) == 2
+        assert main(command(*given, "--quiet")) == 3
         assert "requested 1 more, remaining 0" in capsys.readouterr().err
         assert len(json.loads((folder / "out.json").read_text())["examples"]) == 3
 

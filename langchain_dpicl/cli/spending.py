@@ -1,0 +1,263 @@
+"""What the commands that spend share: options, the budget that pays, dry runs, and what is printed and saved."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl._plain_files import MAX_TEXT, read_plain
+from langchain_dpicl.cli.config import Settings, add_flags, add_settings
+from langchain_dpicl.cli.exit_codes import DONE, INTERRUPTED, exit_code_of
+from langchain_dpicl.cli.inputs import read_records
+from langchain_dpicl.cli.parser import Parser
+from langchain_dpicl.cli.plan import planned
+from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
+from langchain_dpicl.options import Noise
+from langchain_dpicl.options.rows import noise_of
+from langchain_dpicl.privacy._validate import fail
+
+if TYPE_CHECKING:
+    from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+
+Say = Callable[[str], object]
+
+BUDGET_NOTES = """\
+Without --ledger every run starts a new budget, kept in memory: two runs on the same records spend twice, and their
+epsilons add up. `dpicl ledger create` makes a ledger that all runs share.
+"""
+SEES_RECORDS = "The model sees the records: run one you trust with them."
+_TWICE = "Without --ledger each run has a budget of its own: two runs on the same records spend twice."
+RELEASED = "What is printed and saved is released under the budget.\n\n"
+_LABELLED = ("label_key", "label", "public_size")
+_BUDGET = ("epsilon", "delta", "ledger", "component")
+_RARE = ("text_key", "unit_key", "dataset_id", "adjacency")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a command that spends.
+
+    Attributes:
+      arguments: what was typed.
+      settings: what was typed and what --config holds, checked.
+      say: prints on stdout.
+      complain: prints on stderr.
+    """
+
+    arguments: argparse.Namespace
+    settings: Settings
+    say: Say
+    complain: Say
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is printed but faults and, with --json, the JSON."""
+        return bool(self.arguments.quiet or self.arguments.json)
+
+    @property
+    def progress(self) -> bool | None:
+        """What runs take: a bar on stderr if that is a terminal, or none."""
+        return False if self.arguments.quiet else None
+
+
+def new_command(commands: Any, name: str, *, words: str, about: str, notes: str, run: Any) -> Parser:
+    """Adds a command that reads records, spends a budget and releases something; its own options come next."""
+    sees = f"{SEES_RECORDS} " if SEES_RECORDS in notes else ""
+    command: Parser = commands.add_parser(name, help=words, description=about, notes=notes, epilog=f"{sees}{_TWICE}")
+    command.add_argument("file", nargs="?", type=Path, help="private records: .jsonl or .csv, also packed (.gz)")
+    command.set_defaults(run=run)
+    return command
+
+
+def add_shared(command: Parser, *flags: str, data: Sequence[str] = _LABELLED, rare: Sequence[str] = ()) -> None:
+    """Adds the options that all these commands have, and flags of the command's own."""
+    add_flags(command, (*data, *_BUDGET, *flags))
+    add_settings(command)
+    command.add_argument("--dry-run", action="store_true", help="show the plan; read no record, ask and spend nothing")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    command.add_argument("--quiet", action="store_true", help="print nothing but faults; --out has everything")
+    add_flags(command.rare, (*rare, *_RARE))
+
+
+def records_of(settings: Settings) -> Path:
+    """Returns the file of the records."""
+    if settings.data.file is None:
+        raise ConfigurationError("FILE: expected the file of the records, found none. Name it, or set data.file.")
+    return Path(settings.data.file)
+
+
+def needed_out(arguments: argparse.Namespace) -> Path:
+    """Returns the target of what is released, which a run that spends needs."""
+    if arguments.out is None:
+        raise ConfigurationError("--out: expected the file for what is released, found none. Name it, or --dry-run.")
+    out: Path = arguments.out
+    return out
+
+
+def public_lines(path: Path, records: Path | None, option: str) -> list[str]:
+    """Returns the lines of a public file, which is not that of the records."""
+    _check_public(path, records, option)
+    try:
+        lines = read_plain(path, MAX_TEXT).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        lines = None
+    if lines is None:
+        raise ConfigurationError(f"{path}: expected lines of text in UTF-8, found other bytes.")
+    return [line.strip() for line in lines if line.strip()]
+
+
+def public_items(path: Path, records: Path | None, option: str) -> list[Any]:
+    """Returns the public texts or objects of a file: JSON lines, CSV, or one text a line."""
+    if path.name.lower().removesuffix(".gz").endswith((".jsonl", ".csv")):
+        _check_public(path, records, option)
+        return read_records(path)
+    return list(public_lines(path, records, option))
+
+
+def _check_public(path: Path, records: Path | None, option: str) -> None:
+    if records is not None and path.exists() and records.exists() and path.samefile(records):
+        raise ConfigurationError(f"{option}: expected a PUBLIC file, found the records, {path}.")
+
+
+# -- the budget ------------------------------------------------------------------------------------------------------
+
+
+def budget_of(settings: Settings) -> PrivacyBudgetCallbackHandler:
+    """Returns a new budget in memory, or opens the ledger that was named."""
+    from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+
+    limits = settings.budget
+    if limits.ledger is None:
+        return PrivacyBudgetCallbackHandler(**limits.new())
+    budget = PrivacyBudgetCallbackHandler.open(limits.ledger)
+    if limits.adjacency not in {None, budget.adjacency}:
+        msg = f"budget.adjacency: expected {budget.adjacency}, as of the ledger, found {limits.adjacency}."
+        raise ConfigurationError(msg)
+    if settings.get("component") is None and settings.data.dataset_id is None:
+        advice = "What stands in the ledger under a name is found again, whatever file is read."
+        raise ConfigurationError(f"--component: expected a name, or data.dataset_id, with --ledger. {advice}")
+    return budget
+
+
+def share_of(settings: Settings) -> dict[str, Any]:
+    """Returns what a component takes of its budget besides its settings: its epsilon, a name, its part of delta."""
+    taken: dict[str, Any] = {"epsilon": settings.get("epsilon", settings.budget.epsilon)}
+    if settings.budget.ledger is not None:
+        taken["component"] = _name_of(settings)
+        noise = settings.get("noise")
+        if settings.budget.delta is not None and getattr(noise, "delta", None) is None:
+            noise = Noise() if noise is None else noise
+            kinds = settings.noise_kinds()
+            taken["noise"] = noise_of(noise, *kinds).replace(delta=settings.budget.delta)
+    return taken
+
+
+def _name_of(settings: Settings) -> str:
+    return str(settings.get("component") or f"{settings.method}-{settings.data.dataset_id}")
+
+
+def rehearsed(settings: Settings) -> dict[str, Any]:
+    """Returns the rows that a rehearsal chooses; nothing where none is named."""
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+
+    if settings.guess.rehearsal is None:
+        return {}
+    if settings.get("rows") is not None:
+        raise fail("guess.rehearsal", "a rehearsal, which chooses the rows, or rows", "both")
+    return {"rows": Rehearsal.load(settings.guess.rehearsal)}
+
+
+# -- a dry run -------------------------------------------------------------------------------------------------------
+
+
+def on_ledger(settings: Settings) -> Settings:
+    """Returns the settings with the terms that the named ledger gives a share; refuses one that does not fit."""
+    if settings.budget.ledger is None:
+        return settings
+    budget = budget_of(settings)
+    try:
+        epsilon = settings.get("epsilon", settings.budget.epsilon)
+        if epsilon is None:
+            raise fail("epsilon", "this component's share of the ledger", None, "Give --epsilon.")
+        delta = getattr(settings.get("noise"), "delta", None) or settings.budget.delta
+        delta = budget.budget.default_delta(epsilon) if delta is None else delta
+        budget.budget.check_fits(_name_of(settings), epsilon=epsilon, delta=delta)
+        limits = settings.budget.replace(epsilon=epsilon, delta=delta, adjacency=budget.adjacency)
+        return dataclasses.replace(settings, budget=limits)
+    finally:
+        budget.budget.close()
+
+
+def dry_run(call: Call) -> int:
+    """Prints the plan of a run; reads no record, asks no model and spends nothing."""
+    call.say(planned(on_ledger(call.settings), compares=False, as_json=call.arguments.json))
+    return DONE
+
+
+# -- what is released ------------------------------------------------------------------------------------------------
+
+
+def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, has_workers: bool = False) -> int:
+    """Runs to the end, printing each item; saves what was released, whatever ends the run."""
+    arguments, code, stopped, has_some = call.arguments, DONE, "", False
+    try:
+        for item in run.stream(progress=call.progress):
+            has_some = True
+            if not call.is_quiet and (line := shown(item)):
+                call.say(line)
+    except RunInterruptedError as error:
+        code, stopped = exit_code_of(error), str(error).split(" Call run()", 1)[0]
+    except KeyboardInterrupt:
+        code, stopped = INTERRUPTED, "Interrupted. Tickets that burnt stay charged."
+    finally:
+        # A run without tickets left has nothing to save, and must not replace what an earlier one paid for.
+        has_some = has_some or run.is_finished or bool(getattr(run, "topics", ()))
+        if has_some or not arguments.out.exists():
+            save_or_print(run.result, arguments.out, say=call.say)
+    if stopped:
+        again = _continuation(has_workers=has_workers, is_durable=budget.budget.durable)
+        saved = "What was released is saved in" if has_some else "Nothing was released into"
+        call.complain(f"{stopped} {saved} {arguments.out}. {again}")
+    if arguments.json:
+        call.say(run.result.to_json())
+    elif not arguments.quiet:
+        call.say(str(budget.report()))
+    return code
+
+
+def _continuation(*, has_workers: bool, is_durable: bool) -> str:
+    if has_workers:
+        return "The same command continues where this one stopped."
+    if is_durable:
+        return "With --checkpoint FILE from the start the same command continues where it stopped."
+    return "A new run starts over, on a budget of its own."
+
+
+def save_or_print(released: Any, out: Path, *, say: Say) -> None:
+    """Saves what was released; prints it if that fails, since it is paid for."""
+    try:
+        released.save(out)
+    except OSError:
+        say(released.to_json())
+        raise
+
+
+def json_line(value: dict[str, Any]) -> str:
+    """Returns one line of JSON that stdout can show as it is."""
+    line = json.dumps(value, ensure_ascii=False)
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return line
+
+
+def one_line(text: str) -> str:
+    """Returns a public text on one line."""
+    return " ".join(text.split())
