@@ -1,0 +1,208 @@
+"""Looks at the built site in headless Chromium: `make docs` runs it behind mkdocs, and stops at what it finds.
+
+python docs/tools/check_site.py [--site out/site] [--screens out/screens] [--only layout|search]
+
+- On a telephone (390 px) nothing is wider than the screen, tables included; only blocks of code may scroll. Letters of
+  drawings are not smaller than eight pixels.
+- On a desktop (1440 px) no text covers another.
+- Ten questions of a reader, typed into the site's own search, lead to a fitting page as the first result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from browser import Browser, chromium, served
+
+ROOT = Path(__file__).resolve().parents[2]
+PHONE, DESKTOP = (390, 844), (1440, 900)
+SEARCH_PATIENCE_S = 60.0
+SHOWN = (
+    "index",
+    "quickstart",
+    "which-component",
+    "faq",
+    "glossary",
+    "voting",
+    "what-epsilon-means",
+    "benchmarks",
+    "architecture",
+    "reference/voting",
+)
+# What readers type, and the pages that answer it.
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "which epsilon": ("faq", "what-epsilon-means"),
+    "does OpenAI see my data": ("faq", "providers", "privacy-promise"),
+    "what if the budget is spent": ("faq", "voting", "production"),
+    "which component": ("faq", "which-component"),
+    "how do I test offline": ("faq", "quickstart", "embedded-model"),
+    "Ollama": ("faq", "providers"),
+    "user-level": ("faq", "adjacency-and-units"),
+    "how much does it cost": ("faq", "which-component"),
+    "is the output anonymous": ("faq", "privacy-promise"),
+    "how do I deploy": ("faq", "production"),
+}
+WIDE = """(async () => {
+  const screen = document.documentElement.clientWidth, found = [];
+  const named = e => {
+    const text = (e.alt || e.innerText || '').trim().replace(/\\s+/g, ' ').slice(0, 50);
+    const classes = e.className?.toString().split(' ')[0];
+    return e.tagName.toLowerCase() + (classes ? '.' + classes : '') + (text ? ` "${text}"` : '');
+  };
+  const scrolls = e => /(auto|scroll)/.test(getComputedStyle(e).overflowX);
+  const hides = e => /(hidden|clip)/.test(getComputedStyle(e).overflowX);
+  const part = document.querySelector('.md-container') || document.body;
+  for (const e of part.querySelectorAll('*')) {
+    if (e.closest('pre') && e.tagName !== 'PRE' || e.closest('[hidden], .md-sidebar, .md-search, svg, .md-tooltip2')) continue;
+    const box = e.getBoundingClientRect();
+    if (!box.width || !box.height) continue;
+    let inside = false;
+    for (let up = e.parentElement; up && up !== part; up = up.parentElement) if (hides(up)) inside = true;
+    if (!inside && (box.right > screen + 1 || box.left < -1) && !e.closest('.md-typeset__scrollwrap'))
+      found.push(`${named(e)} ends at ${Math.round(box.right)} px`);
+    if (e.tagName === 'TABLE') {
+      const room = (e.closest('.md-typeset__scrollwrap') || e.parentElement).clientWidth;
+      const wide = Math.max(e.scrollWidth, box.width, ...[...e.querySelectorAll('td, th')].map(c => c.scrollWidth));
+      if (wide > room + 1) found.push(`${named(e)} is ${Math.round(wide)} px wide`);
+    } else if (e.tagName !== 'PRE' && e.tagName !== 'CODE' && scrolls(e) && e.scrollWidth > e.clientWidth + 1
+        && !e.querySelector('table') && !e.querySelector('pre'))
+      found.push(`${named(e)} scrolls: ${e.scrollWidth} px`);
+  }
+  for (const image of part.querySelectorAll('img')) {
+    if (!image.currentSrc.endsWith('.svg')) continue;
+    const drawing = new DOMParser().parseFromString(await (await fetch(image.currentSrc)).text(), 'image/svg+xml');
+    const wide = drawing.documentElement.viewBox.baseVal.width;
+    const sizes = [...drawing.querySelectorAll('[font-size]')].map(e => parseFloat(e.getAttribute('font-size')));
+    const least = Math.min(...sizes) * image.clientWidth / wide;
+    if (least < 8) found.push(`${named(image)}: letters of ${least.toFixed(1)} px`);
+  }
+  return [...new Set(found)];
+})()"""
+COVERED = """(() => {
+  const lines = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const block = e => { while (/^(inline|contents)/.test(getComputedStyle(e).display)) e = e.parentElement; return e; };
+  for (let node; node = walker.nextNode();) {
+    if (!node.data.trim()) continue;
+    const e = node.parentElement, style = getComputedStyle(e);
+    if (style.visibility !== 'visible' || +style.opacity === 0 || /^(SCRIPT|STYLE|TITLE|TEXT)$/i.test(e.tagName)) continue;
+    if (e.closest('[hidden], .md-search, .md-top, .md-skip, svg, .md-overlay')) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const r of range.getClientRects()) {
+      let [left, top, right, bottom] = [r.left, r.top, r.right, r.bottom];
+      for (let up = e; up && up !== document.body; up = up.parentElement) {
+        if (getComputedStyle(up).overflowX === 'visible') continue;
+        const box = up.getBoundingClientRect();
+        [left, top] = [Math.max(left, box.left), Math.max(top, box.top)];
+        [right, bottom] = [Math.min(right, box.right), Math.min(bottom, box.bottom)];
+      }
+      if (right - left > 2 && bottom - top > 2) lines.push({left, top, right, bottom, block: block(e), text: node.data.trim()});
+    }
+  }
+  lines.sort((a, b) => a.top - b.top);
+  const found = [];
+  for (let i = 0; i < lines.length; i++) for (let j = i + 1; j < lines.length && lines[j].top < lines[i].bottom; j++) {
+    const a = lines[i], b = lines[j];
+    if (a.block === b.block || a.block.contains(b.block) || b.block.contains(a.block)) continue;
+    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (wide > 2 && high > 4) found.push(`"${a.text.slice(0, 40)}" and "${b.text.slice(0, 40)}"`);
+  }
+  return [...new Set(found)];
+})()"""
+FIRST_RESULT = """(() => {
+  const meta = document.querySelector('.md-search-result__meta')?.innerText || '';
+  const link = document.querySelector('.md-search-result__item a');
+  if (link) return {page: new URL(link.href).pathname, title: link.querySelector('h1, h2')?.innerText.trim() || ''};
+  return /^No matching/.test(meta) ? {page: '', title: meta} : null;
+})()"""
+
+
+def too_wide(browser: Browser, address: str) -> list[str]:
+    """What of a page does not fit on a telephone."""
+    browser.open(address)
+    return browser.run(WIDE)
+
+
+def covered(browser: Browser, address: str) -> list[str]:
+    """Pairs of texts of a page that stand on one another on a desktop."""
+    browser.open(address)
+    return browser.run(COVERED)
+
+
+def layout(browser: Browser, address: str, site: Path) -> list[str]:
+    """Faults of all pages, on both screens."""
+    pages = [page.relative_to(site).as_posix() for page in sorted(site.rglob("*.html"))]
+    found = []
+    for size, phone, look, fault in ((PHONE, True, too_wide, "390 px"), (DESKTOP, False, covered, "1440 px, covered")):
+        browser.screen(*size, phone=phone)
+        found += [f"{page} ({fault}): {what}" for page in pages for what in look(browser, f"{address}/{page}")]
+    print(f"looked at {len(pages)} pages at {PHONE[0]} and {DESKTOP[0]} px: {len(found)} faults")
+    return found
+
+
+def first_result(browser: Browser, address: str, question: str) -> tuple[str, str]:
+    """The page and title that the site's own search shows first."""
+    browser.open(f"{address}/index.html?q={question.replace(' ', '+')}")
+    until = time.monotonic() + SEARCH_PATIENCE_S
+    while not (found := browser.run(FIRST_RESULT)):
+        if time.monotonic() > until:
+            raise TimeoutError(f"the search gave no answer to {question!r} within {SEARCH_PATIENCE_S:g} seconds")
+        time.sleep(0.1)
+    return found["page"].lstrip("/").removesuffix(".html"), found["title"]
+
+
+def search(browser: Browser, address: str) -> list[str]:
+    """Questions whose first result does not answer them."""
+    found = []
+    browser.screen(*DESKTOP)
+    for question, fitting in QUESTIONS.items():
+        page, title = first_result(browser, address, question)
+        print(f"{'ok ' if page in fitting else 'BAD'} {question!r} -> {page}: {title}")
+        if page not in fitting:
+            found.append(f"search {question!r}: {page or 'nothing'} comes first, not one of {', '.join(fitting)}")
+    return found
+
+
+def take_screens(browser: Browser, address: str, out: Path) -> None:
+    """Screenshots of ten pages: on a telephone, and on a desktop in light and dark colours."""
+    for kind, size, phone, dark, height in (
+        ("phone", PHONE, True, False, 2600),
+        ("desktop", DESKTOP, False, False, 1800),
+        ("dark", DESKTOP, False, True, 1800),
+    ):
+        browser.screen(*size, phone=phone, dark=dark)
+        for page in SHOWN:
+            browser.open(f"{address}/{page}.html")
+            browser.screenshot(out / f"{kind}-{page.replace('/', '-')}.png", height=height)
+    print(f"{3 * len(SHOWN)} screenshots in {out}")
+
+
+def main() -> int:
+    """Runs the checks; 1 if one found something."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--site", type=Path, default=ROOT / "out" / "site")
+    parser.add_argument("--screens", type=Path, default=ROOT / "out" / "screens")
+    parser.add_argument("--only", choices=("layout", "search", "screens"))
+    asked = parser.parse_args()
+    program = chromium()
+    if program is None:
+        print("Chromium is not installed: install it (apt-get install chromium), or name it with CHROMIUM=")
+        return 1
+    found: list[str] = []
+    with served(asked.site) as address, Browser(program) as browser:
+        if asked.only in {None, "search"}:
+            found += search(browser, address)
+        if asked.only in {None, "layout"}:
+            found += layout(browser, address, asked.site)
+        if asked.only in {None, "screens"}:
+            take_screens(browser, address, asked.screens)
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
