@@ -1,7 +1,7 @@
 """Runs the `dpicl` command."""
 
 # The only module that prints. It passes records to `PrivateExamples` and shows nothing of them: no content, no number,
-# no line of a fault.
+# no line of a fault. `dpicl check` alone shows the owner what the file holds.
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from langchain_dpicl.cli.check import add_check, run_check
 from langchain_dpicl.cli.checks import add_audit, run_audit
 from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.cli.ledger import add_ledger, redact, run_ledger
@@ -84,6 +85,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     _add_epsilon(commands)
     add_try(commands, run=functools.partial(run_try, say=_say, confirm=_confirm))
     add_rehearse(commands, run=functools.partial(run_rehearse, say=_say, confirm=_confirm))
+    add_check(commands, run=functools.partial(run_check, say=_say))
     add_plan(commands, run=_plan)
     add_discover(commands, run=functools.partial(run_discover, say=_say))
     add_documents(commands, run=functools.partial(run_documents, say=_say, complain=_complain))
