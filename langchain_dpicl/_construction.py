@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import override
 
@@ -49,6 +50,14 @@ class awaitable(Generic[P, R]):  # noqa: N801  used as a decorator is, in a clas
             return built
 
         return later
+
+
+class _AnySchema(GenerateJsonSchema):
+    """Describes a field that has no JSON form as one of any value."""
+
+    @override
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
+        return {}
 
 
 class HidesInput(BaseModel, metaclass=_ModelMeta):
@@ -105,6 +114,12 @@ class HidesInput(BaseModel, metaclass=_ModelMeta):
             fault = _fault(error, cls)
         del json_data
         raise ConfigurationError(fault)
+
+    @classmethod
+    @override
+    def model_json_schema(cls, *args: Any, **options: Any) -> dict[str, Any]:
+        """As in pydantic; a field that no schema describes, such as LangChain's callables, takes any value there."""
+        return super().model_json_schema(*args, **{"schema_generator": _AnySchema, **options})
 
     @classmethod
     @override

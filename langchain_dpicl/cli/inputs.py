@@ -95,26 +95,48 @@ def check_out(out: Path, records: Path) -> None:
         ) from error
 
 
+def open_records(path: Path) -> IO[str]:
+    """Opens a file of records; one line of text each, or one row.
+
+    Raises:
+      ConfigurationError: its name ends in no format that is read here.
+    """
+    if not path.name.lower().endswith(_FORMATS):
+        raise ConfigurationError(f"{path}: expected JSON lines or CSV, in a file that ends in {', '.join(_FORMATS)}.")
+    opener: Any = gzip.open if path.name.lower().endswith(".gz") else open
+    # utf-8-sig: a spreadsheet's byte order mark would become part of the first field's name.
+    file: IO[str] = opener(path, "rt", encoding="utf-8-sig", newline="")
+    return file
+
+
+def is_csv(path: Path) -> bool:
+    """Whether a file of records is read as CSV."""
+    return path.name.lower().removesuffix(".gz").endswith(".csv")
+
+
+UNREADABLE = (ValueError, RecursionError, csv.Error, EOFError, zlib.error, gzip.BadGzipFile)
+"""What reading a file that is broken raises; the messages may quote it."""
+
+
 def read_records(path: Path) -> list[Any]:
     """Reads records without ever showing one: a fault is reported without its content or its place."""
-    name = path.name.lower()
-    if not name.endswith(_FORMATS):
-        raise ConfigurationError(f"{path}: expected JSON lines or CSV, in a file that ends in {', '.join(_FORMATS)}.")
-    opener: Any = gzip.open if name.endswith(".gz") else open
-    read = _rows if name.removesuffix(".gz").endswith(".csv") else _lines
     records: list[Any] | None = None
     fault = "a broken line"
     try:
-        # utf-8-sig: a spreadsheet's byte order mark would become part of the first field's name.
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            records = list(read(file))
+        with open_records(path) as file:
+            records = list(_rows(file) if is_csv(path) else _lines(file))
     except _ArrayFoundError:
         fault = "a JSON array; write one record per line"
-    except (ValueError, RecursionError, csv.Error, EOFError, zlib.error, gzip.BadGzipFile):
+    except ConfigurationError:  # a ValueError too, but about the name of the file
+        raise
+    except UNREADABLE:
         pass
     if records is None:
         # Raised out here: the fault behind it, which may quote a record, is in no chain.
-        raise ConfigurationError(f"{path}: expected JSON lines (.jsonl) or CSV (.csv) in UTF-8, found {fault}.")
+        advice = f"`dpicl check {path}` shows its line to the owner."
+        raise ConfigurationError(
+            f"{path}: expected JSON lines (.jsonl) or CSV (.csv) in UTF-8, found {fault}. {advice}"
+        )
     return records
 
 
@@ -122,20 +144,32 @@ class _ArrayFoundError(Exception):
     """The file holds one JSON array instead of one record per line."""
 
 
+def numbered_lines(file: IO[str]) -> Iterator[tuple[int, str]]:
+    """Yields the lines that hold something, with their numbers."""
+    return ((number, line) for number, line in enumerate(file, 1) if line.strip())
+
+
+def numbered_rows(file: IO[str]) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yields rows of CSV with the number of their first line; None for one with more cells than fields."""
+    # Long texts are cut by `PrivateExamples`, not refused here.
+    csv.field_size_limit(2**31 - 1)
+    reader, first = csv.DictReader(file, strict=True), 2
+    for row in reader:
+        yield first, None if None in row else row
+        first = reader.line_num + 1
+
+
 def _lines(file: IO[str]) -> Iterator[Any]:
-    lines = (line for line in file if line.strip())
-    for number, line in enumerate(lines):
-        if not number and line.lstrip().startswith("["):
+    for place, (_, line) in enumerate(numbered_lines(file)):
+        if not place and line.lstrip().startswith("["):
             raise _ArrayFoundError
         yield json.loads(line)
 
 
 def _rows(file: IO[str]) -> Iterator[dict[str, Any]]:
-    # Long texts are cut by `PrivateExamples`, not refused here.
-    csv.field_size_limit(2**31 - 1)
-    for row in csv.DictReader(file, strict=True):
-        if None in row:
-            raise csv.Error  # more cells than fields: an unquoted comma has cut a text
+    for _, row in numbered_rows(file):
+        if row is None:
+            raise csv.Error  # an unquoted comma has cut a text
         yield row
 
 

@@ -1,7 +1,7 @@
 """Runs the `dpicl` command."""
 
 # The only module that prints. It passes records to `PrivateExamples` and shows nothing of them: no content, no number,
-# no line of a fault.
+# no line of a fault. `dpicl check` alone shows the owner what the file holds.
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_dpicl.cli.check import add_check, run_check
 from langchain_dpicl.cli.checks import add_audit, run_audit
 from langchain_dpicl.cli.discover import add_discover, run_discover
 from langchain_dpicl.cli.documents import add_documents, run_documents
@@ -86,6 +87,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_try(look, run=functools.partial(run_try, say=_say, confirm=_confirm))
     add_rehearse(look, run=functools.partial(run_rehearse, say=_say, confirm=_confirm))
     add_plan(look, run=_plan)
+    add_check(look, run=functools.partial(run_check, say=_say))
 
     spend = CommandGroup(commands, "spend a budget")
     add_vote(spend, run=functools.partial(run_vote, say=_say, complain=_complain))

@@ -127,12 +127,12 @@ class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input
         return await self._acall_with_config(_KnownSignature(self._arun), input, config, **kwargs)
 
     @override
-    def batch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Any]:
+    def batch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Output]:
         check_configs(config)
         return super().batch(inputs, config, **options)
 
     @override
-    async def abatch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Any]:
+    async def abatch(self, inputs: list[Any], config: Any = None, **options: Any) -> list[Output]:
         check_configs(config)
         return await super().abatch(inputs, config, **options)
 
@@ -370,14 +370,14 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     @override
     def batch(
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
-    ) -> list[Any]:
+    ) -> list[str]:
         with self._bar(len(inputs)):
             return super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     @override
     async def abatch(
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any | None
-    ) -> list[Any]:
+    ) -> list[str]:
         with self._bar(len(inputs)):
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
 

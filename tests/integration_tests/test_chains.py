@@ -129,9 +129,7 @@ async def test_demonstrations_can_be_made_async() -> None:
 
 def test_documents_can_be_private() -> None:
     documents = [Document(page_content=r["text"], metadata={"topic": r["topic"]}) for r in RECORDS]
-    private = PrivateExamples(
-        documents, label_key="topic", labels=LABELS, public_size=dict.fromkeys(LABELS, 400)
-    )
+    private = PrivateExamples(documents, label_key="topic", labels=LABELS, public_size=dict.fromkeys(LABELS, 400))
     budget = PrivacyBudgetCallbackHandler(epsilon=4.0, delta=1e-5)
     made = DPFewShotPromptTemplate.from_private_examples(
         private, llm=EmbeddedLLM(), budget=budget, example_prompt=EXAMPLE, **TASK, **OPTIONS

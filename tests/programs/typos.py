@@ -2,11 +2,14 @@
 # ruff: noqa: B018
 
 from langchain_dpicl import (
+    ChatEmbedded,
     DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     DPVotingRunnable,
     EmbeddedLLM,
     Noise,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
     PromptPATELabeler,
     Rows,
     UnitCounter,
@@ -49,4 +52,8 @@ DemonstrationSynthesizer.from_private_examples(p, llm=llm, budget=b, epsilon=1.0
 DemonstrationSynthesizer.from_private_examples(p, llm=llm, budget=b, epsilon=1.0).run().exmples  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 PromptPATELabeler.from_private_examples(p, llm=llm, public_inputs=[1, 2])  # pyright: ignore[reportArgumentType]
 DPVotingRunnable.from_private_examples([{"text": "x"}], llm=llm, max_queries=5)  # pyright: ignore[reportArgumentType]
+PrivateExamples([{"text": "x"}], lable_key="queue", public_size=500)  # pyright: ignore[reportCallIssue]
+PrivacyBudgetCallbackHandler(epsilon=1.0)  # pyright: ignore[reportCallIssue]
+ChatEmbedded(max_tokns=3)  # pyright: ignore[reportCallIssue]
+DPVotingRunnable.from_private_examples(p, llm=llm, max_queries=5).batch(["x"])[0].label  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 UnitCounter.from_private_examples(p, budget=b, epsilon=1.0, noise=1.0)  # pyright: ignore[reportArgumentType]

@@ -233,7 +233,7 @@ def read_record(
             value = label_text(value)
         if not isinstance(value, str):
             advice = AS_TEXT if is_label and label_text(value) is not value else ""
-            return "", {}, f"records: expected text under {field!r}; a record has {_kind_of(value)}.{advice}"
+            return "", {}, f"records: expected text under {field!r}; a record has {kind_of(value)}.{advice}"
         if is_label:
             if value not in known:
                 advice = "Declare every label that occurs."
@@ -264,7 +264,7 @@ def label_text(value: Any) -> Any:
     return str(int(value)) if isinstance(value, Integral) else value
 
 
-def _kind_of(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """Returns what stands in the place of a text, by its type; tables have marks of their own for missing values."""
     is_nan = isinstance(value, float) and math.isnan(value)
     if value is None or is_nan or type(value).__name__ in {"NAType", "NaTType"}:

@@ -1,0 +1,187 @@
+"""`dpicl check`: what the owner of a file learns before declaring it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.cli.config import read_toml, settings_of
+from langchain_dpicl.cli.inputs import private_examples
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.exceptions import RecordError
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = [
+    {"user": 1, "text": "my card was gone", "spam": 0},
+    {"user": 1, "text": "where is my transfer", "spam": 0},
+    {"user": 2, "text": "", "spam": 0},
+    {"user": 3, "text": "you have won", "spam": 1},
+    {"user": 4, "spam": 1},
+    {"user": 5, "text": "the line was busy", "spam": 0},
+]
+
+
+def written(path: Path, records: list[Any]) -> Path:
+    lines = "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in records)
+    path.write_bytes(gzip.compress(lines.encode()) if path.suffix == ".gz" else lines.encode())
+    return path
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(path: Path, *more: str, code: int = 0) -> str:
+        assert main(["check", str(path), *more]) == code
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_page_shows_what_it_prints(check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = re.search(r"```console\n\$ dpicl (check .*?)\n(.*?)```", (ROOT / "docs/cli.md").read_text(), re.DOTALL)
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    written(Path("tickets.jsonl"), PAGE)
+    assert check(*shlex.split(found[1])[1:], code=1) == found[2]
+
+
+def test_the_first_line_says_whom_it_is_for(check: Any, tmp_path: Path) -> None:
+    out = check(written(tmp_path / "r.jsonl", [{"text": "x"}]))
+    assert out.startswith("For the owner of the records alone, never for sharing:")
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz", "r.csv"])
+def test_each_format_is_read_with_its_line_numbers(check: Any, tmp_path: Path, name: str) -> None:
+    records = [{"text": "a", "queue": "card"}, {"text": " ", "queue": "card"}, {"text": "b", "queue": "wire"}]
+    if name.endswith(".csv"):
+        path = tmp_path / name
+        path.write_text('text,queue\n"a,\nwith a line break",card\n" ",card\nb,wire\n')
+        places = "line 4"
+    else:
+        path, places = written(tmp_path / name, records), "line 2"
+    out = check(path, "--label-key", "queue")
+    assert f"{path}: 3 records" in out
+    assert f"empty: 1, taken and of no use ({places})" in out
+    assert "'card': 2" in out
+    assert "refused  nothing" in out
+
+
+def test_every_reason_for_a_refusal_has_its_lines(check: Any, tmp_path: Path) -> None:
+    good = {"text": "a", "queue": "card", "user": "u"}
+    records = [
+        good,
+        {**good, "text": None},
+        {**good, "queue": "other"},
+        {**good, "user": 1.5},
+        {**good, "text": [1]},
+        7,
+    ]
+    labels = ("--label-key", "queue", "--label", "card", "--unit-key", "user")
+    out = check(written(tmp_path / "r.jsonl", records), *labels, code=1)
+    for line in (
+        "1: expected text under 'text'; a record has none. (line 2)",
+        "1: expected a declared label under 'queue'; a record has another. Declare every label that occurs. (line 3)",
+        "1: expected text or an integer under 'user'; a record has neither. (line 4)",
+        "1: expected text under 'text'; a record has a value of another type. (line 5)",
+        "1: expected every record to be text, a mapping or a Document; one is none of them. (line 6)",
+        "'other': 1 (not declared)",
+    ):
+        assert line in out
+
+
+@pytest.mark.parametrize("records", [[], [{"text": "a"}] * 30, [{"text": None}], [{"text": "a"}, "no JSON", "[1]"]])
+def test_what_it_says_is_refused_is_what_private_examples_refuse(check: Any, tmp_path: Path, records: Any) -> None:
+    path = written(tmp_path / "r.jsonl", records)
+    code = 0 if all(isinstance(one, dict) and one["text"] for one in records) else 1
+    out = check(path, "--out", str(tmp_path / "task.toml"), code=code)
+    settings = settings_of(read_toml(tmp_path / "task.toml"))
+    if code == 0:
+        assert private_examples(settings).public_size == (1 if not records else 30)
+    else:
+        assert "refused  nothing" not in out
+        with pytest.raises(ValueError, match="expected"):
+            private_examples(settings)
+
+
+def test_lines_that_cannot_be_read_are_named(check: Any, tmp_path: Path) -> None:
+    out = check(written(tmp_path / "r.jsonl", [{"text": "a"}, "{nope", '["x"]']), code=1)
+    assert "cannot be read: 1, no JSON (line 2)" in out
+    assert "cannot be read: 1, a JSON array; write one record per line (line 3)" in out
+    broken = tmp_path / "r.csv"
+    broken.write_text("text,queue\na,b,c\nd,e\n")
+    assert "cannot be read: 1, more cells than the first line has fields" in check(broken, code=1)
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes(b'{"text": "\xe9"}\n')
+    assert "nothing is readable from here on (UnicodeDecodeError)" in check(latin, code=1)
+
+
+def test_fields_that_may_be_labels_or_persons_are_suggested(check: Any, tmp_path: Path) -> None:
+    records = [{"text": f"text {n}", "spam": bool(n % 2), "user": n // 2, "id": n} for n in range(80)]
+    out = check(written(tmp_path / "r.jsonl", records))
+    assert "no --label-key; fields of few values: ['spam']" in out
+    assert "fields whose values repeat: ['user']" in out
+
+
+def test_persons_are_counted_with_what_becomes_of_their_records(check: Any, tmp_path: Path) -> None:
+    records = [{"text": "a", "user": user, "queue": queue} for user, queue in ("Ax", "Ay", "ax", "bx")]
+    out = check(written(tmp_path / "r.jsonl", records), "--unit-key", "user", "--label-key", "queue")
+    assert "3 values of 'user', 1 of them on several records, at most 2" in out
+    assert "names that differ from another in case or spaces alone: 1" in out
+    assert "with several labels: 1, each keeps" in out
+
+
+def test_long_texts_are_named_and_other_fields_of_text_where_there_is_none(check: Any, tmp_path: Path) -> None:
+    assert "longer than max_chars = 20,000: 1, cut there (line 1)" in check(
+        written(tmp_path / "r.jsonl", [{"text": "x" * 20_001}])
+    )
+    out = check(written(tmp_path / "s.jsonl", [{"body": "x"}]), code=1)
+    assert "none under 'text'; fields with text: ['body']. Give --text-key." in out
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, 1), (7, 7), (14, 15), (95, 90), (96, 100), (1_725, 1_500), (1_760, 2_000), (64_300, 60_000)]
+)
+def test_the_size_is_rounded_so_that_it_is_not_warned_about(
+    check: Any, tmp_path: Path, count: int, size: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    out = check(written(tmp_path / "r.jsonl", [{"text": "a"}] * count), "--out", str(tmp_path / "task.toml"))
+    assert f"public_size = {size}\n" in out
+    assert private_examples(settings_of(read_toml(tmp_path / "task.toml"))).public_size == size
+    assert not recwarn.list
+
+
+def test_a_value_that_no_declaration_takes_is_a_finding_and_no_end_of_the_check(check: Any, tmp_path: Path) -> None:
+    records = [{"text": "a", "label": label} for label in ("good", "x" * 300, "two\nlines")]
+    out = check(written(tmp_path / "r.jsonl", records), "--label-key", "label", code=1)
+    assert "'two\\nlines': 1 (no label: 1 to 200 printable characters are)" in out
+    assert 'labels = ["good"]' in out
+    assert "a record has another. Declare every label that occurs. (line 2, 3)" in out
+
+
+def test_labels_of_very_different_size_are_sized_one_by_one_and_integers_are_read_as_text(
+    check: Any, tmp_path: Path
+) -> None:
+    records = [{"text": "a", "label": int(n < 10)} for n in range(100)]
+    path, out = written(tmp_path / "r.jsonl", records), tmp_path / "task.toml"
+    check(path, "--label-key", "label", "--out", str(out))
+    private = private_examples(settings_of(read_toml(out)))
+    assert private.labels == ("0", "1")
+    assert private.public_size == {"0": 90, "1": 10}
+    with pytest.raises(RecordError, match="labels_as_text=True"):
+        private_examples(settings_of({**read_toml(out), "data": {**read_toml(out)["data"], "labels_as_text": False}}))
+
+
+def test_what_it_writes_is_what_plan_reads(check: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    label = 'a "quoted" {label} é\\'
+    path, out = written(tmp_path / "r.jsonl", [{"text": "a", "label": label}] * 400), tmp_path / "task.toml"
+    check(path, "--label-key", "label", "--dataset-id", "tickets", "--out", str(out))
+    assert read_toml(out)["data"]["labels"] == [label]
+    assert main(["plan", "--config", str(out), "--max-tokens", "4"]) == 0
+    assert "400 declared units" in capsys.readouterr().out
+    assert main(["check", str(path), "--out", str(out)]) == 2
+    assert "--out: expected a file that does not exist yet" in capsys.readouterr().err
