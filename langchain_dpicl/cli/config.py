@@ -111,6 +111,8 @@ class Model(Option):
       max_prompt_tokens: of a folder: length that every prompt is padded or cut to.
       chat: of a folder: whether a prompt is a user's message.
       embeddings: module:attribute of LangChain embeddings, which receive the records; of evolution.
+      private_process: whether the model is made and called in a process of its own, which nothing watches that watches
+        this one; then `name` may also be "provider:model".
     """
 
     name: str = "embedded"
@@ -119,6 +121,7 @@ class Model(Option):
     max_prompt_tokens: Count | None = None
     chat: bool | None = None
     embeddings: str | None = None
+    private_process: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

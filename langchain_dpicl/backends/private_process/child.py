@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
+import inspect
 import logging
 import os
 import threading
@@ -182,13 +184,28 @@ class _Server:
 
 
 def _made(name: str, function: str, arguments: dict[str, Any]) -> Any:
-    """Returns the model that LangChain makes of a name, or that a function of a module makes."""
-    if not function:
+    """Returns the model that LangChain makes of a name, or that a function or a name of a module stands for."""
+    if function:
+        return _called(_found(name, function), arguments)
+    try:
         return named_model(name, **arguments)
-    target: Any = importlib.import_module(name)
-    for part in function.split("."):
-        target = getattr(target, part)
-    return target(**arguments)
+    except ConfigurationError as error:
+        reason = error
+    module, _, function = name.partition(":")
+    try:
+        target = _found(module, function)
+    except (ImportError, AttributeError):
+        raise reason from None
+    return _called(target, arguments)
+
+
+def _found(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def _called(target: Any, arguments: dict[str, Any]) -> Any:
+    makes = inspect.isroutine(target) or inspect.isclass(target) or isinstance(target, functools.partial)
+    return target(**arguments) if makes or arguments else target
 
 
 _ROLES: dict[str, Callable[[Any, RetryPolicy], Any]] = {

@@ -38,9 +38,9 @@ class PrivateProcess(Uncopyable):
         ModelCallError.
 
     Args:
-      model: "provider:model", made by LangChain's `init_chat_model`; or an importable function (or class), or its name
-        "package.module:function", which returns a LangChain model or an engine. A name whose first part has a dot is
-        a function's.
+      model: "provider:model", made by LangChain's `init_chat_model`; or an importable function (or class) that returns
+        a LangChain model or an engine, or its name "package.module:function", or that of a model made there. A first
+        part with a dot is a module; one without is a module only where LangChain makes nothing of the name.
       retry: how long each row's call is waited for, there; an answer takes at most `max_attempts` times
         `deadline + max_wait` seconds for every 32 rows (or `max_concurrency`), then the process is killed.
       arguments: keyword arguments of `init_chat_model` or of the function: text, numbers, lists and dicts of them.
