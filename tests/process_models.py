@@ -128,3 +128,11 @@ class Sleeper:
 
 def busy_inside() -> Any:
     return BusyInsideChat()
+
+
+def local() -> Any:
+    """A Hugging Face model with random weights, the same each time."""
+    from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
+    from tests import tiny_hf
+
+    return HuggingFaceBackend(tiny_hf.llama(), tiny_hf.byte_tokenizer(), max_prompt_tokens=64, max_new_tokens=8)

@@ -348,7 +348,11 @@ class Client:
                 "memory of this machine and at what makes the model, then make another PrivateProcess"
             )
         connection = Connection()
-        answer = connection.wait({**self._start, "does": "start", "allowed": allowed_wrappers()}, START_SECONDS)
+        try:
+            answer = connection.wait({**self._start, "does": "start", "allowed": allowed_wrappers()}, START_SECONDS)
+        except BaseException:  # Ctrl-C
+            connection.kill()
+            raise
         if answer.kind == "done":
             here.failed_starts, self._was_started = 0, True
             return connection

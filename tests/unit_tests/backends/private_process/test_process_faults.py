@@ -221,6 +221,18 @@ class TestTheStart:
             found = dict(as_backend(process).top_tokens("any", [], top_k=8))
         assert [token for token in found if token] == [b" OPENAI_API_KEY"]
 
+    def test_that_is_interrupted_leaves_no_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        begun: list[connection.Connection] = []
+
+        def interrupted(self: connection.Connection, *_: Any) -> Any:
+            begun.append(self)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(connection.Connection, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            as_backend(PrivateProcess(process_models.mortal))
+        assert not is_running(begun[0]._process.pid)
+
     def test_shows_no_argument_in_the_command_line(self) -> None:
         with PrivateProcess(process_models.copier, fails="sk-key") as process:
             command = Path(f"/proc/{pid_of(process)}/cmdline")
