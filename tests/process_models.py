@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult
 
@@ -136,3 +137,16 @@ def local() -> Any:
     from tests import tiny_hf
 
     return HuggingFaceBackend(tiny_hf.llama(), tiny_hf.byte_tokenizer(), max_prompt_tokens=64, max_new_tokens=8)
+
+
+class PickyEmbeddings(DeterministicFakeEmbedding):
+    """Embeds what does not raise."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        if "raises" in texts:
+            raise ValueError(str(texts))
+        return super().embed_documents(texts)
+
+
+def embeddings(size: int) -> PickyEmbeddings:
+    return PickyEmbeddings(size=size)
