@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from langchain_dpicl import Budget, DPVotingRunnable, LabelAnswers, PrivateExamples, Rows, Serving
+from langchain_dpicl.backends import PrivateProcess
+from langchain_dpicl.backends.embedded.model import EmbeddedModel
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.release.curator import release_once
 
@@ -132,6 +135,22 @@ def time_beside_batch(rounds: int) -> tuple[Times, Times]:
     return ours, theirs
 
 
+def time_in_a_process(rounds: int) -> dict[str, Times]:
+    """Times answers of ten rows with an engine here, and with the same engine in a process of its own."""
+    found: dict[str, Times] = {}
+    for shown, maker in (("instant", InstantEngine), ("embedded", EmbeddedModel)):
+        with PrivateProcess(maker) as process:
+            answers = [voter(llm, max_queries=QUERIES, **ONE_SHOT) for llm in (maker(), process)]
+            calls = [partial(_answer, runnable) for runnable in answers]
+            here, there = times_of(calls, rounds=rounds, warm_up=20, shown=f"{shown}, in a process")
+        found |= {f"{shown}_here": here, f"{shown}_in_a_process": there}
+    return found
+
+
+def _answer(runnable: DPVotingRunnable, turn: int) -> Any:
+    return runnable.invoke(f"query {turn}", ALONE)
+
+
 def measure_memory(queries: int) -> dict[str, float]:
     """Returns the bytes that stay per query, and the largest amount beyond the start, over `queries` answers."""
     runnable = voter(InstantEngine(), max_queries=QUERIES)
@@ -166,10 +185,17 @@ def measure_speed(*, rounds: int = 2_000, batches: int = 300, queries: int = 2_0
     print(
         f"  {verdict(ours.p50, theirs.p50)}: p50 of one answer (10 rows and the public prompt) below .batch", flush=True
     )
+    apart = time_in_a_process(batches)
+    for shown in ("instant", "embedded"):
+        here, there = apart[f"{shown}_here"], apart[f"{shown}_in_a_process"]
+        print(there.shown(f"one answer, {shown} engine, own process"))
+        print(
+            f"  {there.p50 / here.p50:.2f} times as long as in this process, {there.p50 - here.p50:+.3f} ms", flush=True
+        )
     memory = measure_memory(queries)
     stays, peak = memory["bytes_per_query"], memory["peak_bytes"] / 1e6
     print(
         f"{f'memory over {queries:,} answers':<38}{stays:.0f} bytes stay per query, peak {peak:.2f} MB over the start"
     )
-    times = {"bare_release": bare, "release": release, "chat": ours, "batch": theirs}
+    times = {"bare_release": bare, "release": release, "chat": ours, "batch": theirs, **apart}
     return {**{name: asdict(found) for name, found in times.items()}, "memory": memory}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult
 
@@ -128,3 +129,24 @@ class Sleeper:
 
 def busy_inside() -> Any:
     return BusyInsideChat()
+
+
+def local() -> Any:
+    """A Hugging Face model with random weights, the same each time."""
+    from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
+    from tests import tiny_hf
+
+    return HuggingFaceBackend(tiny_hf.llama(), tiny_hf.byte_tokenizer(), max_prompt_tokens=64, max_new_tokens=8)
+
+
+class PickyEmbeddings(DeterministicFakeEmbedding):
+    """Embeds what does not raise."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        if "raises" in texts:
+            raise ValueError(str(texts))
+        return super().embed_documents(texts)
+
+
+def embeddings(size: int) -> PickyEmbeddings:
+    return PickyEmbeddings(size=size)

@@ -181,16 +181,22 @@ def as_embeddings(embeddings: Any) -> Any:
     """Returns embeddings: local ones for None, and those that a text such as "openai:text-embedding-3-small" names.
 
     Args:
-      embeddings: LangChain embeddings, the "provider:model" of LangChain's `init_embeddings`, or None.
+      embeddings: LangChain embeddings, the "provider:model" of LangChain's `init_embeddings`, a `PrivateProcess`, or
+        None.
 
     Raises:
-      ConfigurationError: the text names no embeddings that can be made here.
+      ConfigurationError: the text names no embeddings that can be made here; also what `PrivateProcess.engine` raises.
     """
     if embeddings is None:
         return LocalEmbeddings()
-    if not isinstance(embeddings, str):
-        return embeddings
-    return _made("embeddings", "langchain.embeddings", "init_embeddings", embeddings)
+    if isinstance(embeddings, PrivateProcess):
+        return embeddings.engine("embeddings")
+    return named_embeddings(embeddings) if isinstance(embeddings, str) else embeddings
+
+
+def named_embeddings(name: str, **arguments: Any) -> Any:
+    """Returns the embeddings that "provider:model" names, made with further arguments."""
+    return _made("embeddings", "langchain.embeddings", "init_embeddings", name, **arguments)
 
 
 def _made(parameter: str, module: str, maker: str, name: str, **arguments: Any) -> Any:

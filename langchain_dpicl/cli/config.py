@@ -115,6 +115,8 @@ class Model(Option):
       max_prompt_tokens: of a folder: length that every prompt is padded or cut to.
       chat: of a folder: whether a prompt is a user's message.
       embeddings: LangChain embeddings, which receive the records: "provider:model" or module:attribute; of evolution.
+      private_process: whether the model is made and called in a process of its own, which nothing watches that watches
+        this one.
     """
 
     name: str = "embedded"
@@ -123,6 +125,7 @@ class Model(Option):
     max_prompt_tokens: Count | None = None
     chat: bool | None = None
     embeddings: str | None = None
+    private_process: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -195,7 +195,7 @@ def load_model(model: Model) -> Any:
     if model.name != "embedded" and Path(model.name).is_dir():
         from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 
-        return HuggingFaceBackend(model.name, **options)
+        return _made(model, HuggingFaceBackend, model=model.name, **options)
     if options:
         keys = ", ".join(f"model.{name}" for name in options)
         raise ConfigurationError(
@@ -204,7 +204,10 @@ def load_model(model: Model) -> Any:
     if model.name == "embedded":
         from langchain_dpicl.backends.embedded.model import EmbeddedModel
 
-        return EmbeddedModel()
+        return _made(model, EmbeddedModel)
+    if model.private_process:
+        _find_modules_here()
+        return _made(model, model.name)
     from langchain_dpicl.backends.resolve import as_model
 
     expected = "'embedded', a folder that holds a model, provider:model or module:attribute"
@@ -241,6 +244,15 @@ def _names_provider(name: str) -> bool:
     return bool(model) and provider in PROVIDERS and not (here.with_suffix(".py").exists() or here.is_dir())
 
 
+def _made(model: Model, maker: Any, /, **arguments: Any) -> Any:
+    """Returns what `maker` makes, in a process of its own where the settings say so."""
+    if not model.private_process:
+        return maker(**arguments)
+    from langchain_dpicl.backends import PrivateProcess
+
+    return PrivateProcess(maker, **arguments)
+
+
 def load_named(option: str, name: str, *, expected: str = "module:attribute") -> Any:
     """Returns the object that `module:attribute` names, for the option that named it."""
     module, _, attribute = name.partition(":")
@@ -259,11 +271,15 @@ def load_named(option: str, name: str, *, expected: str = "module:attribute") ->
     return target
 
 
-def _import(module: str, option: str) -> Any:
-    """Imports the user's module, from the current folder too; what it raises is the user's own and public."""
+def _find_modules_here() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+
+
+def _import(module: str, option: str) -> Any:
+    """Imports the user's module, from the current folder too; what it raises is the user's own and public."""
+    _find_modules_here()
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:

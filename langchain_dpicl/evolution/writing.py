@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 
 from langchain_dpicl._templates import Template
+from langchain_dpicl.backends import PrivateProcess
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.distributed.executor import Executor, JobResult, Workplace, iterate_in_threads
 from langchain_dpicl.distributed.ray import as_executor
@@ -265,7 +266,14 @@ class WorkerModel(PublicModel):
 
 
 def writing_model(llm: Any, executor: Any, *, max_tokens: int, stop: Sequence[str]) -> PublicModel:
-    """Returns the model that writes public texts: on workers, if there is an executor."""
+    """Returns the model that writes public texts: on workers, if there is an executor.
+
+    Raises:
+      ConfigurationError: it is a private process, whose calls do not vary.
+    """
+    if isinstance(llm, PrivateProcess):
+        advice = "It sees public text alone and needs no process of its own."
+        raise fail("llm", "the model itself", type(llm).__name__, advice)
     workers = as_executor(executor)
     if not isinstance(workers, Executor):
         return PublicModel(llm, max_tokens=max_tokens, stop=stop)

@@ -115,12 +115,8 @@ _OFF = frozenset({"", "false", "0", "no"})
 _ON = frozenset({"true", "1", "yes"})
 
 _PROCESS = (
-    'hand in backends.PrivateProcess("provider:model") instead of the model, which makes private calls in a process '
-    "without it"
+    'hand in backends.PrivateProcess("provider:model") instead, which makes private calls in a process without it'
 )
-_ELSEWHERE = "make private calls in a process without it"
-"""The same for embeddings, which cannot be named so."""
-
 _ADVICE = {
     "sentry_sdk": "or in one whose sentry_sdk.init(..., disabled_integrations=[...]) has this integration in its list; "
     "what Sentry has patched stays patched",
@@ -316,8 +312,7 @@ class _Inspection:
         for culprit, places in self.found.items():
             standing = dict.fromkeys(places)
             where = ", ".join([*standing][:2]) + (f" and {len(standing) - 2} more" if len(standing) > 2 else "")
-            elsewhere = _ELSEWHERE if isinstance(self.model, Embeddings) else _PROCESS
-            return f"{start}{culprit} is in the path of {where} and {_danger_and_advice(culprit, elsewhere)}"
+            return f"{start}{culprit} is in the path of {where} and {_danger_and_advice(culprit)}"
         if not method_checks.uses_litellm(self.things):
             return ""
         callbacks = method_checks.litellm_trouble(self.model)
@@ -347,12 +342,12 @@ class _Inspection:
                 self._note(culprit, f"{owner.__name__}.{name}")
 
 
-def _danger_and_advice(culprit: str, elsewhere: str) -> str:
+def _danger_and_advice(culprit: str) -> str:
     if top_of(culprit) in RECORDERS:
         known = (text for start, text in _ADVICE.items() if culprit.startswith(start))
-        return f"would see the prompts; {elsewhere}, {next(known, _ANY_ADVICE)}"
+        return f"would see the prompts; {_PROCESS}, {next(known, _ANY_ADVICE)}"
     named = "" if culprit == NAMELESS else f"; {_UNKNOWN_ADVICE.format(culprit)}"
-    return f"may see the prompts, as nothing is known of it; {elsewhere}, {_ANY_ADVICE}{named}"
+    return f"may see the prompts, as nothing is known of it; {_PROCESS}, {_ANY_ADVICE}{named}"
 
 
 def _things(model: Any) -> Iterator[tuple[Any, int]]:

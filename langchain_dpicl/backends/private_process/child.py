@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
+import inspect
 import logging
 import os
 import threading
@@ -13,9 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from langchain_dpicl import exceptions
-from langchain_dpicl.backends.base import ChoiceBackend, FullBackend, NextTokenBackend, PublicChoiceBackend, TextBackend
+from langchain_dpicl.backends.base import (
+    ChoiceBackend,
+    FullBackend,
+    NextTokenBackend,
+    PublicChoiceBackend,
+    Rows,
+    TextBackend,
+)
 from langchain_dpicl.backends.base import row_hint_of as hint_of
-from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.private_calls.method_checks import allow_wrappers
 from langchain_dpicl.backends.private_process.wire import pack, receive, send
 from langchain_dpicl.backends.resolve import (
@@ -23,6 +33,7 @@ from langchain_dpicl.backends.resolve import (
     as_backend,
     as_choice_backend,
     as_text_backend,
+    named_embeddings,
     named_model,
     recipients,
 )
@@ -82,9 +93,11 @@ class _Server:
     def begin(self, start: dict[str, Any]) -> bool:
         """Makes the model and reports whether that worked."""
         try:
-            self._retry = RetryPolicy(*start["retry"])
             allow_wrappers(*start["allowed"])
-            self._model = _made(start["model"], start["function"], start["arguments"])
+            how = start["how"]
+            self._retry = RetryPolicy(*how["retry"])
+            named = named_embeddings if how["embeds"] else named_model
+            self._model = _made(how["model"], how["function"], how["arguments"], named)
             reply = {"kind": "done", "value": None}
         except BaseException as error:  # noqa: BLE001  nothing private was sent yet
             reply = _explained(error)
@@ -181,14 +194,29 @@ class _Server:
             send(self._outlet, frame)
 
 
-def _made(name: str, function: str, arguments: dict[str, Any]) -> Any:
-    """Returns the model that LangChain makes of a name, or that a function of a module makes."""
-    if not function:
-        return named_model(name, **arguments)
-    target: Any = importlib.import_module(name)
-    for part in function.split("."):
-        target = getattr(target, part)
-    return target(**arguments)
+def _made(name: str, function: str, arguments: dict[str, Any], named: Callable[..., Any]) -> Any:
+    """Returns the model that LangChain makes of a name, or that a function or a name of a module stands for."""
+    if function:
+        return _called(_found(name, function), arguments)
+    try:
+        return named(name, **arguments)
+    except ConfigurationError as error:
+        reason = error
+    module, _, function = name.partition(":")
+    try:
+        target = _found(module, function)
+    except (ImportError, AttributeError):
+        raise reason from None
+    return _called(target, arguments)
+
+
+def _found(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def _called(target: Any, arguments: dict[str, Any]) -> Any:
+    makes = inspect.isroutine(target) or inspect.isclass(target) or isinstance(target, functools.partial)
+    return target(**arguments) if makes or arguments else target
 
 
 _ROLES: dict[str, Callable[[Any, RetryPolicy], Any]] = {
@@ -196,7 +224,25 @@ _ROLES: dict[str, Callable[[Any, RetryPolicy], Any]] = {
     "choices": lambda model, retry: as_choice_backend(model, retry=retry),
     "text votes": lambda model, retry: as_choice_backend(model, votes="text", retry=retry),
     "texts": lambda model, retry: as_text_backend(model, retry=retry),
+    "embeddings": lambda model, retry: _Embedder(model, retry=retry),
 }
+
+
+class _Embedder:
+    """Embeddings that are called silently, for texts as they come out of the pipe."""
+
+    def __init__(self, model: Any, *, retry: RetryPolicy) -> None:
+        self._silent = SilentEmbeddings(model, retry=retry)
+        self.name, self.dimension = self._silent.name, self._silent.dimension
+        self.public, self.apublic = self._silent.public, self._silent.apublic
+
+    def rows(self, texts: Sequence[str]) -> Rows:
+        """Returns float64[texts, dimension] for private texts; a failed row is zeros."""
+        return self._silent.rows([OpaqueValue(text) for text in texts])
+
+    async def arows(self, texts: Sequence[str]) -> Rows:
+        """Async twin of `rows`."""
+        return await self._silent.arows([OpaqueValue(text) for text in texts])
 
 
 def _facts(engine: Any) -> dict[str, Any]:
@@ -204,12 +250,14 @@ def _facts(engine: Any) -> dict[str, Any]:
     hint = hint_of(engine)
     skills = [skill for skill, kind in _SKILLS.items() if isinstance(engine, kind)]
     skills += [name for name in ("encode", "token_bytes") if callable(getattr(engine, name, None))]
+    skills += ["embeddings"] if isinstance(engine, _Embedder) else []
     is_writer = "tokens" in skills
     return {
         "skills": skills,
         "name": getattr(engine, "name", type(engine).__name__),
         "kind": getattr(engine, "kind", "") if "public choices" in skills else "",
         "hint": [hint.slots, hint.shots, hint.calibrate],
+        "dimension": engine.dimension if isinstance(engine, _Embedder) else None,
         "max_top_k": engine.max_top_k if is_writer else None,
         "eos": engine.eos if is_writer else None,
         "fingerprint": getattr(engine, "tokenizer_fingerprint", None) if is_writer else None,

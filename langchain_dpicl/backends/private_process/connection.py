@@ -316,7 +316,7 @@ class Client:
     """
 
     def __init__(self, start: Mapping[str, Any], *, name: str, retry: RetryPolicy) -> None:
-        self._start = dict(start)
+        self._start = OpaqueValue(dict(start))  # arguments may be keys
         self._row_seconds = retry.max_attempts * (retry.deadline + retry.max_wait)
         self._places: dict[int, _Here] = {}
         self._is_closed = self._was_started = False
@@ -348,7 +348,12 @@ class Client:
                 "memory of this machine and at what makes the model, then make another PrivateProcess"
             )
         connection = Connection()
-        answer = connection.wait({**self._start, "does": "start", "allowed": allowed_wrappers()}, START_SECONDS)
+        try:
+            start = {"does": "start", "allowed": allowed_wrappers(), "how": self._start}
+            answer = connection.wait(start, START_SECONDS)
+        except BaseException:  # Ctrl-C
+            connection.kill()
+            raise
         if answer.kind == "done":
             here.failed_starts, self._was_started = 0, True
             return connection

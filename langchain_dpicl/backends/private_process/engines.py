@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.backends.base import FullSession, RowHint, Rows, Token, TokenSession
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.private_process.connection import Answer, Client, Connection, Message, Spare
 from langchain_dpicl.backends.sync_async import Call, Effect, EffectGenerator, bare, run_async, run_sync
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
@@ -289,7 +290,37 @@ class _TokenBytes(ProcessEngine):
         return bytes(self._now("token_bytes", token))
 
 
+class ProcessEmbeddings(ProcessEngine, SilentEmbeddings):
+    """Embeddings in a process of their own, for everything that takes `SilentEmbeddings`."""
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers a row has."""
+        return int(self._facts["dimension"])
+
+    def rows(self, texts: Sequence[OpaqueValue[str]]) -> Rows:
+        """Returns float64[texts, dimension] for PRIVATE texts; a failed row is zeros."""
+        return run_sync(self._embedded(texts))
+
+    async def arows(self, texts: Sequence[OpaqueValue[str]]) -> Rows:
+        """Async twin of `rows`."""
+        return await run_async(self._embedded(texts))
+
+    def public(self, texts: Sequence[str]) -> Rows:
+        """Returns float64[texts, dimension] for PUBLIC texts."""
+        return run_sync(self._public("public", list(texts)))
+
+    async def apublic(self, texts: Sequence[str]) -> Rows:
+        """Async twin of `public`."""
+        return await run_async(self._public("public", list(texts)))
+
+    def _embedded(self, texts: Sequence[OpaqueValue[str]]) -> EffectGenerator[Rows]:
+        whole, rows = yield from self._rows("rows", list(texts))
+        return _stacked(whole, rows, self.dimension, 0.0)
+
+
 _SKILLS: Mapping[str, type[ProcessEngine]] = {
+    "embeddings": ProcessEmbeddings,
     "full": _Full,
     "tokens": _Tokens,
     "other": _Other,
@@ -303,7 +334,7 @@ _SKILLS: Mapping[str, type[ProcessEngine]] = {
 
 
 def engine_of(client: Client, role: str) -> ProcessEngine:
-    """Returns the engine of a process in a role: "tokens", "choices", "text votes" or "texts".
+    """Returns the engine of a process in a role: "tokens", "choices", "text votes", "texts" or "embeddings".
 
     Raises:
       CapabilityError: the model there has nothing for it.

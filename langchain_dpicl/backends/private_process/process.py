@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import astuple
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl._opaque import Uncopyable
-from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
 from langchain_dpicl.backends.private_process.connection import Client
 from langchain_dpicl.backends.private_process.engines import ProcessEngine, engine_of
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
@@ -24,7 +24,7 @@ _EXPECTED = (
 
 
 class PrivateProcess(Uncopyable):
-    """A model in a spawned, clean interpreter, to be handed in where a model goes (`llm=`).
+    """A model in a spawned, clean interpreter, to be handed in where a model or embeddings go (`llm=`, `embeddings=`).
 
     Prompts go there through a pipe and rows come back. Nothing that watches this process (tracing, logging, callbacks,
     patched SDKs) sees private calls, and environment variables that start instrumentation are not inherited. What is
@@ -38,9 +38,10 @@ class PrivateProcess(Uncopyable):
         ModelCallError.
 
     Args:
-      model: "provider:model", made by LangChain's `init_chat_model`; or an importable function (or class), or its name
-        "package.module:function", which returns a LangChain model or an engine. A name whose first part has a dot is
-        a function's.
+      model: "provider:model", made by LangChain's `init_chat_model` (embeddings: `init_embeddings`); or an importable
+        function (or class) that returns a LangChain model, embeddings or an engine, or its name
+        "package.module:function", or that of a model made there. A first part with a dot is a module; one without is a
+        module only where LangChain makes nothing of the name.
       retry: how long each row's call is waited for, there; an answer takes at most `max_attempts` times
         `deadline + max_wait` seconds for every 32 rows (or `max_concurrency`), then the process is killed.
       arguments: keyword arguments of `init_chat_model` or of the function: text, numbers, lists and dicts of them.
@@ -77,9 +78,21 @@ class PrivateProcess(Uncopyable):
                 f"PrivateProcess: expected arguments that are text, numbers, lists and dicts, found others in {bad}. "
                 'Make the model in a function, PrivateProcess("package.module:function")'
             ) from None
+        self._arguments = OpaqueValue(arguments)  # may be keys
         self._shown = f"{name}:{function}" if function else name
         start = {"model": name, "function": function, "arguments": arguments, "retry": astuple(retry)}
-        self._client = Client(start, name=self._shown, retry=retry)
+        self._client = Client({**start, "embeds": False}, name=self._shown, retry=retry)
+        self._embedder = Client({**start, "embeds": True}, name=self._shown, retry=retry)
+
+    @property
+    def model(self) -> str:
+        """The name of the model, or of what makes it."""
+        return self._shown
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The arguments that the model is made with, by which a memo tells models apart."""
+        return dict(self._arguments.reveal())
 
     def __repr__(self) -> str:
         return f"PrivateProcess({self._shown!r})"
@@ -97,7 +110,7 @@ class PrivateProcess(Uncopyable):
 
         Args:
           role: "tokens" (writes token by token), "choices" (chooses among labels), "text votes" (chooses by what it
-            writes) or "texts" (writes).
+            writes), "texts" (writes) or "embeddings" (embeds; in another process than the others).
 
         Raises:
           CapabilityError: the model has nothing for it.
@@ -105,11 +118,12 @@ class PrivateProcess(Uncopyable):
           ModelCallError: the process does not start, or the model cannot be reached.
           UnsilencableModelError: the model cannot be called in silence there either.
         """
-        return engine_of(self._client, role)
+        return engine_of(self._embedder if role == "embeddings" else self._client, role)
 
     def close(self) -> None:
         """Ends the process; later calls of the model are refused."""
         self._client.close()
+        self._embedder.close()
 
 
 def _named(model: object) -> tuple[str, str]:

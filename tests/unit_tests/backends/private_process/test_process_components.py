@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl import PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends import PrivateProcess
+from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.exceptions import ConfigurationError
 from tests.canary import canaries_in
 from tests.leaks import rooms
 from tests.leaks.matrix import _perform
@@ -73,3 +76,10 @@ def test_the_advice_of_a_refusal_works_while_the_sdk_is_instrumented() -> None:
     assert told["leaks"] == []
     assert told["seen_by"] == [told["address"]]
     assert canaries_in(done.stderr) == []
+
+
+def test_private_evolution_wants_the_model_itself() -> None:
+    private = PrivateExamples([{"text": "a b c"}] * 30, public_size=30)
+    budget = PrivacyBudgetCallbackHandler(epsilon=5.0, delta=1e-4)
+    with PrivateProcess("openai:gpt-4o") as llm, pytest.raises(ConfigurationError, match="the model itself"):
+        PrivateEvolution.from_private_examples(private, llm=llm, epsilon=5.0, budget=budget)

@@ -21,9 +21,12 @@ from langchain_dpicl.backends.base import (
     RowHint,
     TextBackend,
 )
-from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend, recipients
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
+from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_embeddings, as_text_backend, recipients
 from langchain_dpicl.backends.rows.label_scoring import OtherBackend
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+from langchain_dpicl.backends.rows.neighbour_rows import NearestRows
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from tests import process_models
 from tests.contracts.backend import HOSTILE, PROMPTS, ChoiceContract, NextTokenContract, TextContract, same_bits
 
@@ -175,3 +178,19 @@ def test_threads_and_event_loops_share_one_process() -> None:
     assert len(found) == 14
     assert all(same_bits(one, rows) for one in found)
     assert len(engine._client._places) == 1
+
+
+async def test_embeddings_have_the_rows_of_the_same_ones_in_this_process() -> None:
+    texts = [OpaqueValue(text) for text in ("one", "two", "raises")]
+    there = as_embeddings(shared("tests.process_models:embeddings", size=5))
+    here = SilentEmbeddings(process_models.embeddings(size=5))
+    assert isinstance(there, SilentEmbeddings)
+    assert (there.name, there.dimension) == (here.name, 5)
+    assert same_bits(there.rows(texts), here.rows(texts))
+    assert (there.rows(texts)[2] == 0).all()
+    assert same_bits(await there.arows(texts), here.rows(texts))
+    assert same_bits(there.public(["one"]), here.public(["one"]))
+    assert same_bits(await there.apublic(["one"]), here.public(["one"]))
+    with pytest.raises(ModelCallError):
+        there.public(["raises"])
+    assert same_bits(NearestRows(there).embeddings.rows(texts), here.rows(texts))

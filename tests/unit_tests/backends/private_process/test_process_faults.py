@@ -25,6 +25,7 @@ from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
 from langchain_dpicl.backends.private_process import connection
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
+from langchain_dpicl.runs.answer_memo import traits_of
 from tests import process_models
 from tests.contracts.backend import same_bits
 
@@ -221,11 +222,31 @@ class TestTheStart:
             found = dict(as_backend(process).top_tokens("any", [], top_k=8))
         assert [token for token in found if token] == [b" OPENAI_API_KEY"]
 
+    def test_that_is_interrupted_leaves_no_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        begun: list[connection.Connection] = []
+
+        def interrupted(self: connection.Connection, *_: Any) -> Any:
+            begun.append(self)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(connection.Connection, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            as_backend(PrivateProcess(process_models.mortal))
+        assert not is_running(begun[0]._process.pid)
+
     def test_shows_no_argument_in_the_command_line(self) -> None:
         with PrivateProcess(process_models.copier, fails="sk-key") as process:
             command = Path(f"/proc/{pid_of(process)}/cmdline")
             assert not command.exists() or b"sk-key" not in command.read_bytes()
-            assert "sk-key" not in repr(process)
+            for thing in (process, process._client, process._client.connected()):
+                assert "sk-key" not in f"{thing!r} {vars(thing)!r}"
+
+    def test_is_told_apart_from_others_by_a_memo(self) -> None:
+        made = [PrivateProcess("openai:gpt-4o", temperature=heat, api_key="sk-key") for heat in (0.0, 1.0)]
+        traits = [traits_of(process) for process in made]
+        assert traits[0]["model"] == "openai:gpt-4o"
+        assert traits[0] != traits[1]
+        assert "sk-key" not in str(traits)
 
 
 class TestTheEnd:
