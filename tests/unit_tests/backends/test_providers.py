@@ -202,3 +202,14 @@ def test_a_model_that_calls_through_grpc_is_refused_with_the_class_that_does_not
     Channel.__module__ = "grpc"
     with pytest.raises(UnsilencableModelError, match=r"through grpc.*take ChatGoogleGenerativeAI\(.*vertexai=True"):
         as_choice_backend(ChatVertexAI(prediction_client=Channel()))
+
+
+def test_a_class_whose_copies_close_its_client_is_refused_and_left_open() -> None:
+    class Closing(ChatGoogleGenerativeAI):
+        def __del__(self) -> None:
+            self.talk.sent.append({"closed": True})
+
+    model = Closing()
+    with pytest.raises(UnsilencableModelError, match=r"a copy of it is dropped.*langchain-google-genai 4\.4 or newer"):
+        as_choice_backend(model)
+    assert model.talk.sent == []
