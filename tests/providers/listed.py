@@ -54,6 +54,10 @@ class Case:
         return self.at_floor if is_floor and self.at_floor is not None else (self.votes, self.writes)
 
 
+NOBODY = "none"
+"""The key that every server of `make providers` takes."""
+
+
 def _made(module: str, name: str, **options: Any) -> Any:
     return getattr(importlib.import_module(module), name)(**options)
 
@@ -69,22 +73,22 @@ def one_hot(answer: bytes) -> bytes:
 
 
 def _openai(name: str, **more: Any) -> Callable[[str], Any]:
-    options = {"model": "loopback", "api_key": "none", "max_retries": 0, **more}
+    options = {"model": "loopback", "api_key": NOBODY, "max_retries": 0, **more}
     return lambda url: _made("langchain_openai", name, base_url=f"{url}/v1", **options)
 
 
 def _azure(url: str) -> Any:
-    options = {"azure_deployment": "deployment", "api_version": "2024-10-21", "api_key": "none", "max_retries": 0}
+    options = {"azure_deployment": "deployment", "api_version": "2024-10-21", "api_key": NOBODY, "max_retries": 0}
     return _made("langchain_openai", "AzureChatOpenAI", azure_endpoint=url, **options)
 
 
 def _named(url: str) -> Any:
-    options = {"model_provider": "openai", "api_key": "none", "base_url": f"{url}/v1", "max_retries": 0}
+    options = {"model_provider": "openai", "api_key": NOBODY, "base_url": f"{url}/v1", "max_retries": 0}
     return importlib.import_module("langchain.chat_models").init_chat_model("loopback", **options)
 
 
 def _anthropic(url: str) -> Any:
-    options = {"model": "loopback", "api_key": "none", "max_retries": 0}
+    options = {"model": "loopback", "api_key": NOBODY, "max_retries": 0}
     return _made("langchain_anthropic", "ChatAnthropic", base_url=url, **options)
 
 
@@ -93,12 +97,12 @@ def _ollama(name: str) -> Callable[[str], Any]:
 
 
 def _gemini(url: str) -> Any:
-    options = {"model": "gemini-loopback", "api_key": "none", "max_retries": 1}
+    options = {"model": "gemini-loopback", "api_key": NOBODY, "max_retries": 1}
     return _made("langchain_google_genai", "ChatGoogleGenerativeAI", base_url=url, **options)
 
 
 def _gemini_on_vertex(url: str) -> Any:
-    options = {"model": "gemini-loopback", "api_key": "none", "max_retries": 1, "vertexai": True}
+    options = {"model": "gemini-loopback", "api_key": NOBODY, "max_retries": 1, "vertexai": True}
     return _made("langchain_google_genai", "ChatGoogleGenerativeAI", base_url=url, **options)
 
 
@@ -109,48 +113,48 @@ def _vertex(url: str) -> Any:
 
 
 def _mistral(url: str) -> Any:
-    return _made("langchain_mistralai", "ChatMistralAI", model="loopback", api_key="none", base_url=f"{url}/v1")
+    return _made("langchain_mistralai", "ChatMistralAI", model="loopback", api_key=NOBODY, base_url=f"{url}/v1")
 
 
 def _groq(url: str) -> Any:
-    options = {"model": "loopback", "api_key": "none", "max_retries": 0}
+    options = {"model": "loopback", "api_key": NOBODY, "max_retries": 0}
     return _made("langchain_groq", "ChatGroq", base_url=url, **options)
 
 
 def _bedrock(url: str) -> Any:
     options = {"model": "amazon.loopback-v1:0", "region_name": "us-east-1", "endpoint_url": url}
-    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
+    keys = {"aws_access_key_id": NOBODY, "aws_secret_access_key": NOBODY}
     return _made("langchain_aws", "ChatBedrockConverse", **options, **keys)
 
 
 def _deepseek(url: str) -> Any:
-    options = {"model": "loopback", "api_key": "none", "max_retries": 0}
+    options = {"model": "loopback", "api_key": NOBODY, "max_retries": 0}
     return _made("langchain_deepseek", "ChatDeepSeek", api_base=f"{url}/v1", **options)
 
 
 def _xai(url: str) -> Any:
-    options = {"model": "loopback", "api_key": "none", "max_retries": 0}
+    options = {"model": "loopback", "api_key": NOBODY, "max_retries": 0}
     return _made("langchain_xai", "ChatXAI", xai_api_base=f"{url}/v1/", **options)
 
 
 def _together(url: str) -> Any:
-    options = {"model": "loopback", "api_key": "none", "max_retries": 0}
+    options = {"model": "loopback", "api_key": NOBODY, "max_retries": 0}
     return _made("langchain_together", "ChatTogether", base_url=f"{url}/v1", **options)
 
 
 def _fireworks(url: str) -> Any:
-    options = {"model": "accounts/loopback", "api_key": "none", "max_retries": 0}
+    options = {"model": "accounts/loopback", "api_key": NOBODY, "max_retries": 0}
     return _made("langchain_fireworks", "ChatFireworks", base_url=f"{url}/fireworks", **options)
 
 
 def _openrouter(url: str) -> Any:
-    options = {"model": "loop/back", "api_key": "none", "max_retries": 0}
+    options = {"model": "loop/back", "api_key": NOBODY, "max_retries": 0}
     return _made("langchain_openrouter", "ChatOpenRouter", base_url=f"{url}/api/v1", **options)
 
 
 def _litellm(url: str) -> Any:
     return _made(
-        "langchain_litellm", "ChatLiteLLM", model="openai/loopback", api_key="none", api_base=f"{url}/v1", max_retries=0
+        "langchain_litellm", "ChatLiteLLM", model="openai/loopback", api_key=NOBODY, api_base=f"{url}/v1", max_retries=0
     )
 
 
