@@ -38,13 +38,13 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers faults mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
 
 # Many processes import the same: what one compiles, the others find.
-test leaks leaks-observers: export PYTHONDONTWRITEBYTECODE =
+test leaks leaks-observers providers: export PYTHONDONTWRITEBYTECODE =
 
 test:  ## the wheel, then every test with sockets closed; lint, types, import contracts, secrets and the leak table beside them
 	$(MAKE) --no-print-directory -j 2 postgres check-wheel .venv-test/.ready
@@ -107,6 +107,9 @@ leaks: .venv-test/.ready  ## what could overhear a private call, and did not: ev
 
 leaks-observers: .venv-test/.ready  ## observability packages beside private calls, each in an environment of its own: what they saw (or ARGS="--only braintrust")
 	.venv-test/bin/python tests/check_observers.py $(ARGS)
+
+providers: .venv-test/.ready  ## LangChain's classes of providers, newest and floor, each in an environment of its own: do they vote, do they write (or ARGS="--only ollama --write")
+	.venv-test/bin/python tests/check_providers.py $(ARGS)
 
 faults: .venv-test/.ready postgres  ## what a durable ledger meets: contention, kill -9, torn logs, full disks, bit rot, restored copies; counts (or ARGS="--only L2 --few")
 	.venv-test/bin/python tests/check_faults.py $(ARGS)
@@ -244,4 +247,4 @@ lock: .venv-lock/.ready  ## tests/constraints.txt anew: the newest version of ev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-test .venv-bench .venv-docs .venv-lock .venv-leaks-* build dist out .coverage
+	rm -rf .venv .venv-test .venv-bench .venv-docs .venv-lock .venv-leaks-* .venv-providers-* build dist out .coverage

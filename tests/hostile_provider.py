@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.loopback_answers import Manners, RejectedError
+from tests.loopback_formats import answer_to
 from tests.loopback_provider import ANSWERS, Received, _read, _solve
 
 TARGET = "PRIVATE"
@@ -192,7 +193,7 @@ def _usual(request: Received) -> bytes:
         data = [{"object": "embedding", "index": 0, "embedding": VECTOR}]
         usage = {"prompt_tokens": 1, "total_tokens": 1}
         return json.dumps({"object": "list", "data": data, "model": "m", "usage": usage}).encode()
-    return _solve(request, Manners())[1] if request.path in ANSWERS else b"{}"
+    return _solve(request, Manners())[1] if request.path in ANSWERS or answer_to(request.path) else b"{}"
 
 
 def _deflated(wbits: int) -> Callable[[int], bytes]:

@@ -1,8 +1,8 @@
-"""A model provider on this machine: the shapes of OpenAI, vLLM and Anthropic over HTTP, answered by the embedded model.
+"""A model provider on this machine: the shapes of OpenAI, vLLM, Anthropic and others, answered by the embedded model.
 
 `with provider(dialect="vllm") as served:` gives `served.url` (what goes into `base_url`), the requests received so far
 (`served.received`), and `served.script(...)`, which puts faults in the place of answers. No key is asked for. What is
-answered is in `loopback_answers`, `loopback_decisions` and `loopback_messages`.
+answered is in `loopback_answers`, `loopback_decisions`, `loopback_messages` and `loopback_formats`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.loopback_answers import (
     models,
 )
 from tests.loopback_decisions import decisions
+from tests.loopback_formats import answer_to
 from tests.loopback_messages import message_events, messages
 
 LISTS: Mapping[str, Callable[[Manners], Any]] = {"/v1/models": models}
@@ -247,6 +248,8 @@ def _solve(request: Received, manners: Manners) -> tuple[str, bytes]:
     """Returns the content type and the body of the usual answer."""
     if request.method == "GET":
         return "application/json", json.dumps(LISTS[request.path](manners)).encode()
+    if isinstance(request.body, dict) and (elsewhere := answer_to(request.path)) is not None:
+        return elsewhere(request.body, manners)
     is_stream = isinstance(request.body, dict) and bool(request.body.get("stream"))
     answer = (STREAMS if is_stream else ANSWERS)[request.path]
     if not isinstance(request.body, dict):

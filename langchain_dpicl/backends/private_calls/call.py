@@ -434,6 +434,7 @@ class SilentModel:
         """Returns the reply, or a fault in its place if the call broke a rule."""
         if request.explain:  # where a private call goes may depend on its prompt
             self._hosts |= passage.hosts
+            refuse_other_transports(self._model)  # classes may make their client with the first call
         if call.tripped:
             return Reply(fault="unsilent", detail=f"{type(self._model).__name__} {RUNS_INSIDE}")
         if passage.stray:

@@ -174,11 +174,10 @@ _UNLIMITED = (
 _INSTEAD = (
     "a model class whose client uses one of these, such as ChatOpenAI with the base_url= of an OpenAI-compatible server"
 )
-_INSTEAD_OF = {
-    "ChatVertexAI": "ChatGoogleGenerativeAI(..., vertexai=True, project=..., location=...), which uses httpx"
-}
-"""By the name of a class: the one that reaches the same provider through a client above."""
+_OF_GRPC = frozenset({("langchain_google_vertexai", "ChatVertexAI"), ("langchain_google_vertexai", "VertexAI")})
+"""Classes that make a client of grpc with their first call, by package and name."""
 
+_INSTEAD_OF_GRPC = "ChatGoogleGenerativeAI(..., vertexai=True, project=..., location=...), which calls through httpx"
 _OTHER_TRANSPORTS = frozenset(
     {"aiohttp", "curl_cffi", "grpc", "primp", "pycurl", "pyreqwest", "websocket", "websockets"}
 )
@@ -337,13 +336,14 @@ def _connect(inner: Inner, passage: CallLimits, plain: Any, address: Any) -> Any
 
 def refuse_other_transports(model: Any) -> None:
     """Raises UnsilencableModelError for a model that holds a client of another kind, directly or indirectly."""
+    name = type(model).__name__
+    if any((base.__module__.partition(".")[0], base.__name__) in _OF_GRPC for base in type(model).__mro__):
+        raise UnsilencableModelError(f"{name} calls through grpc, {_UNLIMITED}{_INSTEAD_OF_GRPC}")
     todo, seen = [(model, 0)], {id(model)}
     for thing, depth in todo:  # it grows
         tops = {base.__module__.partition(".")[0] for base in type(thing).__mro__}
         if transports := tops & _OTHER_TRANSPORTS:
-            name = type(model).__name__
-            advice = _UNLIMITED + _INSTEAD_OF.get(name, _INSTEAD)
-            raise UnsilencableModelError(f"{name} calls through {min(transports)}, {advice}")
+            raise UnsilencableModelError(f"{name} calls through {min(transports)}, {_UNLIMITED}{_INSTEAD}")
         if depth == _DEPTH or tops & {"httpx", "httpx2", "torch"}:
             continue
         for value in _attributes_of(thing):

@@ -152,6 +152,7 @@ def kind_and_doors(model: Any) -> tuple[Kind, tuple[str, str]]:
 def refuse_open_models(model: Any) -> None:
     """Raises UnsilencableModelError for a model that reports its calls to others by design."""
     _refuse_overrides(type(model))
+    _refuse_closers(type(model))
     attributes, private = attributes_of(model), model.__pydantic_private__ or {}
     declared = {name: getattr(model, name, None) for name in type(model).model_fields}
     _refuse_company(type(model).__name__, {**{k: v for k, v in attributes.items() if k not in private}, **declared})
@@ -179,6 +180,15 @@ def _refuse_overrides(kind: type) -> None:
                 f"{kind.__name__} overrides {name}, a step that private calls leave out; "
                 "pass a model that puts its own work into _generate and _agenerate"
             )
+
+
+def _refuse_closers(kind: type) -> None:
+    """Raises UnsilencableModelError for a class with a destructor, which would close the client of all copies."""
+    if static_attribute(kind, "__del__") is not None:
+        raise UnsilencableModelError(
+            f"{kind.__name__} closes its client as soon as a copy of it is dropped, and private calls are made on one; "
+            "take a newer release (langchain-google-genai 4.4 or newer), or a class without __del__"
+        )
 
 
 def _refuse_company(kind: str, values: Mapping[str, Any]) -> None:

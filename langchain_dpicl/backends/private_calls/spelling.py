@@ -64,7 +64,6 @@ SPELLINGS: Mapping[tuple[str, str], Spelling] = {
     ("langchain_anthropic", "AnthropicLLM"): _TEXT,
     ("langchain_aws", "ChatBedrockConverse"): _TEXT,
     ("langchain_google_genai", "ChatGoogleGenerativeAI"): _GEMINI,
-    ("langchain_google_vertexai", "ChatVertexAI"): _GEMINI,
     # TGI rejects temperature 0; without a temperature it takes the likeliest token.
     ("langchain_huggingface", "HuggingFaceEndpoint"): Spelling(
         "max_new_tokens", greedy={HEAT: None, "do_sample": False}, is_text_only=True

@@ -156,7 +156,7 @@ class _HuggingFaceEndpoint(LLM):
         return self.talk.text
 
 
-class _PlainChat(BaseChatModel):
+class PlainChat(BaseChatModel):
     """Takes OpenAI's names and has no log-probabilities."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -190,15 +190,19 @@ class HuggingFaceEndpoint(_HuggingFaceEndpoint):
     """Stands for `langchain_huggingface.HuggingFaceEndpoint`."""
 
 
-class ChatMistralAI(_PlainChat):
+class ChatMistralAI(PlainChat):
     """Stands for `langchain_mistralai.ChatMistralAI`."""
 
 
-class ChatBedrockConverse(_PlainChat):
+class ChatBedrockConverse(PlainChat):
     """Stands for `langchain_aws.ChatBedrockConverse`."""
 
 
-class ChatLiteLLM(_PlainChat):
+class ChatVertexAI(PlainChat):
+    """Stands for `langchain_google_vertexai.ChatVertexAI`, whose client is made with the first call."""
+
+
+class ChatLiteLLM(PlainChat):
     """Stands for `langchain_litellm.ChatLiteLLM`, which gives its arguments to a function with switches of its own."""
 
 
@@ -210,6 +214,7 @@ _PACKAGES: Mapping[type, str] = {
     ChatMistralAI: "langchain_mistralai",
     ChatBedrockConverse: "langchain_aws",
     ChatLiteLLM: "langchain_litellm",
+    ChatVertexAI: "langchain_google_vertexai",
 }
 for _kind, _package in _PACKAGES.items():
     _kind.__module__ = f"{_package}.chat_models"

@@ -23,8 +23,10 @@ from tests.unit_tests.backends.provider_doubles import (
     ChatLiteLLM,
     ChatMistralAI,
     ChatOllama,
+    ChatVertexAI,
     HuggingFaceEndpoint,
     OllamaLLM,
+    PlainChat,
     Talk,
     logprob_objects,
 )
@@ -192,13 +194,40 @@ def test_a_chat_model_around_an_endpoint_is_refused_with_an_address_that_works()
         as_choice_backend(ChatHuggingFace(llm=HuggingFaceEndpoint(talk=Talk())))
 
 
-def test_a_model_that_calls_through_grpc_is_refused_with_the_class_that_does_not() -> None:
-    class ChatVertexAI(ChatMistralAI):
-        prediction_client: Any = None
+class Channel:
+    """Stands for `grpc.Channel`."""
 
-    class Channel:
-        """Stands for `grpc.Channel`."""
 
-    Channel.__module__ = "grpc"
+Channel.__module__ = "grpc"
+
+
+def test_the_class_of_vertex_ai_is_refused_before_it_makes_its_client_of_grpc() -> None:
+    model = ChatVertexAI()
     with pytest.raises(UnsilencableModelError, match=r"through grpc.*take ChatGoogleGenerativeAI\(.*vertexai=True"):
-        as_choice_backend(ChatVertexAI(prediction_client=Channel()))
+        as_choice_backend(model)
+    assert model.talk.sent == []
+
+
+def test_a_client_of_grpc_that_comes_with_the_first_call_ends_the_probe() -> None:
+    class Late(PlainChat):
+        client: Any = None
+
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            self.client = Channel()
+            return super()._generate(messages, stop, run_manager, **kwargs)
+
+    model = Late()
+    with pytest.raises(UnsilencableModelError, match=r"Late calls through grpc, and not through httpx"):
+        TextVoteBackend(model)
+    assert len(model.talk.sent) == 1
+
+
+def test_a_class_whose_copies_close_its_client_is_refused_and_left_open() -> None:
+    class Closing(ChatGoogleGenerativeAI):
+        def __del__(self) -> None:
+            self.talk.sent.append({"closed": True})
+
+    model = Closing()
+    with pytest.raises(UnsilencableModelError, match=r"a copy of it is dropped.*langchain-google-genai 4\.4 or newer"):
+        as_choice_backend(model)
+    assert model.talk.sent == []
