@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
 
 def _filled(text: str) -> str:
     """Returns paragraphs at the width of the page."""
-    return "\n\n".join(textwrap.fill(part, _WIDTH) for part in text.strip().split("\n\n"))
+    return "\n\n".join(textwrap.fill(part, _WIDTH, break_on_hyphens=False) for part in text.strip().split("\n\n"))
 
 
 _KINDS = {"float": "a number", "int": "a whole number"}
