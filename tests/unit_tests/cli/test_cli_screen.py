@@ -91,6 +91,14 @@ def test_a_wrong_option_is_answered_by_the_one_line_that_matters(
     assert capsys.readouterr() == ("", f"dpicl: {said}\n")
 
 
+def test_labels_in_one_option_are_refused_with_the_options_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vote", "r.jsonl", "--label", "sport,business", "--query", "a"]) == 2
+    said = (
+        "--label: expected one label, once per label, found 'sport,business'. Give --label sport --label business ..."
+    )
+    assert capsys.readouterr().err == f"dpicl: {said}\n"
+
+
 def test_a_wrong_choice_names_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "--method", "votin"])
@@ -165,7 +173,9 @@ class TestAModelByTheNameOfItsProvider:
         pytest.importorskip("langchain_openai")
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
         monkeypatch.delenv("OPENAI_ADMIN_KEY", raising=False)
-        with pytest.raises(ConfigurationError, match=r"^--model: making 'openai:gpt-4o' raised OpenAIError: ") as caught:
+        with pytest.raises(
+            ConfigurationError, match=r"^--model: making 'openai:gpt-4o' raised OpenAIError: "
+        ) as caught:
             load_model(Model(name="openai:gpt-4o"))
         assert "\n" not in str(caught.value)
 
