@@ -363,7 +363,7 @@ def add_settings(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="one key of it, such as rows.slots=40; all: docs, Options",
+        help="one key of it, such as rows.slots=40 (docs: Options)",
     )
 
 
@@ -429,6 +429,9 @@ def read_settings(arguments: argparse.Namespace, *, methods: Sequence[str] = tup
         _put(given, key, _value(text))
     for name, (key, _) in FLAGS.items():
         value = getattr(arguments, name, None)
+        if name == "label" and value is not None and len(value) == 1 and "," in value[0]:
+            first, _, second = value[0].partition(",")
+            raise fail("--label", "one label, once per label", value[0], f"Give --label {first} --label {second} ...")
         if value is not None:
             _put(given, key, sizes_of(value) if name == "public_size" else value)
     if getattr(arguments, "file", None) is not None:

@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
                 formatter.add_text(group.description)
                 formatter.add_arguments(group._group_actions)  # noqa: SLF001  as argparse's own format_help
                 formatter.end_section()
-        formatter.add_text(_filled(self._notes if whole else f"{self.epilog or ''} {_POINTER}"))
+        formatter.add_text(_filled((self._notes or self.epilog or "") if whole else f"{self.epilog or ''} {_POINTER}"))
         return formatter.format_help()
 
     def _short_usage(self) -> str:
@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
 
 def _filled(text: str) -> str:
     """Returns paragraphs at the width of the page."""
-    return "\n\n".join(textwrap.fill(part, _WIDTH) for part in text.strip().split("\n\n"))
+    return "\n\n".join(textwrap.fill(part, _WIDTH, break_on_hyphens=False) for part in text.strip().split("\n\n"))
 
 
 _KINDS = {"float": "a number", "int": "a whole number"}

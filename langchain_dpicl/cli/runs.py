@@ -208,7 +208,7 @@ def run_train(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     if arguments.dry_run:
         return dry_run(call)
     out, records = needed_out(arguments), records_of(settings)
-    if not out.parent.is_dir() or out.is_file():
+    if not out.parent.is_dir() or (out.exists() and not (out / "soft_prompt.json").is_file()):
         raise ConfigurationError(f"--out: expected a folder, new or of an earlier run, in one that exists: {out}.")
     if arguments.validation is not None:
         if arguments.validation.exists() and records.exists() and arguments.validation.samefile(records):
@@ -223,12 +223,15 @@ def run_train(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
 
 
 def _trainable(settings: Settings) -> Any:
-    """Returns the local model that is trained."""
+    """Returns the local model that is trained: of a folder, or an engine of the caller's own."""
     from langchain_dpicl.options import TrainableModel
 
     model = settings.model
+    if model.name == "embedded":
+        advice = "The embedded one has nothing to train."
+        raise fail("--model", "the folder of a local model, whose prompt is trained", model.name, advice)
     if not Path(model.name).is_dir():
-        raise fail("--model", "the folder of a local model, whose prompt is trained", model.name)
+        return load_model(model)
     if others := sorted({"max_prompt_tokens", "chat"} & set(model.to_dict())):
         raise fail("model", "name, device and dtype of a model that is trained", others, "See task.max_input_tokens.")
     return TrainableModel(Path(model.name), device=model.device, dtype=model.dtype)

@@ -243,7 +243,7 @@ def save_or_print(released: Any, out: Path, *, say: Say) -> None:
     """Saves what was released; prints it if that fails, since it is paid for."""
     try:
         released.save(out)
-    except OSError:
+    except (OSError, ConfigurationError):
         say(released.to_json())
         raise
 

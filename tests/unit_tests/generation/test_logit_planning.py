@@ -371,7 +371,7 @@ class TestGenerateOnTheCommandLine:
 
     def test_a_fixed_noise_beyond_epsilon_is_refused(self, records: Path) -> None:
         loud = sets("noise.mechanism=recentered_clip", "noise.clip=90.0", "decoding.temperature=0.1")
-        assert self.run(records, *loud) == 2
+        assert self.run(records, *loud) == 3
 
     def test_every_option_reaches_the_synthesizer(self, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         given: dict[str, Any] = {}
@@ -422,7 +422,10 @@ class TestTheFolderOfAModel:
         [
             ({"name": "embedded", "device": "cpu"}, "model.device: expected none unless --model is the folder"),
             ({"name": "tests.engines:ENGINE", "chat": False}, "model.chat: expected none unless"),
-            ({"name": "./nowhere"}, "a folder that holds a model, or module:attribute, found './nowhere'"),
+            (
+                {"name": "./nowhere"},
+                "a folder that holds a model, provider:model or module:attribute, found './nowhere'",
+            ),
             ({"name": ".", "max_prompt_tokens": 0}, "Model.max_prompt_tokens: expected a number greater than or equal"),
         ],
     )

@@ -1,0 +1,166 @@
+"""`dpicl label`, `dpicl evolve` and `dpicl train`: what they release, save and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from langchain_dpicl import ReleasedDemonstrations, verify_report
+from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.pate.labeler import PromptPATELabeler
+from langchain_dpicl.released.labelled_pool import LabelledPool
+from langchain_dpicl.released.soft_prompt import SoftPrompt
+from tests.gradient_doubles import LogisticEngine
+
+CANARY = "canary-7f3a"
+DECLARED = ("--label-key", "topic", "--label", "card", "--label", "transfer", "--public-size", "300")
+TERMS = (*DECLARED, "--epsilon", "8", "--delta", "1e-6")
+SURE = FakeBackend(scripted({" card": 0.9, " transfer": 0.1}), vocabulary=[" card", " transfer"])
+ENGINE = LogisticEngine()
+HERE = "tests.unit_tests.cli.test_cli_label"
+EVOLVING = ("--set", "evolution.rounds=1", "--set", "shots_per_label=1", "--set", "evolution.num_variations=0")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rows = [("my card was declined", "card"), ("my transfer is late", "transfer"), (CANARY, "card")] * 100
+    lines = [json.dumps({"text": text, "topic": topic}) for text, topic in rows]
+    (tmp_path / "records.jsonl").write_text("\n".join(lines))
+    (tmp_path / "inputs.txt").write_text("why was my card declined?\nwhere is my transfer?\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def label(*more: str) -> int:
+    given = () if "--inputs" in more else ("--inputs", "inputs.txt")
+    return main(["label", "records.jsonl", *TERMS, *given, "--out", "pool.json", *more])
+
+
+def test_the_embedded_model_labels_public_inputs_and_saves_the_pool(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert label() == 0
+    said, pool = capsys.readouterr(), LabelledPool.load(folder / "pool.json")
+    assert said.out.splitlines()[:2] == ["card\twhy was my card declined?", "transfer\twhere is my transfer?"]
+    assert [entry.label for entry in pool.entries] == ["card", "transfer"]
+    assert verify_report(pool).epsilon <= 8.0
+    assert CANARY not in said.out + said.err + (folder / "pool.json").read_text()
+
+
+def test_inputs_that_find_no_ticket_wait_and_the_exit_code_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ("--model", f"{HERE}:SURE", "--max-queries", "1", "--json")
+    assert label(*model) == 3
+    said = capsys.readouterr()
+    assert "dpicl: label: 1 of 2 inputs wait: the share of 'pate' is spent.\n" in said.err
+    assert said.out == f"{(folder / 'pool.json').read_text()}\n"
+    assert [entry["status"] for entry in json.loads(said.out)["entries"]] == ["labelled", "waiting"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_rejection_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = PromptPATELabeler._answered
+
+    def rejected(self: PromptPATELabeler, entry: object, released: object) -> object:
+        found = answered(self, entry, released)  # type: ignore[arg-type]
+        return type(found)(fields=found.fields, label=None, status="rejected")
+
+    monkeypatch.setattr(PromptPATELabeler, "_answered", rejected)
+    assert label("--model", f"{HERE}:SURE") == 0
+    assert capsys.readouterr().out.startswith("(rejected)\twhy was my card declined?\n")
+
+
+def test_dry_runs_read_no_record(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "records.jsonl").unlink()
+    assert label("--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["public_inputs"] == 2
+    assert main(["evolve", "records.jsonl", *TERMS, "--dry-run"]) == 0
+    assert "rounds" in capsys.readouterr().out
+    assert main(["generate", "records.jsonl", *TERMS, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["mechanism"] == "gumbel"
+    training = ("--set", "training.expected_batch_size=30", "--set", "training.steps=3")
+    assert main(["train", "records.jsonl", *TERMS, *training, "--dry-run"]) == 0
+    assert "for 3 training steps (nothing is spent)" in capsys.readouterr().out
+
+
+def test_an_evolution_is_saved_and_printed_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    candidates = ("--set", 'evolution.candidates=["a card payment was declined", "a boat on the sea"]')
+    given = ("--public-size", "300", "--epsilon", "8", "--delta", "1e-6", *EVOLVING, *candidates)
+    assert main(["evolve", "records.jsonl", *given, "--out", "out.json", "--json"]) == 0
+    said, released = capsys.readouterr(), ReleasedDemonstrations.load(folder / "out.json")
+    assert released.examples == ({"text": "a card payment was declined"},)
+    assert json.loads(said.out) == json.loads((folder / "out.json").read_text())
+    assert CANARY not in said.out + said.err
+
+
+def train(*more: str) -> int:
+    training = ("--set", "training.expected_batch_size=30", "--set", "training.steps=3", "--out", "soft")
+    return main(["train", "records.jsonl", *TERMS, *training, *more])
+
+
+def test_a_prompt_is_trained_and_saved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": f"{CANARY} {place}", "topic": ("good", "bad")[place % 2]} for place in range(300)]
+    (folder / "records.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    labels = ("--set", 'data.labels=["good", "bad"]')
+    terms = [part for part in TERMS if part not in {"--label", "card", "transfer"}]
+    steps = ("--set", "training.expected_batch_size=30", "--set", "training.steps=3", "--set", "noise=gaussian")
+    given = [*terms, *labels, *steps, "--model", f"{HERE}:ENGINE", "--out", "soft"]
+    assert main(["train", "records.jsonl", *given]) == 0
+    assert "step x 3" in capsys.readouterr().out
+    assert SoftPrompt.load(folder / "soft").epsilon <= 8.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_the_model_of_a_folder_is_trained_for_the_task_of_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from tests import tiny_hf
+
+    tiny_hf.llama().save_pretrained("model")
+    tiny_hf.byte_tokenizer().save_pretrained("model")
+    Path("public.jsonl").write_text(json.dumps({"text": "a card", "topic": "card"}))
+    task = 'task={kind="causal_lm", labels=["card", "transfer"], words=["c", "t"]}'
+    assert train("--model", "model", "--validation", "public.jsonl", "--set", task) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("step 1 of 3: validation loss ")
+    assert CANARY not in said.out + said.err
+    assert SoftPrompt.load("soft").task.labels == ("card", "transfer")
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "said"),
+    [
+        ("label", (), "--inputs: expected the file of the public inputs, found none"),
+        (
+            "label",
+            ("--inputs", "records.jsonl", "--out", "o.json"),
+            "--inputs: expected a PUBLIC file, found the recor",
+        ),
+        ("label", ("--inputs", "inputs.txt"), "--out: expected the file for what is released, found none"),
+        ("evolve", (), "--out: expected the file for what is released, found none"),
+        ("evolve", ("--set", "method=generation"), "method: expected one of ['evolution']"),
+        ("evolve", ("--out", "o.json", "--embeddings", "nowhere:x"), "model.embeddings: no module named 'nowhere'"),
+        ("evolve", ("--out", "o.json", "--embeddings", "x"), "expected provider:model or module:attribute, found 'x'"),
+        ("train", (), "training: expected a table with expected_batch_size, and epochs or steps, found None"),
+        ("train", ("FEW", "--out", "inputs.txt"), "--out: expected a folder, new or of an earlier run"),
+        ("train", ("FEW", "--out", "."), "--out: expected a folder, new or of an earlier run"),
+        ("train", ("FEW", "--out", "soft"), "--model: expected the folder of a local model"),
+        ("train", ("FEW", "--out", "soft", "--model", ".", "--set", "model.chat=true"), "expected name, device and"),
+        ("train", ("FEW", "--out", "soft", "--validation", "records.jsonl"), "--validation: expected a PUBLIC file"),
+        ("train", ("FEW", "--out", "s", "--model", ".", "--set", "task.labels=5"), "task: expected a table with kind"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_bad_input_is_refused(
+    command: str, given: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--set", "training.expected_batch_size=30", "--set", "training.steps=3"]
+    typed = [part for each in given for part in (few if each == "FEW" else [each])]
+    assert main([command, "records.jsonl", *TERMS, *typed]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert CANARY not in error

@@ -1,0 +1,205 @@
+"""`dpicl vote`: what it answers, pays, prints and saves, and what it never says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.voting import DPVotingRunnable
+
+CANARY = "canary-7f3a"
+DECLARED = ("--label-key", "topic", "--label", "card", "--label", "transfer", "--public-size", "300")
+TERMS = (*DECLARED, "--epsilon", "8", "--delta", "1e-6")
+CARD, TRANSFER = "why was my card declined?", "where is my transfer?"
+SURE = FakeBackend(scripted({" card": 0.9, " transfer": 0.1}), vocabulary=[" card", " transfer"])
+HERE = "tests.unit_tests.cli.test_cli_vote"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rows = [("my card was declined", "card"), ("my transfer is late", "transfer"), (CANARY, "card")] * 100
+    lines = [json.dumps({"text": text, "topic": topic}) for text, topic in rows]
+    (tmp_path / "records.jsonl").write_text("\n".join(lines))
+    (tmp_path / "questions.txt").write_text(f"{CARD}\n\n{TRANSFER}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def vote(*more: str, terms: tuple[str, ...] = TERMS) -> int:
+    return main(["vote", "records.jsonl", *terms, *more])
+
+
+def elsewhere(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs dpicl in a process of its own."""
+    root = Path(__file__).resolve().parents[3]
+    code = f"import os, sys; sys.path.insert(0, {str(root)!r}); from langchain_dpicl.cli.main import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_embedded_model_answers_questions_of_a_file_and_of_the_command_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert vote("--queries", "questions.txt", "--query", "is my\n card blocked?", "--out", "answers.jsonl") == 0
+    said = capsys.readouterr()
+    first, second, third, *report = said.out.splitlines()
+    assert first.split("\t") == ["card", "is my card blocked?"]
+    assert second.split("\t") == ["card", CARD]
+    assert third.split("\t") == ["transfer", TRANSFER]
+    assert any("query x 3" in line for line in report)
+    assert [answer["label"] for answer in lines_of(folder / "answers.jsonl")] == ["card", "card", "transfer"]
+    assert CANARY not in said.out + said.err + (folder / "answers.jsonl").read_text()
+
+
+def test_json_is_one_line_per_answer_with_its_receipt_and_nothing_else(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "questions.jsonl").write_text(f'{{"text": "{CARD}", "id": 7}}\n{{"input": "{TRANSFER}"}}\n"{CARD}"\n')
+    given = ("--model", f"{HERE}:SURE", "--set", "answers.scores=true", "--json", "--quiet")
+    assert vote("--queries", "questions.jsonl", *given) == 0
+    said = capsys.readouterr()
+    answers = [json.loads(line) for line in said.out.splitlines()]
+    assert [answer["query"] for answer in answers] == [{"input": CARD}, {"input": TRANSFER}, CARD]
+    assert [answer["label"] for answer in answers] == ["card"] * 3
+    assert set(answers[0]["scores"]) == {"card", "transfer"}
+    # The third is the first again.
+    assert [answer["receipt"]["tickets"] for answer in answers] == [1, 1, 0]
+    assert said.err == ""
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_abstention_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DPVotingRunnable, "_outcome", lambda *_: (None, None))
+    assert vote("--query", CARD, "--model", f"{HERE}:SURE", "--set", "answers.abstain_label=unsure") == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"unsure (no label had enough votes)\t{CARD}"
+
+
+def test_a_ledger_that_two_processes_spend_refuses_with_its_own_exit_code(folder: Path) -> None:
+    PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
+    paid = (*DECLARED, "--ledger", "ledger.db", "--component", "help", "--epsilon", "8", "--max-queries", "3")
+    asked = ("vote", "records.jsonl", *paid, "--model", f"{HERE}:SURE", "--queries", "questions.txt")
+    first = elsewhere(folder, *asked)
+    assert (first.returncode, first.stdout.splitlines()[1]) == (0, f"card\t{TRANSFER}"), first.stderr
+    second = elsewhere(folder, *asked)
+    assert second.returncode == 3
+    assert second.stdout.splitlines() == [f"card\t{CARD}"]
+    assert "dpicl: vote: 1 of 2 questions are answered." in second.stderr
+    assert "requested 1, remaining 0" in second.stderr
+    assert CANARY not in first.stdout + first.stderr + second.stdout + second.stderr
+    # Another component finds nothing left, in a dry run too.
+    other = [*asked, "--component", "other"]
+    assert main([*other, "--dry-run"]) == 3
+    assert main(other) == 3
+
+
+def test_a_memo_gives_the_answers_of_an_earlier_process_for_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
+    paid = (*DECLARED, "--ledger", "ledger.db", "--component", "help", "--epsilon", "8", "--max-queries", "1")
+    asked = ("--query", CARD, "--model", f"{HERE}:SURE", "--memo", "answers.memo")
+    assert elsewhere(folder, "vote", "records.jsonl", *paid, *asked).returncode == 0
+    assert vote(*asked, terms=paid) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"card (from the memo, free)\t{CARD}"
+
+
+def test_a_model_that_fails_ends_with_its_own_exit_code_and_keeps_what_was_answered(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = DPVotingRunnable._prepare
+
+    def out_after_one(self: DPVotingRunnable, query: Any, config: Any) -> Any:
+        if query == (TRANSFER,):
+            raise ModelCallError("the public call failed")
+        return prepare(self, query, config)
+
+    monkeypatch.setattr(DPVotingRunnable, "_prepare", out_after_one)
+    asked = ("--queries", "questions.txt", "--model", f"{HERE}:SURE")
+    assert vote(*asked, "--out", "answers.jsonl") == 4
+    said = capsys.readouterr()
+    assert said.err == "dpicl: vote: 1 of 2 questions are answered.\ndpicl: the public call failed\n"
+    assert [answer["query"] for answer in lines_of(folder / "answers.jsonl")] == [CARD]
+
+
+@pytest.mark.usefixtures("folder")
+def test_ctrl_c_ends_with_its_usual_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DPVotingRunnable, "_prepare", stopped)
+    assert vote("--query", CARD, "--model", f"{HERE}:SURE") == 130
+    assert capsys.readouterr().err.endswith("0 of 1 questions are answered.\ndpicl: interrupted.\n")
+
+
+def test_answers_are_added_to_a_file_and_never_written_over_it(folder: Path) -> None:
+    asked = ("--query", CARD, "--model", f"{HERE}:SURE", "--out", "answers.jsonl", "--quiet")
+    assert vote(*asked) == vote(*asked) == 0
+    assert len(lines_of(folder / "answers.jsonl")) == 2
+
+
+def test_a_dry_run_reads_no_record_asks_no_model_and_pays_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "records.jsonl").unlink()
+    PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
+    before = (folder / "ledger.db").read_bytes()
+    paid = (*DECLARED, "--ledger", "ledger.db", "--component", "help", "--epsilon", "2")
+    assert vote("--queries", "questions.txt", "--model", "nowhere:llm", "--dry-run", terms=paid) == 0
+    assert "at delta 2.5e-07, adjacency add_remove, for 2 queries (nothing is spent)" in capsys.readouterr().out
+    assert vote("--max-queries", "50", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["max_queries"] == 50
+    assert (folder / "ledger.db").read_bytes() == before
+
+
+def test_settings_of_a_file_are_those_of_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "task.toml").write_text(
+        'suffix = "Q: {question}\\ntopic:"\n[data]\nfile = "records.jsonl"\nlabel_key = "topic"\n'
+        'labels = ["card", "transfer"]\npublic_size = 300\n[budget]\nepsilon = 8.0\ndelta = 1e-6\n'
+        f'[model]\nname = "{HERE}:SURE"\n[rows]\nslots = 10\n'
+    )
+    (folder / "questions.jsonl").write_text(json.dumps({"question": CARD}))
+    assert main(["vote", "--config", "task.toml", "--queries", "questions.jsonl", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["query"], answer["expected_votes"]) == ({"question": CARD}, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "--query, --queries: expected a question, found none."),
+        (("--queries", "records.jsonl"), "--queries: expected a PUBLIC file, found the records"),
+        (("--queries", "broken.jsonl"), "found a broken line"),
+        (("--queries", "other.jsonl"), "--queries: expected fields ['text'] on every line, found \"['text'] missing\""),
+        (("--query", "x" * 100_000), "question 1: expected at most"),
+        (("--query", CARD, "--out", "records.jsonl"), "--out: expected another file than the records"),
+        (("--query", CARD, "--set", "method=pate"), "method: expected one of ['voting']"),
+        (("--query", CARD, "--rehearsal", "nowhere.json"), "nowhere.json"),
+        (("--query", CARD, "--rehearsal", "r.json", "--set", "rows.slots=4"), "guess.rehearsal: expected a rehearsal"),
+        (("--query", CARD, "--ledger", "nowhere.db", "--component", "a"), "nowhere.db"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_paid_and_quotes_no_line(
+    given: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "broken.jsonl").write_text(f'{{"text": "{CANARY}\n')
+    (folder / "other.jsonl").write_text(json.dumps({"words": CANARY}))
+    assert vote(*given, "--model", f"{HERE}:SURE") == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert CANARY not in error
