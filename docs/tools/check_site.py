@@ -63,7 +63,8 @@ WIDE = """(() => {
   const hides = e => /(hidden|clip)/.test(getComputedStyle(e).overflowX);
   const part = document.querySelector('.md-container') || document.body;
   for (const e of part.querySelectorAll('*')) {
-    if (e.closest('pre') && e.tagName !== 'PRE' || e.closest('[hidden], .md-sidebar, .md-search, svg, .md-tooltip2')) continue;
+    if (e.closest('pre') && e.tagName !== 'PRE') continue;
+    if (e.closest('[hidden], .md-sidebar, .md-search, svg, .md-tooltip2')) continue;
     const box = e.getBoundingClientRect();
     if (!box.width || !box.height) continue;
     let inside = false;
@@ -89,7 +90,8 @@ DRAWN = """(async () => {
     holder.style.cssText = 'position: absolute; left: 0; top: 0; visibility: hidden';
     holder.innerHTML = text;
     document.body.append(holder);
-    const drawing = holder.querySelector('svg'), whole = drawing.viewBox.baseVal, name = image.currentSrc.split('/').pop();
+    const drawing = holder.querySelector('svg'), whole = drawing.viewBox.baseVal;
+    const name = image.currentSrc.split('/').pop();
     const boxes = [whole, ...[...drawing.querySelectorAll('rect')].map(e => e.getBBox())];
     const sizes = [...drawing.querySelectorAll('[font-size]')].map(e => parseFloat(e.getAttribute('font-size')));
     const least = Math.min(...sizes) * image.clientWidth / whole.width;
@@ -122,7 +124,8 @@ COVERED = """(() => {
         [left, top] = [Math.max(left, box.left), Math.max(top, box.top)];
         [right, bottom] = [Math.min(right, box.right), Math.min(bottom, box.bottom)];
       }
-      if (right - left > 2 && bottom - top > 2) lines.push({left, top, right, bottom, block: block(e), text: node.data.trim()});
+      if (right - left > 2 && bottom - top > 2)
+        lines.push({left, top, right, bottom, block: block(e), text: node.data.trim()});
     }
   }
   lines.sort((a, b) => a.top - b.top);
