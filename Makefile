@@ -187,9 +187,15 @@ postgres:
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install postgresql > /dev/null; \
 	} || echo "PostgreSQL is not installed and cannot be from here: its tests will be skipped (on CI they fail)"
 
-docs: .venv-docs/.ready  ## the site, into out/site: every page, the reference from the docstrings; a broken link stops it
+# A browser comes with the system, as PostgreSQL does; CHROMIUM=/path/to/one names another.
+docs: .venv-docs/.ready  ## the site, into out/site; a broken link stops it, and what headless Chromium finds: tables too wide for a phone, text on text, searches that miss
+	@command -v $(or $(CHROMIUM),chromium) > /dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium > /dev/null; \
+	} || echo "Chromium is not installed and cannot be from here: the check of the site will look for another one"
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	@echo "out/site/index.html"
+	.venv-docs/bin/python docs/tools/check_site.py
 
 pictures: .venv/.ready  ## draw the pictures of the pages anew (docs/pictures)
 	.venv/bin/python docs/tools/pictures.py

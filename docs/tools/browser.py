@@ -152,6 +152,10 @@ class Browser:
         until = time.monotonic() + self._patience
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._events.append(self._message(address, until))
+        self.drawn()
+
+    def drawn(self) -> None:
+        """Waits until what changed is drawn."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))")
 
     def run(self, script: str) -> Any:
@@ -160,6 +164,11 @@ class Browser:
         if "exceptionDetails" in found:
             raise RuntimeError(found["exceptionDetails"]["exception"]["description"])
         return found["result"].get("value")
+
+    def block(self, *addresses: str) -> None:
+        """Asks nothing of these addresses from here on; `*` stands for anything."""
+        self.call("Network.enable")
+        self.call("Network.setBlockedURLs", urls=list(addresses))
 
     def screen(self, width: int, height: int, *, phone: bool = False, dark: bool = False) -> None:
         """Sets what the pages are shown on."""

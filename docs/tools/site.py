@@ -2,12 +2,14 @@
 
 Files beside docs/ (the changelog, the security policy) become pages. A link that leaves docs/ leads to such a page, or
 else to the repository. Headings get the anchors that a repository browser gives them. Formulas, which are written as
-plain text there, get raised and lowered signs here.
+plain text there, get raised and lowered signs here. Tables say in each cell what its column is, and drawings have their
+tall variants beside them, for telephones.
 """
 
 from __future__ import annotations
 
 import functools
+import html as markup
 import os
 import re
 import textwrap
@@ -39,6 +41,27 @@ HAT = re.compile(r"\bP\^(?=[( ])")
 # Names and options up to this length are not broken at their dashes.
 WHOLE = re.compile(r"(?<!</span>)<code>([^<\n]{1,30})</code>")
 
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
+TABLE_ROW = re.compile(r"(?<=<tr>).*?(?=</tr>)", re.DOTALL)
+CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
+IMAGE = re.compile(r'<img [^>]*src="([^":]+)\.(svg|png)"[^>]*>')
+# What readers type is answered by these; the first that fits wins, and other pages weigh 1.
+BOOSTS = {
+    "faq.md": 5.0,
+    "quickstart.md": 4.0,
+    "which-component.md": 4.0,
+    "what-epsilon-means.md": 4.0,
+    "changelog.md": 0.1,
+    "benchmarks.md": 0.1,
+    "proofs/": 0.1,
+    "reference/": 0.5,
+}
+# Its cards take the room of the table of contents.
+LANDING = "index.md"
+# The width below which tables are stacked and tall drawings shown: also in stylesheets/site.css.
+PHONE = "(max-width: 44.9375em)"
+
 
 @functools.cache
 def project() -> dict[str, Any]:
@@ -69,6 +92,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     What goes on in a list stands two spaces in there, and four here. A bar inside code inside a table is escaped there,
     and would show its escape here. Blocks of code stay as they are.
     """
+    boost = next((weight for name, weight in BOOSTS.items() if page.file.src_uri.startswith(name)), None)
+    if boost is not None:
+        page.meta["search"] = {"boost": boost}
+    if page.file.src_uri == LANDING:
+        page.meta["hide"] = ["toc"]
     beside = {shown: ROOT / name for name, shown in PAGES.items()}
     source = beside.get(page.file.src_uri, ROOT / "docs" / page.file.src_uri)
     parts, end = [], 0
@@ -79,9 +107,35 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return "".join([*parts, _read(markdown[end:], source, page.file.src_uri)])
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Keeps short code in one piece: a browser breaks `--option` behind its dashes."""
-    return WHOLE.sub(r'<code class="whole">\1</code>', html)
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Keeps short code in one piece, and makes tables and pictures fit a telephone.
+
+    A browser breaks `--option` behind its dashes.
+    """
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+    html = TABLE.sub(lambda table: _stacked(table[0]), WHOLE.sub(r'<code class="whole">\1</code>', html))
+    return IMAGE.sub(lambda image: _pictured(image, folder), html)
+
+
+def _stacked(table: str) -> str:
+    """Gives each cell the heading of its column, which the style sheet shows where rows are stacked."""
+    heads = [markup.escape(markup.unescape(re.sub(r"<[^>]+>", "", head)).strip()) for head in HEAD.findall(table)]
+
+    def row(found: re.Match[str]) -> str:
+        names = iter(heads)
+        return CELL.sub(lambda cell: f'<td{cell[1]} data-label="{next(names, "")}"><div>{cell[2]}</div></td>', found[0])
+
+    return TABLE_ROW.sub(row, table).replace("<table>", f'<table data-columns="{len(heads)}">', 1)
+
+
+def _pictured(image: re.Match[str], folder: Path) -> str:
+    """A drawing with its tall variant, if it has one; a chart, whose letters are small, with itself to tap on."""
+    name, kind = image[1], image[2]
+    if kind == "png":
+        return f'<a class="chart" href="{name}.png">{image[0]}</a>'
+    if not (folder / f"{name}-tall.svg").exists():
+        return image[0]
+    return f'<picture><source media="{PHONE}" srcset="{name}-tall.svg">{image[0]}</picture>'
 
 
 def _formulas(text: str) -> str:

@@ -6,6 +6,7 @@ Without mkdocs, so that it costs nothing here; `make docs` itself stops at what 
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,8 @@ def test_every_picture_is_shown_somewhere() -> None:
     shown = {(page.parent / link).resolve() for page in PAGES for picture, link in links(page) if picture}
     there = {path for path in DOCS.rglob("*") if path.suffix in {".png", ".svg"}}
     assert there
+    # A tall variant is shown with its drawing: docs/tools/site.py.
+    shown |= {path.with_name(f"{path.stem}-tall.svg") for path in shown if path.suffix == ".svg"}
     assert there - shown == set()
 
 
@@ -140,6 +143,72 @@ def test_the_site_asks_nothing_of_other_servers() -> None:
     sheets = [path.read_text() for path in (DOCS / "stylesheets").iterdir()]
     assert sheets
     assert [sheet for sheet in sheets if re.search(r"https?:|@import", sheet)] == []
+
+
+def first_block(page: Path, kind: str) -> str:
+    found = re.search(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_the_landing_page_shows_what_its_lines_print(capsys: pytest.CaptureFixture[str]) -> None:
+    code = first_block(DOCS / "index.md", "python")
+    assert len([line for line in code.splitlines() if line and not line.startswith("from ")]) == 8
+    exec(compile(code, "index.md", "exec"), {"__name__": "docs"})  # noqa: S102  the point of this test
+    assert capsys.readouterr().out == first_block(DOCS / "index.md", "text")
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """docs/tools, from which its programs import one another."""
+    monkeypatch.syspath_prepend(DOCS / "tools")
+    return DOCS / "tools"
+
+
+@pytest.mark.usefixtures("tools")
+def test_the_pictures_of_the_folders_are_those_of_the_import_contract() -> None:
+    house = importlib.import_module("house")
+    assert {name: (DOCS / "pictures" / name).read_text() for name in house.SHAPES} == {
+        name: house.drawn(*shape) for name, shape in house.SHAPES.items()
+    }
+
+
+@pytest.mark.loopback
+@pytest.mark.usefixtures("tools")
+class TestTheCheckInTheBrowser:
+    """docs/tools/check_site.py sees what it looks for; skipped where no Chromium is installed."""
+
+    def faults(self, folder: Path, body: str) -> list[str]:
+        browser, check = importlib.import_module("browser"), importlib.import_module("check_site")
+        program = browser.chromium()
+        if program is None:
+            pytest.skip("Chromium is not installed")
+        head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        (folder / "page.html").write_text(f"{head}<body><main>{body}</main></body>")
+        with browser.served(folder) as address, browser.Browser(program) as chromium:
+            return check.faults_of(chromium, f"{address}/page.html")
+
+    def test_finds_nothing_on_a_page_that_fits_and_whose_code_scrolls(self, tmp_path: Path) -> None:
+        code = f"<pre style='overflow: auto'><code>{'word ' * 80}</code></pre>"
+        assert self.faults(tmp_path, f"<p>{'word ' * 80}</p>{code}<table><tr><td>a</td><td>b</td></tr></table>") == []
+
+    def test_finds_tables_text_and_drawings_that_do_not_fit(self, tmp_path: Path) -> None:
+        (tmp_path / "small.svg").write_text(
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 60"><rect x="5" y="5" width="60" height="50"/>'
+            '<text x="10" y="30" font-size="12">longer than its box</text></svg>'
+        )
+        table = f"<div style='overflow: auto'><table><tr>{'<td>number</td>' * 30}</tr></table></div>"
+        wide = "<p style='width: 500px'>wide</p>"
+        over = "<p>below this</p><p style='margin-top: -2.2em'>stands that</p>"
+        found = "\n".join(self.faults(tmp_path, f"{over}{wide}{table}<img src='small.svg' style='width: 100%'>"))
+        for said in (
+            '"stands that" and "below this" cover',
+            'p "wide" ends at',
+            "px wide",
+            "leaves its box",
+            "letters of",
+        ):
+            assert said in found
 
 
 class TestTheCheckerItself:
