@@ -1,10 +1,11 @@
-"""The main job, offline: private bank-customer questions in, private demonstrations out, and what they are worth.
+"""What leaks and what it costs to stop it, offline: questions to a bank, and notes of a clinic.
 
-The questions are sorted into four queues whose names say nothing: what a queue is for, only the records know. So an
-instruction alone is no better than guessing, and the private demonstrations show what the records bring.
+Both are sorted into four queues whose names say nothing: what a queue is for, only the records show. Real records in a
+prompt are copied, and an attacker tells whose record it is. Then the same task with what a private release leaves:
+made-up demonstrations for the bank, public lines that the notes have labelled for the clinic.
 
 Run with `make demo`. Everything runs on the embedded model, which writes keywords rather than sentences; the "private"
-records are made up by `bank_questions.py`. A picture is saved to `out/demo.png`.
+records are made up by `bank_questions.py` and `clinic_notes.py`. A picture is saved to `out/demo.png`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import textwrap
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from bank_questions import LABELS as TOPICS
-from bank_questions import bank_questions, new_questions
+import bank_questions
+import clinic_notes
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 
 from langchain_dpicl import (
     Decoding,
-    DemonstrationSynthesizer,
     DPFewShotPromptTemplate,
     EmbeddedLLM,
     GenerationTask,
@@ -31,188 +35,330 @@ from langchain_dpicl import (
     LabelClassifier,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
-    ReleasedDemonstrations,
+    PromptPATELabeler,
     Rows,
 )
+from langchain_dpicl.audit.membership import (
+    MembershipResult,
+    Target,
+    few_shot_without_privacy,
+    membership_attack,
+    prompt_target,
+)
+from langchain_dpicl.audit.membership_scores import RocCurve
 from langchain_dpicl.baselines import (
     demonstrations_from_instruction,
     demonstrations_without_privacy,
     real_demonstrations_without_privacy,
 )
+from langchain_dpicl.exceptions import RestsOnGuessWarning
 
-EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
-DELTA = 1e-5
+Record = dict[str, str]
+
+EPSILONS = (4.0, 1.0, 0.1)
+SHOWN = 1.0
+"""The epsilon of the texts and of the report."""
+DELTA = 1e-6
 SIZE = 1500
-QUEUES = dict(zip(TOPICS, ("queue A", "queue B", "queue C", "queue D"), strict=True))
-LABELS = tuple(QUEUES.values())
-INSTRUCTION = "Questions of bank customers."
-GENERATION = "queue: {label}\nquestion: {text}"
-TASK = {
-    "example_prompt": PromptTemplate.from_template("question: {text}\nqueue: {label}"),
-    "prefix": INSTRUCTION,
-    "suffix": "question: {input}\nqueue:",
-}
+"""Records of each queue; declared, and public."""
+QUEUES = ("queue A", "queue B", "queue C", "queue D")
+SHOTS = 3
+"""Demonstrations of each queue."""
+SCORED = 50
+"""Members, and others, that the attacker is asked about, for each release."""
+REAL = "real records, not private"
+TRIES = 20
+RED, BLUE = "#b3261e", "#1f5fa8"
 
 
-def in_queues(questions: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Returns the questions with the name of their queue as label."""
-    return [{**question, "label": QUEUES[question["label"]]} for question in questions]
+@dataclass(frozen=True)
+class Domain:
+    """A task: where its records come from, and how they are released."""
+
+    title: str
+    noun: str
+    instruction: str
+    topics: tuple[str, ...]
+    private: Callable[..., list[Record]]
+    new: Callable[..., list[Record]]
+    release: Callable[[Domain, EmbeddedLLM, PrivateExamples, PrivacyBudgetCallbackHandler], list[Record]]
+    released: str
+
+    @property
+    def wording(self) -> dict[str, Any]:
+        """How examples and queries stand in a prompt."""
+        return {
+            "example_prompt": PromptTemplate.from_template(f"{self.noun}: {{text}}\nqueue: {{label}}"),
+            "prefix": self.instruction,
+            "suffix": f"{self.noun}: {{input}}\nqueue:",
+        }
+
+    @property
+    def generation(self) -> str:
+        """How a record stands in a prompt that writes another."""
+        return f"queue: {{label}}\n{self.noun}: {{text}}"
+
+    def records(self) -> list[Record]:
+        """Twice as many as one data set has: half of them are in it, and the attacker has to find out which."""
+        return self.in_queues(self.private(num_per_label=2 * SIZE))
+
+    def in_queues(self, records: list[Record]) -> list[Record]:
+        """Returns records with the name of their queue as label."""
+        queue = dict(zip(self.topics, QUEUES, strict=True))
+        return [{**record, "label": queue[record["label"]]} for record in records]
+
+    def prompt(self, examples: Sequence[Record]) -> DPFewShotPromptTemplate:
+        """Puts public examples into a prompt."""
+        return DPFewShotPromptTemplate(examples=list(examples), **self.wording)
 
 
-def private_examples() -> PrivateExamples:
-    """A fresh opaque holder of the same made-up records."""
+def private_examples(domain: Domain, records: Sequence[Record]) -> PrivateExamples:
+    """Wraps records, each of another person: from here on nothing shows them."""
     return PrivateExamples(
-        in_queues(bank_questions(num_per_label=SIZE)),
+        records,
         label_key="label",
-        labels=LABELS,
-        public_size=dict.fromkeys(LABELS, SIZE),
-        dataset_id="bank-questions",
+        labels=QUEUES,
+        public_size=dict.fromkeys(QUEUES, SIZE),
+        dataset_id=domain.title.replace(" ", "-"),
     )
 
 
-def private_run(model: EmbeddedLLM, epsilon: float, *, shots: int, show: bool) -> tuple[ReleasedDemonstrations, str]:
-    """Generates demonstrations at one epsilon with a budget of its own."""
-    budget = PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=DELTA)
-    synthesizer = DemonstrationSynthesizer.from_private_examples(
-        private_examples(),
-        llm=model,
+def made_up(
+    domain: Domain, model: EmbeddedLLM, private: PrivateExamples, budget: PrivacyBudgetCallbackHandler
+) -> list[Record]:
+    """Made-up demonstrations, written by a noisy majority of about 80 prompts."""
+    prompt = DPFewShotPromptTemplate.from_private_examples(
+        private,
+        llm=model,  # sees the private prompts
         budget=budget,
-        epsilon=epsilon,
-        shots_per_label=shots,
-        instruction=INSTRUCTION,
-        task=GenerationTask(record_prompt=GENERATION),
-        max_tokens=24,
+        epsilon=budget.epsilon,
+        shots_per_label=SHOTS,
+        instruction=domain.instruction,
+        task=GenerationTask(record_prompt=domain.generation),
+        max_tokens=16,
         rows=Rows(units=80),
+        **domain.wording,
     )
-    if show:
-        plan = synthesizer.plan
-        print(f"   noise multiplier {plan.noise_multiplier:.2f}, about {plan.design.num_slots} rows per token")
-    for example in synthesizer.stream():
-        if show:
-            print(f"   [{example['label']}] {example['text']}", flush=True)
-    return synthesizer.result, str(budget.report())
+    return list(prompt.examples or [])
 
 
-def accuracies(
-    model: EmbeddedLLM, released: ReleasedDemonstrations | None, queries: list[dict[str, str]]
-) -> list[float]:
-    """Returns raw and calibrated accuracy of the demonstrations on new questions."""
-    examples = [] if released is None else list(released.examples)
-    prompt = DPFewShotPromptTemplate(examples=examples, **TASK)
-    out = []
-    for calibrate in (False, True):
-        how = None if calibrate else LabelAnswers(calibrate=False)
-        classifier = LabelClassifier(model, labels=LABELS, prompt=prompt, answers=how)
-        answers = classifier.batch([query["text"] for query in queries])
-        out.append(sum(a == q["label"] for a, q in zip(answers, queries, strict=True)) / len(queries))
-    return out
+def labelled(
+    domain: Domain, model: EmbeddedLLM, private: PrivateExamples, budget: PrivacyBudgetCallbackHandler
+) -> list[Record]:
+    """Public lines, each with the queue that a noisy majority of 40 prompts gives it."""
+    labeler = PromptPATELabeler.from_private_examples(
+        private,
+        llm=model,  # sees the private prompts
+        budget=budget,
+        epsilon=budget.epsilon,
+        public_inputs=clinic_notes.PUBLIC_LINES,
+        example_prompt=f"{domain.instruction}\n\n{domain.wording['example_prompt'].template}",
+        suffix=domain.wording["suffix"],
+        rows=Rows(slots=40, shots=8),
+        answers=LabelAnswers(calibrate=False),
+    )
+    return labeler.run(progress=False).examples
 
 
-def section(title: str) -> None:
-    print(f"\n== {title}", flush=True)
+BANK = Domain(
+    title="questions to a bank",
+    noun="question",
+    instruction="Questions of bank customers.",
+    topics=bank_questions.LABELS,
+    private=bank_questions.bank_questions,
+    new=bank_questions.new_questions,
+    release=made_up,
+    released="made-up questions",
+)
+CLINIC = Domain(
+    title="notes of a clinic",
+    noun="note",
+    instruction="Notes of a clinic.",
+    topics=clinic_notes.LABELS,
+    private=clinic_notes.clinic_notes,
+    new=clinic_notes.new_notes,
+    release=labelled,
+    released="labels of public lines",
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Right answers on new texts, and the attacker's success; one number per repetition, in [0, 1]."""
+
+    name: str
+    right: list[float]
+    attacked: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the demo found in one domain."""
+
+    domain: Domain
+    copied: Record | None
+    released: list[Record]
+    report: str
+    rows: list[Measured]
+
+    def of(self, name: str) -> Measured:
+        """Returns the row of a method."""
+        return next(row for row in self.rows if row.name == name)
+
+
+def private_name(epsilon: float) -> str:
+    return f"private, epsilon {epsilon:g}"
+
+
+def copied_record(domain: Domain, model: EmbeddedLLM) -> Record | None:
+    """One prompt of real records writes on: returns a text that is one of them word for word, with a number in it."""
+    records = domain.records()[: SIZE * len(QUEUES)]
+    texts = {record["text"] for record in records}
+    for _ in range(TRIES):
+        written = demonstrations_without_privacy(
+            private_examples(domain, records),
+            llm=model,
+            task=GenerationTask(domain.instruction, domain.generation),
+            max_tokens=40,
+            rows=Rows(slots=1, shots=4, redraw_every="run"),
+            decoding=Decoding(candidates="all"),
+        ).examples
+        for example in written:
+            if example["text"] in texts and " 07" in example["text"]:
+                return dict(example)
+    return None
+
+
+def accuracy(domain: Domain, model: EmbeddedLLM, examples: Sequence[Record], queries: Sequence[Record]) -> float:
+    """Returns the share of new texts that are sent to the right queue: the one that the model finds most probable."""
+    answers = LabelAnswers(calibrate=False)
+    classifier = LabelClassifier(model, labels=QUEUES, prompt=domain.prompt(examples), answers=answers)
+    found = classifier.batch([query["text"] for query in queries])
+    return statistics.mean(answer == query["label"] for answer, query in zip(found, queries, strict=True))
+
+
+def success(result: MembershipResult) -> list[float]:
+    """How often the attacker picks the member out of a member and an outsider, prompt by prompt; 1/2 is guessing."""
+    pairs = zip(result.member_scores, result.nonmember_scores, strict=True)
+    return [RocCurve.of(inside, outside).auc for inside, outside in pairs]
+
+
+def attacked(records: Sequence[Record], target: Target, *, size: int, prompts: int, members: int) -> list[float]:
+    """Attacks prompts of `size` records each, drawn at random, as Duan et al. (2023) do."""
+    shape = {"num_records": size, "num_prompts": prompts, "num_members": members, "num_nonmembers": SCORED}
+    return success(membership_attack(records, target, progress=False, **shape))
+
+
+def measure(
+    domain: Domain, model: EmbeddedLLM, *, repeats: int, queries: int, epsilons: Sequence[float] = EPSILONS
+) -> Story:
+    """Measures every method, prints the table as it grows, and returns all of it."""
+    records, asked = domain.records(), domain.in_queues(domain.new(num_per_label=queries))
+    rows: list[Measured] = []
+    shown: list[Record] = []
+    report = ""
+
+    def add(row: Measured) -> None:
+        rows.append(row)
+        print(f"   {row.name:<28}{spread(row.right):>16}{spread(row.attacked):>16}", flush=True)
+
+    print(f"   {'examples in the prompt':<28}{'right answers':>16}{'attacker':>16}")
+    add(Measured("none (zero-shot)", [accuracy(domain, model, [], asked)]))
+    written = [
+        demonstrations_from_instruction(
+            llm=model,
+            label_key="label",
+            labels=QUEUES,
+            task=GenerationTask(domain.instruction, domain.generation),
+            shots_per_label=SHOTS,
+            max_tokens=16,
+        ).examples
+        for _ in range(repeats)
+    ]
+    add(Measured("from an instruction", [accuracy(domain, model, examples, asked) for examples in written]))
+    for epsilon in epsilons:
+        right: list[float] = []
+
+        def make(members: Sequence[Any], epsilon: float = epsilon, right: list[float] = right) -> Any:
+            nonlocal shown, report
+            budget = PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=DELTA)
+            examples = domain.release(domain, model, private_examples(domain, members), budget)
+            right.append(accuracy(domain, model, examples, asked))
+            if epsilon == SHOWN:
+                shown, report = examples, str(budget.report())
+            return domain.prompt(examples)
+
+        target = prompt_target(make, model, labels=QUEUES)
+        found = attacked(records, target, size=SIZE * len(QUEUES), prompts=repeats, members=SCORED)
+        add(Measured(private_name(epsilon), right, found))
+    size = SHOTS * len(QUEUES)
+    real = few_shot_without_privacy(model, labels=QUEUES, **domain.wording)
+    found = attacked(records, real, size=size, prompts=4 * repeats, members=size)
+    chosen = [
+        real_demonstrations_without_privacy(private_examples(domain, records), shots_per_label=SHOTS).examples
+        for _ in range(repeats)
+    ]
+    add(Measured(REAL, [accuracy(domain, model, examples, asked) for examples in chosen], found))
+    return Story(domain, copied_record(domain, model), shown, report, rows)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Returns mean and standard deviation in per cent."""
+    if not values:
+        return "-"
+    return f"{statistics.mean(values):.0%}" + (f" +- {statistics.pstdev(values):.0%}" if len(values) > 1 else "")
+
+
+def tell(story: Story, model: EmbeddedLLM) -> None:
+    """Prints what was copied, what was released, and a stock chain that answers with it."""
+    print("\n   A prompt of real records writes on:")
+    if story.copied is None:
+        print(f"      (no record with a phone number was copied in {TRIES} runs)")
+    else:
+        print(f"      {story.copied['text']}\n      ^ somebody's record, word for word")
+    print(f"   What leaves at epsilon {SHOWN:g} ({story.domain.released}):")
+    for example in one_per_queue(story.released):
+        print(f"      [{example['label']}] {example['text']}")
+    print("   A stock chain answers with it, free:")
+    chain = story.domain.prompt(story.released) | model.bind(max_tokens=4, stop=["\n"]) | StrOutputParser()
+    for query in story.domain.in_queues(story.domain.new(num_per_label=1))[:2]:
+        answer = chain.invoke({"input": query["text"]}).strip()
+        print(f"      {query['text']} -> {answer} (right: {query['label']})")
+
+
+def one_per_queue(examples: Sequence[Record]) -> list[Record]:
+    """Returns the first example of each queue that has one."""
+    first: dict[str, Record] = {}
+    for example in examples:
+        first.setdefault(example["label"], example)
+    return [first[queue] for queue in QUEUES if queue in first]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="generations per method")
-    parser.add_argument("--shots", type=int, default=4, help="demonstrations per label")
-    parser.add_argument("--queries", type=int, default=60, help="new questions per label")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="releases per method")
+    parser.add_argument("--queries", type=int, default=40, help="new texts per queue")
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
+    warnings.simplefilter("ignore", RestsOnGuessWarning)  # what answers are worth is measured below
     started = time.perf_counter()
     model = EmbeddedLLM()
-    queries = in_queues(new_questions(num_per_label=arguments.queries))
-
-    section("One private prompt copies a record; a noisy majority does not")
-    one = demonstrations_without_privacy(
-        private_examples(),
-        llm=model,
-        task=GenerationTask(INSTRUCTION, GENERATION),
-        max_tokens=40,
-        rows=Rows(slots=1, shots=4, redraw_every="run"),
-        decoding=Decoding(candidates="all"),
-    )
-    print("one prompt, no noise (epsilon = infinity):")
-    records = {record["text"] for record in bank_questions(num_per_label=SIZE)}
-    for example in one.examples:
-        copied = "  <- a customer's record, word for word" if example["text"] in records else ""
-        print(f"   [{example['label']}] {example['text']}{copied}")
-    print("noisy majority of about 80 prompts (epsilon = 2):")
-    _, report = private_run(model, 2.0, shots=1, show=True)
-
-    section("A stock chain answers with demonstrations that are now public")
-    released, _ = private_run(model, 4.0, shots=arguments.shots, show=False)
-    prompt = DPFewShotPromptTemplate.from_released(released, **TASK)
-    chain = prompt | model.bind(max_tokens=4, stop=["\n"]) | StrOutputParser()
-    for query in queries[:: max(1, len(queries) // 4)][:4]:
-        print(
-            f"   {query['text']!r} -> {chain.invoke({'input': query['text']}).strip()!r} (should be {query['label']!r})"
-        )
-
-    section("Accuracy on new questions (4 queues), raw and calibrated, mean and standard deviation")
-    table = measure(model, queries, arguments.repeats, arguments.shots)
-
-    section("The budget report of one run")
-    print(report)
-    picture = draw(table, arguments.out)
+    print("Attacker: shown a record that was used and one that was not, how often does it name the used one?")
+    print("50 % is guessing. It is one attacker, and no proof: the proof is the budget report at the end.")
+    stories = []
+    for domain in (BANK, CLINIC):
+        print(f"\n== {domain.title}: mean and standard deviation of {arguments.repeats} releases each", flush=True)
+        stories.append(measure(domain, model, repeats=arguments.repeats, queries=arguments.queries))
+        tell(stories[-1], model)
+    print(f"\n== the budget report of one run ({BANK.title})\n{stories[0].report}")
+    picture = draw(stories, arguments.out)
     print(f"\npicture: {picture}" if picture else "\nno picture: pip install matplotlib")
     print(f"done in {time.perf_counter() - started:.0f} s")
     return 0
 
 
-def measure(
-    model: EmbeddedLLM, queries: list[dict[str, str]], repeats: int, shots: int
-) -> list[tuple[str, list[list[float]]]]:
-    """Runs every method `repeats` times; returns (name, [[raw, calibrated], ...]) and prints the table."""
-    methods: list[tuple[str, Callable[[], ReleasedDemonstrations | None]]] = [("zero-shot", lambda: None)]
-    methods.append(("instruction only, eps 0", lambda: public_demonstrations(model, shots)))
-    methods += [
-        (f"private, eps {epsilon:g}", lambda e=epsilon: private_run(model, e, shots=shots, show=False)[0])
-        for epsilon in EPSILONS
-    ]
-    methods.append(("no noise, eps inf", lambda: unprotected(model, shots)))
-    methods.append(
-        (
-            "real records, eps inf",
-            lambda: real_demonstrations_without_privacy(private_examples(), shots_per_label=shots),
-        )
-    )
-    print(f"   {'method':<24}{'raw':>16}{'calibrated':>16}")
-    table = []
-    for name, make in methods:
-        runs = [accuracies(model, make(), queries) for _ in range(1 if name == "zero-shot" else repeats)]
-        table.append((name, runs))
-        cells = [f"{statistics.mean(c):.2f} +- {statistics.pstdev(c):.2f}" for c in zip(*runs, strict=True)]
-        print(f"   {name:<24}{cells[0]:>16}{cells[1]:>16}", flush=True)
-    return table
-
-
-def public_demonstrations(model: EmbeddedLLM, shots: int) -> ReleasedDemonstrations:
-    """Instruction-only generation."""
-    return demonstrations_from_instruction(
-        llm=model,
-        label_key="label",
-        labels=LABELS,
-        task=GenerationTask(INSTRUCTION, GENERATION),
-        shots_per_label=shots,
-        max_tokens=24,
-    )
-
-
-def unprotected(model: EmbeddedLLM, shots: int) -> ReleasedDemonstrations:
-    """Algorithm 1 without noise."""
-    return demonstrations_without_privacy(
-        private_examples(),
-        llm=model,
-        task=GenerationTask(INSTRUCTION, GENERATION),
-        shots_per_label=shots,
-        max_tokens=24,
-        rows=Rows(units=80),
-    )
-
-
-def draw(table: list[tuple[str, list[list[float]]]], folder: Path) -> Path | None:
-    """Draws calibrated accuracy against epsilon beside the baselines; returns the file."""
+def draw(stories: Sequence[Story], folder: Path) -> Path | None:
+    """Draws what was copied and released beside the attacker's success and the right answers; returns the file."""
     try:
         import matplotlib as mpl
 
@@ -220,40 +366,50 @@ def draw(table: list[tuple[str, list[list[float]]]], folder: Path) -> Path | Non
         import matplotlib.pyplot as plt
     except ImportError:
         return None
-    means = {name: statistics.mean(run[1] for run in runs) for name, runs in table}
-    spread = {name: statistics.pstdev([run[1] for run in runs]) for name, runs in table}
-    names = [f"private, eps {epsilon:g}" for epsilon in EPSILONS]
-    figure, axes = plt.subplots(figsize=(7.5, 4.5))
-    axes.errorbar(
-        EPSILONS,
-        [means[n] for n in names],
-        yerr=[spread[n] for n in names],
-        marker="o",
-        capsize=4,
-        lw=2,
-        label="private demonstrations",
+    figure, grid = plt.subplots(
+        len(stories), 3, figsize=(13, 4.2 * len(stories)), width_ratios=(5, 4, 4), squeeze=False
     )
-    styles = [
-        ("zero-shot", ":"),
-        ("instruction only, eps 0", "--"),
-        ("no noise, eps inf", "-."),
-        ("real records, eps inf", "-"),
-    ]
-    for number, (name, style) in enumerate(styles):
-        axes.axhline(means[name], ls=style, color=f"C{number + 1}", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-    axes.set_ylim(0, 1)
-    axes.set_xlabel(f"epsilon (delta {DELTA:g}, add_remove, one record)")
-    axes.set_ylabel("accuracy on new questions (calibrated)")
-    axes.set_title("Private demonstrations of bank questions, embedded model")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    names = [REAL, *map(private_name, EPSILONS)]
+    ticks = ["real\nrecords", *(f"epsilon\n{epsilon:g}" for epsilon in EPSILONS)]
+    for story, (words, attacker, right) in zip(stories, grid, strict=True):
+        words.axis("off")
+        words.set_title(story.domain.title, loc="left", fontweight="bold")
+        copied = [story.copied] if story.copied else []
+        boxes = [
+            (0.98, "A prompt of real records copies one", copied, RED),
+            (0.54, f"Released at epsilon {SHOWN:g}: {story.domain.released}", one_per_queue(story.released)[:3], BLUE),
+        ]
+        for height, title, examples, color in boxes:
+            words.text(0, height, title, color=color, va="top", fontsize=12, fontweight="bold")
+            style = {"boxstyle": "round,pad=0.5", "facecolor": "white", "edgecolor": color}
+            text = "\n".join(textwrap.fill(f"{one['text']}  [{one['label']}]", 50) for one in examples)
+            words.text(0.02, height - 0.12, text, va="top", fontsize=11, bbox=style)
+        for axes, title, kind in (
+            (attacker, "attacker names the used record", "attacked"),
+            (right, "right answers", "right"),
+        ):
+            values = [getattr(story.of(name), kind) for name in names]
+            for place, (runs, color) in enumerate(zip(values, [RED] + [BLUE] * len(EPSILONS), strict=True)):
+                mean, error = 100 * statistics.mean(runs), 100 * statistics.pstdev(runs)
+                axes.errorbar(place, mean, yerr=error, fmt="o", ms=8, capsize=5, lw=2, color=color)
+                axes.annotate(f"{mean:.0f} %", (place, mean), xytext=(9, 4), textcoords="offset points", fontsize=11)
+            axes.set_title(title)
+            axes.set_xticks(range(len(names)), ticks)
+            axes.set_xlim(-0.4, len(names) - 0.4)
+            axes.spines[["top", "right"]].set_visible(False)
+        attacker.axhline(50, ls=":", color="0.4")
+        attacker.annotate("guessing", (2.55, 50.6), color="0.4")
+        attacker.set_ylim(35, 105)
+        for row, style in zip(story.rows[:2], (":", "--"), strict=True):
+            right.axhline(100 * statistics.mean(row.right), ls=style, color="0.4", label=f"free: {row.name}")
+        right.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 0.02))
+        right.set_ylim(0, 100)
+    figure.suptitle(f"Embedded model, delta {DELTA:g}, one record, add_remove; bars: standard deviation of releases")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "demo.png"
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
     return path
 
 

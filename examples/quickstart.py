@@ -24,9 +24,9 @@ from langchain_dpicl import (
     Rows,
 )
 
-SIZE = 1500  # declared number of records per label; public
+SIZE = 1500  # declared number of customers per label; public
 NUM_SLOTS = 40  # twice as many prompts write a token together
-QUESTIONS = ("My card payment was declined, why?", "When does a transfer to Spain arrive?", "The ATM gave me no cash.")
+QUESTIONS = ("The shop refused my card.", "When does a transfer to Spain arrive?", "The ATM gave me no cash.")
 
 
 def make_model() -> Any:
@@ -37,22 +37,24 @@ def make_model() -> Any:
 
 def main() -> None:
     # 1. Wrap the records. From here on nothing shows them, and nothing reads them without a charge.
+    records = bank_questions(num_per_label=SIZE)
     private = PrivateExamples(
-        bank_questions(num_per_label=SIZE),
+        [{**record, "customer": number} for number, record in enumerate(records)],
+        unit_key="customer",  # all messages of one customer are protected together
         label_key="label",
         labels=LABELS,
         public_size=dict.fromkeys(LABELS, SIZE),
         dataset_id="bank-questions",
     )
-    budget = PrivacyBudgetCallbackHandler(epsilon=2.0, delta=1e-6)
+    budget = PrivacyBudgetCallbackHandler(epsilon=1.0, delta=1e-6)
     print(private)
 
-    # 2. Pay once for synthetic demonstrations. They are public; use them for ever.
+    # 2. Pay once for synthetic demonstrations. They are public; use them as often as you like.
     prompt = DPFewShotPromptTemplate.from_private_examples(
         private,
         llm=EmbeddedLLM(),  # sees the private prompts
         budget=budget,
-        epsilon=1.0,
+        epsilon=0.5,
         rows=Rows(units=2 * NUM_SLOTS),
         max_tokens=20,
         instruction="Questions of bank customers.",
@@ -60,7 +62,7 @@ def main() -> None:
         example_prompt=PromptTemplate.from_template("question: {text}\ntopic: {label}"),
         suffix="question: {input}\ntopic:",
     )
-    print("\nReleased demonstrations (epsilon 1, paid once)")
+    print("\nReleased demonstrations (epsilon 0.5, paid once)")
     for example in prompt.examples or []:
         print(f"   [{example['label']}] {example['text']}")
 
@@ -69,17 +71,17 @@ def main() -> None:
     for question in QUESTIONS:
         print(f"   {question} -> {chain.invoke({'input': question}).strip()}")
 
-    # 3. Or let the records themselves vote, query by query. One ticket each, on the same budget.
+    # 3. Or let the records themselves vote, query by query. On the same budget.
     voter = DPVotingRunnable.from_private_examples(
         private,
         llm=EmbeddedLLM(),  # sees the private prompts
         budget=budget,
-        epsilon=1.0,  # for all 20 queries together
+        epsilon=0.5,  # for all 20 queries together
         max_queries=20,
         example_prompt="question: {text}\ntopic: {label}",
         suffix="question: {input}\ntopic:",
     )
-    print("\nPrivate votes answer (epsilon 1 for 20 queries)")
+    print("\nPrivate votes answer (epsilon 0.5 for 20 queries)")
     for question, label in zip(QUESTIONS, voter.batch(list(QUESTIONS)), strict=True):
         print(f"   {question} -> {label}")
     print(f"   {voter}")

@@ -7,7 +7,11 @@ comes out is small enough to be kept beside the pages, so that a repository brow
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import io
+import statistics
+import sys
+import textwrap
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,7 @@ from langchain_dpicl.reports import PrivacyReport
 from langchain_dpicl.reports.plots import plot_budget, plot_epsilon_delta
 
 OUT = Path(__file__).resolve().parents[1] / "pictures"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 START = datetime(2026, 3, 2, 8, tzinfo=UTC)
 COLORS = 256
 
@@ -87,6 +92,53 @@ def audited() -> list[AuditResult]:
     return found
 
 
+def front() -> Figure:
+    """The README's picture: what `make demo` finds at the bank, in letters that a phone can show."""
+    sys.path.insert(0, str(EXAMPLES))
+    demo = importlib.import_module("demo")
+    story = demo.measure(demo.BANK, EmbeddedLLM(), repeats=8, queries=40, epsilons=(demo.SHOWN,))
+    if story.copied is None:
+        raise SystemExit("expected a copied record with a phone number, found none: draw again")
+    # 390 px on a phone, drawn at twice that: 7.8 inches at 100 dots, so 16 points are 11 px there.
+    figure = Figure(figsize=(7.8, 7.2))
+    words, bars = figure.subplots(2, 1, height_ratios=(2.6, 5))
+    words.axis("off")
+    released = next(iter(demo.one_per_queue(story.released)))
+    sides = (
+        (0.0, "A prompt of real records", story.copied, demo.RED),
+        (0.53, "Released privately", released, demo.BLUE),
+    )
+    for left, title, example, color in sides:
+        at = {"transform": words.transAxes, "va": "top"}
+        words.text(left, 1, title, color=color, fontsize=19, fontweight="bold", **at)
+        style = {"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": color, "linewidth": 2}
+        words.text(left + 0.015, 0.78, textwrap.fill(example["text"], 21), fontsize=18, bbox=style, **at)
+    private = demo.private_name(demo.SHOWN)
+    free = story.rows[0]
+    kinds = [
+        ("Attacker spots the record used", "attacked", 50.0, "guessing"),
+        ("Right answers", "right", 100 * statistics.mean(free.right), "no records"),
+    ]
+    for top, (title, kind, base, said) in zip((5.0, 1.4), kinds, strict=True):
+        bars.text(0, top + 0.9, title, fontsize=19, fontweight="bold")
+        for place, (name, label, color) in enumerate(
+            ((demo.REAL, "real", demo.RED), (private, f"private, epsilon {demo.SHOWN:g}", demo.BLUE))
+        ):
+            runs = getattr(story.of(name), kind)
+            mean, error = 100 * statistics.mean(runs), 100 * statistics.pstdev(runs)
+            height = top - 1.05 * place
+            bars.barh(height, mean, xerr=error, height=0.9, color=color, ecolor="0.2", capsize=6)
+            bars.text(1.5, height, label, fontsize=17, color="white", va="center")
+            bars.text(mean + error + 2, height, f"{mean:.0f} %", fontsize=18, va="center")
+        bars.plot([base, base], [top - 1.7, top + 0.6], ls="--", lw=2, color="0.1")
+        bars.text(base + 1, top - 1.95, said, fontsize=16, va="center", color="0.1")
+    bars.set_xlim(0, 118)
+    bars.set_ylim(-0.9, 6.6)
+    bars.axis("off")
+    figure.tight_layout(pad=0.6)
+    return figure
+
+
 def save(figure: Figure, name: str, *, width: int) -> None:
     """Writes a small PNG of so many pixels, with 256 colours."""
     whole = io.BytesIO()
@@ -100,6 +152,7 @@ def save(figure: Figure, name: str, *, width: int) -> None:
 
 def main() -> None:
     """Draws all of them."""
+    save(front(), "front.png", width=780)
     found = report()
     save(plot_budget(found), "budget.png", width=1200)
     save(plot_epsilon_delta(found), "epsilon-delta.png", width=700)

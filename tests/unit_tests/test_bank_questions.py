@@ -1,4 +1,4 @@
-"""The demo's private data: many invented questions, the same ones every time, and new ones that share no values."""
+"""The demo's private data: invented questions and notes, the same every time, and new ones that share no person."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
+import clinic_notes
 from bank_questions import LABELS, bank_questions, new_questions
+from clinic_notes import new_notes
 
 
 def test_there_are_as_many_questions_of_each_label_as_asked_for():
@@ -51,7 +53,22 @@ def test_new_questions_share_no_template_and_no_name_with_the_private_ones():
     assert not names & set(re.findall(r"[A-Z]\w+ [A-Z]\w+", " ".join(r["text"] for r in new)))
 
 
-@pytest.mark.parametrize("make", [bank_questions, new_questions])
+def test_notes_of_the_clinic_are_complete_and_some_hold_a_phone_number():
+    private, new = clinic_notes.clinic_notes(200), new_notes(50)
+    assert Counter(record["label"] for record in private) == dict.fromkeys(clinic_notes.LABELS, 200)
+    assert private == clinic_notes.clinic_notes(200)
+    assert not any(re.search(r"[{}]|  |^\s|\s$", record["text"]) for record in [*private, *new])
+    assert sum(" 07" in record["text"] for record in private) > 0.2 * len(private)
+
+
+def test_new_notes_and_public_lines_hold_no_text_and_no_person_of_the_private_ones():
+    private = {record["text"] for record in clinic_notes.clinic_notes()}
+    public = {record["text"] for record in new_notes(300)} | set(clinic_notes.PUBLIC_LINES)
+    assert not private & public
+    assert not [text for text in public if re.search(r"07\d{3}|[A-Z]\w+ [A-Z]\w+", text)]
+
+
+@pytest.mark.parametrize("make", [bank_questions, new_questions, clinic_notes.clinic_notes, new_notes])
 def test_labels_come_in_no_order(make):
     first = [record["label"] for record in make(200)[:100]]
     assert min(Counter(first).values()) > 5

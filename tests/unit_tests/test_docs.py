@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import tomllib
@@ -12,8 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# What README's links begin with, so that they lead somewhere from a package index as well.
+# What README's links begin with, so that they lead somewhere from a package index as well; pictures have a place of theirs.
 REPOSITORY = "https://github.com/langchain-dpicl/langchain-dpicl/blob/main/"
+PICTURES = "https://github.com/langchain-dpicl/langchain-dpicl/raw/main/"
+MOST_BYTES = 150_000  # of the README's picture
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
@@ -46,6 +49,36 @@ def test_links_inside_the_repository_resolve(page: Path) -> None:
 def test_the_links_of_the_readme_work_on_a_page_elsewhere() -> None:
     text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
     assert [target for target in re.findall(r"\]\(([^)]+)\)", text) if not target.startswith(("https://", "#"))] == []
+
+
+def test_the_readme_shows_what_its_code_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text()
+    code, shown = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
+    exec(code, {"__name__": "readme"})  # noqa: S102  the point of this test
+    printed = capsys.readouterr().out
+
+    def settled(output: str) -> list[object]:
+        """The lines, with the words that differ from run to run taken out of the demonstrations."""
+        lines = [ast.literal_eval(line) if line.startswith("{") else line for line in output.splitlines()]
+        assert all(line["text"] for line in lines if isinstance(line, dict))
+        return [{**line, "text": "..."} if isinstance(line, dict) else line for line in lines]
+
+    assert settled(printed) == settled(shown)
+    assert "07700" in code
+    assert not re.search(r"07700|\d{5}", printed + shown)
+
+
+def test_the_first_screen_of_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split("```python")[0].split()) <= 300
+    assert len(text.split()) <= 900
+
+
+def test_the_pictures_of_the_readme_are_small_and_there() -> None:
+    shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert shown
+    assert [picture for picture in shown if not picture.startswith(PICTURES)] == []
+    assert all(0 < (ROOT / picture.removeprefix(PICTURES)).stat().st_size < MOST_BYTES for picture in shown)
 
 
 def test_a_package_page_links_the_docs_the_source_the_issues_and_the_changelog() -> None:

@@ -62,7 +62,7 @@ def test_the_quickstart_releases_answers_votes_and_counts(capsys: pytest.Capture
     assert chain.count(" -> ") == votes.count(" -> ") == 3
     assert all(line.endswith(quickstart.LABELS) for line in votes.splitlines() if " -> " in line)
     assert "queries_left=17 of 20" in votes
-    assert "epsilon: 2 of 2 promised, 0 left, delta 1e-06" in shown
+    assert "epsilon: 1 of 1 promised, 0 left, delta 1e-06" in shown
     assert CANARY not in shown
 
 
