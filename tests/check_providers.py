@@ -116,8 +116,8 @@ def faults(case: Case, found: Mapping[str, Any], num_private: int, said: str, *,
         yield "a record shows in what the process prints"
     if votes != "refused" and num_private < 2:
         yield "no private call arrived at the server"
-    if case.is_in_readme and not is_floor and not found["readme"].strip():
-        yield "README's first program has no answer"
+    if case.is_in_readme and not is_floor and "epsilon left: 0 of 1" not in found["readme"]:
+        yield "README's first program did not run to its end"
     if votes != "refused" and not found["control"]:
         yield "the usual call shows nowhere either, so the run proves nothing"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -46,7 +48,7 @@ class Found:
       refusals: the messages of refusals, which are public.
       leaked: channels in which a record or a private answer showed.
       control: channels in which they show when the model is called as usual.
-      readme: the answer of README's first program, where that is run.
+      readme: what README's first program prints, where that is run.
       unlimited: manners of hostile servers whose answer counted, by blocking or awaited calls.
     """
 
@@ -91,14 +93,15 @@ def talk(case: Case, url: str, writes: Writes, hostile: Mapping[str, str]) -> di
 
 
 def _first_program(model: Any) -> str:
-    """Runs README's first program with the line changed that makes the model; returns the answer of its chain."""
+    """Runs README's first program with the line changed that makes the model; returns what it prints."""
     program = README.read_text().partition("```python\n")[2].partition("```")[0]
     changed, num_changed = re.subn(r"^model = .*", "model = given", program, flags=re.MULTILINE)
     if num_changed != 1:
         raise AssertionError(f"expected one line of README that makes the model, found {num_changed}")
-    names: dict[str, Any] = {"given": model}
-    exec(changed, names)  # noqa: S102  a page of this repository
-    return str(names["answer"])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(changed, {"given": model})  # noqa: S102  a page of this repository
+    return printed.getvalue()
 
 
 def _unlimited(case: Case, manner: str, root: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ GOOD: dict[str, Any] = {
     "leaked": [],
     "control": ["logs"],
     "unlimited": [],
-    "readme": " card",
+    "readme": "card\nepsilon left: 0 of 1\n",
 }
 
 
@@ -52,7 +52,7 @@ class TestTheJudge:
             ({"unlimited": ["a redirect, awaited"]}, 9, "", "hostile server counted: a redirect, awaited"),
             ({}, 9, f"DEBUG {RECORD}", "what the process prints"),
             ({}, 1, "", "no private call arrived"),
-            ({"readme": "\n"}, 9, "", "first program has no answer"),
+            ({"readme": "card\n"}, 9, "", "first program did not run to its end"),
             ({"control": []}, 9, "", "proves nothing"),
         ],
     )
