@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.config import Settings, read_settings
 from langchain_dpicl.cli.exit_codes import DONE
-from langchain_dpicl.cli.inputs import check_out, private_examples
+from langchain_dpicl.cli.inputs import private_examples
 from langchain_dpicl.cli.spending import (
     BUDGET_NOTES,
     RELEASED,
     Say,
     add_shared,
     budget_of,
+    check_target,
     new_command,
     on_ledger,
-    records_of,
     save_or_print,
     share_of,
 )
@@ -82,7 +82,7 @@ def run_discover(arguments: argparse.Namespace, *, say: Say) -> int:
         )
         say(json.dumps(plan.to_dict(), indent=2) if arguments.json else _discovery_text(plan))
         return DONE
-    check_out(arguments.out, records_of(settings))
+    check_target(arguments, settings)
     run, budget = _counting(arguments, settings, counted, noise)
     released = run.run()
     save_or_print(released, arguments.out, say=say)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.config import Settings, read_settings
 from langchain_dpicl.cli.exit_codes import DONE
-from langchain_dpicl.cli.inputs import check_out, load_model, private_examples
+from langchain_dpicl.cli.inputs import load_model, private_examples
 from langchain_dpicl.cli.spending import (
     BUDGET_NOTES,
     RELEASED,
@@ -18,14 +18,13 @@ from langchain_dpicl.cli.spending import (
     Say,
     add_shared,
     budget_of,
+    check_target,
     new_command,
     on_ledger,
     public_lines,
-    records_of,
     release,
     share_of,
 )
-from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import Decoding, LogitNoise, Noise
 from langchain_dpicl.options.rows import noise_of
 from langchain_dpicl.privacy._validate import fail
@@ -69,8 +68,7 @@ def run_documents(arguments: argparse.Namespace, *, say: Say, complain: Say) -> 
         plan = _plan_documents(arguments, on_ledger(settings))
         say(json.dumps(plan.to_dict(), indent=2) if arguments.json else _documents_text(plan))
         return DONE
-    check_out(arguments.out, records_of(settings))
-    _check_output_free(arguments)
+    check_target(arguments, settings)
     topics = _topics(arguments, settings)
     budget = budget_of(settings)
     made: DocumentSynthesizer = settings.door(
@@ -99,13 +97,6 @@ def _topics(arguments: argparse.Namespace, settings: Settings) -> Any:
         return topics.replace(vocabulary=tuple(public_lines(arguments.vocabulary, records, _WORDS)))
     texts = None if arguments.public_texts is None else public_lines(arguments.public_texts, records, _WORDS)
     return topics.replace(vocabulary=public_vocabulary(texts, size=arguments.vocabulary_size))
-
-
-def _check_output_free(arguments: argparse.Namespace) -> None:
-    """Refuses to write over the public words."""
-    for path in (arguments.vocabulary, arguments.public_texts):
-        if path is not None and path.exists() and arguments.out.exists() and path.samefile(arguments.out):
-            raise ConfigurationError(f"--out: expected another file than that of the public words, found {path}.")
 
 
 def _plan_documents(arguments: argparse.Namespace, settings: Settings) -> DocumentsPlan:

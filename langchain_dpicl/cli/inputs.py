@@ -77,12 +77,19 @@ def read_json(path: Path) -> Any:
         raise ConfigurationError(f"{path}: expected JSON, found a number or nesting too large to read.") from error
 
 
-def check_out(out: Path, records: Path) -> None:
-    """Refuses a target that could not be written at the end, by writing beside it now."""
+def check_out(out: Path, *others: str | Path | None) -> None:
+    """Refuses a target that could not be written at the end, by writing beside it now, or that the command reads.
+
+    Args:
+      out: the target.
+      others: the records and every other file that the command names.
+    """
     if out.exists() and not out.is_file():
         raise ConfigurationError(f"--out: expected a file, found a folder or a device: {out}.")
-    if out.exists() and records.exists() and out.samefile(records):
-        raise ConfigurationError(f"--out: expected another file than the records, found {out}.")
+    if any(_is_same_file(out, Path(other)) for other in others if other is not None):
+        raise ConfigurationError(
+            f"--out: expected another file than those that the command reads or keeps, found {out}. Name a new file."
+        )
     if not out.parent.is_dir():
         raise ConfigurationError(f"--out: expected a file in a folder that exists, found {out}. Make the folder first.")
     probe = out.with_name(f".{out.name}.{secrets.token_hex(8)}.part")
@@ -93,6 +100,13 @@ def check_out(out: Path, records: Path) -> None:
         raise ConfigurationError(
             f"--out: expected a file that can be written, found {out} ({error.strerror})."
         ) from error
+
+
+def _is_same_file(first: Path, second: Path) -> bool:
+    """Whether two paths name one file, which need not exist yet."""
+    if first.exists() and second.exists():
+        return first.samefile(second)
+    return first.resolve() == second.resolve()
 
 
 def open_records(path: Path) -> IO[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.config import Settings, read_settings
 from langchain_dpicl.cli.exit_codes import BUDGET_REFUSED, DONE
-from langchain_dpicl.cli.inputs import check_out, load_embeddings, load_model, private_examples, read_records
+from langchain_dpicl.cli.inputs import load_embeddings, load_model, private_examples, read_records
 from langchain_dpicl.cli.spending import (
     BUDGET_NOTES,
     RELEASED,
@@ -18,6 +18,7 @@ from langchain_dpicl.cli.spending import (
     Say,
     add_shared,
     budget_of,
+    check_target,
     dry_run,
     json_line,
     needed_out,
@@ -109,7 +110,7 @@ def _demonstrate(call: Call) -> int:
     check_workers(arguments, settings)
     if arguments.dry_run:
         return dry_run(call)
-    check_out(needed_out(arguments), records_of(settings))
+    check_target(arguments, settings)
     budget = budget_of(settings)
     model = driver_model(arguments, settings)
     made = settings.door(
@@ -158,7 +159,7 @@ def run_label(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     if arguments.dry_run:
         guess = settings.guess.replace(public_inputs=len(inputs))
         return dry_run(dataclasses.replace(call, settings=dataclasses.replace(settings, guess=guess)))
-    check_out(needed_out(arguments), records_of(settings))
+    check_target(arguments, settings)
     chosen, budget = rehearsed(settings), budget_of(settings)
     made: PromptPATELabeler = settings.door(
         private_examples(settings),

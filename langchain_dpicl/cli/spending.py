@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings
 from langchain_dpicl.cli.exit_codes import DONE, INTERRUPTED, exit_code_of
-from langchain_dpicl.cli.inputs import read_records
+from langchain_dpicl.cli.inputs import check_out, read_records
 from langchain_dpicl.cli.parser import Parser
 from langchain_dpicl.cli.plan import planned
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
@@ -90,6 +90,15 @@ def records_of(settings: Settings) -> Path:
     if settings.data.file is None:
         raise ConfigurationError("FILE: expected the file of the records, found none. Name it, or set data.file.")
     return Path(settings.data.file)
+
+
+def check_target(arguments: argparse.Namespace, settings: Settings) -> None:
+    """Refuses an --out that could not be written, or that is another file of the same command."""
+    paths = [path for name, path in vars(arguments).items() if isinstance(path, Path) and name != "out"]
+    kept = (settings.budget.ledger, settings.get("checkpoint"), settings.guess.rehearsal)
+    memo = getattr(settings.get("serving"), "memo", None)
+    named = [path for path in (*kept, memo) if isinstance(path, str | Path) and "://" not in str(path)]
+    check_out(needed_out(arguments), records_of(settings), *paths, *named)
 
 
 def needed_out(arguments: argparse.Namespace) -> Path:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.config import read_settings
 from langchain_dpicl.cli.exit_codes import DONE
-from langchain_dpicl.cli.inputs import check_out, load_model, private_examples
+from langchain_dpicl.cli.inputs import load_model, private_examples
 from langchain_dpicl.cli.spending import (
     BUDGET_NOTES,
     SEES_RECORDS,
@@ -19,6 +19,7 @@ from langchain_dpicl.cli.spending import (
     Say,
     add_shared,
     budget_of,
+    check_target,
     dry_run,
     json_line,
     new_command,
@@ -81,7 +82,9 @@ def run_vote(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
 def _answer(call: Call, asked: Sequence[Any]) -> int:
     settings, arguments = call.settings, call.arguments
     if arguments.out is not None:
-        check_out(arguments.out, records_of(settings))
+        check_target(arguments, settings)
+    elif arguments.quiet and not arguments.json:
+        raise fail("--out", "a file for the answers, since --quiet prints none", None)
     records_of(settings)
     chosen, budget = rehearsed(settings), budget_of(settings)
     voter: DPVotingRunnable = settings.door(
@@ -108,17 +111,27 @@ def _ask(call: Call, voter: DPVotingRunnable, queries: Sequence[Any], out: IO[st
                 result = answering.invoke(query)
                 done += 1
                 line = json_line({"query": query, **result.model_dump(mode="json")})
+                _keep(line, out, call)
                 if call.arguments.json:
                     call.say(line)
                 elif not call.arguments.quiet:
                     call.say(_line(query, result))
-                if out is not None:
-                    out.write(f"{line}\n")
-                    out.flush()
                 tick(bar)
     finally:
         if done < len(queries):
             call.complain(f"vote: {done} of {len(queries)} questions are answered.")
+
+
+def _keep(line: str, out: IO[str] | None, call: Call) -> None:
+    """Writes an answer before it is printed; prints it if that fails, since it is paid for."""
+    if out is None:
+        return
+    try:
+        out.write(f"{line}\n")
+        out.flush()
+    except OSError:
+        call.say(line)
+        raise
 
 
 def _line(query: Any, result: VotingResult) -> str:
@@ -142,6 +155,9 @@ def _query_of(item: Any, voter: DPVotingRunnable, text_key: str) -> Any:
 
 def _check_query(number: int, query: Any, voter: DPVotingRunnable) -> None:
     """Refuses a question that could not be asked, before the first one is paid for."""
+    texts = [query] if isinstance(query, str) else [str(value) for value in query.values()]
+    if not any(text.strip() for text in texts):
+        raise fail(f"question {number}", "text", "none")
     length = sum(map(len, voter.wording.query(query)))
     most = voter.private.max_chars if voter.max_query_chars is None else voter.max_query_chars
     if length > most:

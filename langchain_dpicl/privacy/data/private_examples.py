@@ -464,7 +464,10 @@ def _warn_of_count(declared: Declaration) -> None:
 def _as_text(declared: Any) -> Any:
     """Returns declared labels, or sizes by label, with integers and booleans as text."""
     if isinstance(declared, Mapping):
-        return {label_text(label): size for label, size in declared.items()}
+        texts = {label_text(label): size for label, size in declared.items()}
+        if len(texts) < len(declared):
+            raise fail("public_size", "one number per label", "two for one text", "1 and '1' are one label.")
+        return texts
     is_listed = isinstance(declared, Iterable) and not isinstance(declared, (str, bytes))
     return tuple(map(label_text, declared)) if is_listed else declared
 
