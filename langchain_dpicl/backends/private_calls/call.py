@@ -29,7 +29,7 @@ from langchain_dpicl.backends.private_calls.model_checks import (
     refuse_open_models,
 )
 from langchain_dpicl.backends.private_calls.replies import CallLimits
-from langchain_dpicl.backends.private_calls.spelling import spelling_of
+from langchain_dpicl.backends.private_calls.spelling import OPTIONS, spelling_of
 from langchain_dpicl.exceptions import ConfigurationError, UnsilencableModelError
 
 T = TypeVar("T")
@@ -456,6 +456,12 @@ class SilentModel:
     def _refuse_options(self, request: Request) -> None:
         if self._kind == "decisions" and request.options:
             raise ConfigurationError(f"expected no options for a decision model, found {sorted(request.options)}")
+        own = {**self._bound, **request.options}.get(OPTIONS)
+        if self._spelling.fields and own is not None and not isinstance(own, Mapping):
+            raise ConfigurationError(
+                f"expected options= of {type(self._model).__name__} to be a mapping, found {type(own).__name__}; "
+                "pass a dict, or set fields of the model"
+            )
 
     def _prepare(self, number: int, request: Request) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Returns the method to call and its arguments; options that are fields go into a copy made for this call."""

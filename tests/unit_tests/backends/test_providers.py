@@ -14,7 +14,7 @@ from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.public_calls import advice
 from langchain_dpicl.backends.private_calls.spelling import SPELLINGS, spelling_of
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend
-from langchain_dpicl.exceptions import CapabilityError, UnsilencableModelError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, UnsilencableModelError
 from tests.scripted_models import ScriptedChat
 from tests.unit_tests.backends.provider_doubles import (
     TOPS,
@@ -60,6 +60,23 @@ class TestSpellings:
         for bound in ({"num_predict": 99}, {"max_tokens": 99}):
             TextVoteBackend(model.bind(**bound), max_tokens=5)
         assert [sent["num_predict"] for sent in model.talk.sent] == [5, 5]
+
+    @pytest.mark.parametrize("kind", [ChatOllama, OllamaLLM])
+    def test_a_mapping_that_replaces_the_fields_of_ollama_takes_our_options_in(self, kind: Any) -> None:
+        bound = {"num_ctx": 8192, "num_predict": 99, "temperature": 0.8, "stop": ["w"]}
+        TextVoteBackend((model := kind()).bind(options=bound), max_tokens=5)
+        sent = {name: value for name, value in model.talk.sent[0].items() if not name.endswith("logprobs")}
+        assert sent == {"num_ctx": 8192, "num_predict": 5, "temperature": 0.0}
+        assert bound["num_predict"] == 99
+        stopped = TextVoteBackend(kind(talk=model.talk).bind(options=bound), options={"stop": ["."]})
+        assert model.talk.sent[-1]["stop"] == ["."]
+        assert stopped.options["stop"] == ["."]
+
+    def test_options_of_ollama_that_are_no_mapping_are_refused(self) -> None:
+        model = ChatOllama()
+        with pytest.raises(ConfigurationError, match=r"expected options= of ChatOllama to be a mapping, found list"):
+            TextVoteBackend(model.bind(options=[("num_ctx", 8192)]))
+        assert model.talk.sent == []
 
     def test_gemini_is_asked_for_output_tokens(self) -> None:
         model = ChatGoogleGenerativeAI()
