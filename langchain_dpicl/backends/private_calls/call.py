@@ -24,6 +24,7 @@ from langchain_dpicl.backends.private_calls.model_checks import (
     CLASSIFYING,
     Kind,
     PromptPath,
+    calls_litellm,
     hush_clients,
     kind_and_doors,
     refuse_open_models,
@@ -308,6 +309,7 @@ class SilentModel:
         self._way = PromptPath(model)
         self._bound = dict(bound)
         self._spelling = spelling_of(model)
+        self._unsent = LITELLM_CHECKED_ONCE if calls_litellm(model) else frozenset()
         self._limiter = getattr(model, "rate_limiter", None)
         self._hosts: dict[str, None] = {}
 
@@ -482,7 +484,7 @@ class SilentModel:
 
     def _options(self, request: Request) -> dict[str, Any]:
         asked = private_arguments({**self._bound, **request.options})
-        return {name: value for name, value in asked.items() if name not in LITELLM_CHECKED_ONCE}
+        return {name: value for name, value in asked.items() if name not in self._unsent}
 
 
 def _enter_call(request: Request, retry: RetryPolicy) -> tuple[CallMark, CallLimits]:

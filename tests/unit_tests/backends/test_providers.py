@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,20 @@ class TestSpellings:
         TextVoteBackend(model.bind(**{name: print}, caching=True), options={name: print, "no-log": False})
         assert name not in model.talk.sent[0]
         assert (model.talk.sent[0]["no-log"], model.talk.sent[0]["caching"]) == (True, False)
+
+    def test_arguments_named_as_an_observer_of_litellm_are_sent_by_other_classes(self) -> None:
+        model = PlainChat()
+        TextVoteBackend(model.bind(cache="off", caching=True), options={"logger_fn": "none"})
+        sent = model.talk.sent[0]
+        assert (sent["cache"], sent["caching"], sent["logger_fn"]) == ("off", True, "none")
+
+    def test_a_class_that_only_holds_litellm_sends_none_of_its_observers(self) -> None:
+        class Held(PlainChat):
+            client: Any = None
+
+        model = Held(client=types.ModuleType("litellm"))
+        TextVoteBackend(model.bind(logger_fn=print, caching=True))
+        assert not model.talk.sent[0].keys() & {"logger_fn", "caching"}
 
     def test_a_subclass_inherits_and_an_unknown_class_has_the_names_of_openai(self) -> None:
         class Own(ChatOllama):
