@@ -24,12 +24,13 @@ from langchain_dpicl.backends.private_calls.model_checks import (
     CLASSIFYING,
     Kind,
     PromptPath,
+    calls_litellm,
     hush_clients,
     kind_and_doors,
     refuse_open_models,
 )
 from langchain_dpicl.backends.private_calls.replies import CallLimits
-from langchain_dpicl.backends.private_calls.spelling import spelling_of
+from langchain_dpicl.backends.private_calls.spelling import OPTIONS, spelling_of
 from langchain_dpicl.exceptions import ConfigurationError, UnsilencableModelError
 
 T = TypeVar("T")
@@ -308,6 +309,7 @@ class SilentModel:
         self._way = PromptPath(model)
         self._bound = dict(bound)
         self._spelling = spelling_of(model)
+        self._unsent = LITELLM_CHECKED_ONCE if calls_litellm(model) else frozenset()
         self._limiter = getattr(model, "rate_limiter", None)
         self._hosts: dict[str, None] = {}
 
@@ -456,6 +458,12 @@ class SilentModel:
     def _refuse_options(self, request: Request) -> None:
         if self._kind == "decisions" and request.options:
             raise ConfigurationError(f"expected no options for a decision model, found {sorted(request.options)}")
+        own = {**self._bound, **request.options}.get(OPTIONS)
+        if self._spelling.fields and own is not None and not isinstance(own, Mapping):
+            raise ConfigurationError(
+                f"expected options= of {type(self._model).__name__} to be a mapping, found {type(own).__name__}; "
+                "pass a dict, or set fields of the model"
+            )
 
     def _prepare(self, number: int, request: Request) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Returns the method to call and its arguments; options that are fields go into a copy made for this call."""
@@ -476,7 +484,7 @@ class SilentModel:
 
     def _options(self, request: Request) -> dict[str, Any]:
         asked = private_arguments({**self._bound, **request.options})
-        return {name: value for name, value in asked.items() if name not in LITELLM_CHECKED_ONCE}
+        return {name: value for name, value in asked.items() if name not in self._unsent}
 
 
 def _enter_call(request: Request, retry: RetryPolicy) -> tuple[CallMark, CallLimits]:

@@ -225,6 +225,11 @@ def hush_clients(model: Any) -> None:
             vars(model)[name] = client.with_options(open_telemetry=False)
 
 
+def calls_litellm(model: Any) -> bool:
+    """Whether a model, or a part of it, is LiteLLM's or made for it."""
+    return method_checks.uses_litellm([thing for thing, _ in _things(model)])
+
+
 class PromptPath:
     """Checks the functions that a model's prompts pass through; one object per silent model.
 

@@ -11,6 +11,9 @@ from langchain_dpicl.backends.private_calls.method_checks import top_of
 CAP, HEAT = "max_tokens", "temperature"
 """The names of two options here; `stop`, `logprobs` and `top_logprobs` have the same name in every class."""
 
+OPTIONS, STOP = "options", "stop"
+"""Arguments of a class with fields: `options` is a mapping that it sends in the place of its fields and of `stop`."""
+
 
 class SpelledOptions(NamedTuple):
     """Options as one class takes them: arguments of its call, and fields of the copy that is called."""
@@ -25,7 +28,8 @@ class Spelling:
 
     Attributes:
       cap: its name of the most tokens of an answer.
-      fields: options, by its own names, that are fields of the model; as arguments its client rejects them.
+      fields: options, by its own names, that are fields of the model; as arguments its client rejects them. An
+        argument `options` takes them in, as the class then ignores its fields.
       greedy: what it takes in the place of temperature 0, which its server rejects.
       added: what every call sends besides, whatever else is asked for.
       is_text_only: whether it passes no log-probabilities on, so that it votes with its text without being probed.
@@ -48,7 +52,13 @@ class Spelling:
             spelled |= self.greedy if name == HEAT and value == 0.0 else {self.cap if name == CAP else name: value}
         spelled |= self.added
         fields = {name: spelled.pop(name) for name in self.fields & spelled.keys()}
-        return SpelledOptions(spelled, fields)
+        own = spelled.get(OPTIONS)
+        if not self.fields or not isinstance(own, Mapping):
+            return SpelledOptions(spelled, fields)
+        # These replace the fields and the argument `stop`; one bound among them is dropped as a bound `stop` is.
+        kept = {name: value for name, value in own.items() if name != STOP}
+        asked = {name: spelled.pop(name) for name in (STOP,) if name in spelled}
+        return SpelledOptions({**spelled, OPTIONS: kept | fields | asked}, {})
 
 
 _OLLAMA_FIELDS = frozenset({"num_predict", HEAT})

@@ -80,7 +80,9 @@ class _ChatOllama(BaseChatModel):
         if self.stop is not None and stop is not None:
             raise ValueError("`stop` found in both the input and default params.")
         names = ("num_predict", "num_ctx", "temperature")
-        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        options = kwargs.pop("options", None)
+        if options is None:
+            options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         asked = {"logprobs": kwargs.pop("logprobs", self.logprobs), "top_logprobs": kwargs.pop("top_logprobs", None)}
         ollama_chat(messages=messages, stream=True, model=self.model, options=options, **asked, **kwargs)
         self.talk.sent.append({**options, **asked})
@@ -103,7 +105,7 @@ class _OllamaLLM(LLM):
         return "double"
 
     def _call(self, prompt: str, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> str:
-        options = {"num_predict": self.num_predict, "temperature": self.temperature}
+        options = kwargs.pop("options", {"num_predict": self.num_predict, "temperature": self.temperature})
         ollama_generate(prompt=prompt, stream=True, model=self.model, options=options, **kwargs)
         self.talk.sent.append(options)
         return self.talk.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.public_calls import advice
 from langchain_dpicl.backends.private_calls.spelling import SPELLINGS, spelling_of
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend
-from langchain_dpicl.exceptions import CapabilityError, UnsilencableModelError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, UnsilencableModelError
 from tests.scripted_models import ScriptedChat
 from tests.unit_tests.backends.provider_doubles import (
     TOPS,
@@ -61,6 +62,23 @@ class TestSpellings:
             TextVoteBackend(model.bind(**bound), max_tokens=5)
         assert [sent["num_predict"] for sent in model.talk.sent] == [5, 5]
 
+    @pytest.mark.parametrize("kind", [ChatOllama, OllamaLLM])
+    def test_a_mapping_that_replaces_the_fields_of_ollama_takes_our_options_in(self, kind: Any) -> None:
+        bound = {"num_ctx": 8192, "num_predict": 99, "temperature": 0.8, "stop": ["w"]}
+        TextVoteBackend((model := kind()).bind(options=bound), max_tokens=5)
+        sent = {name: value for name, value in model.talk.sent[0].items() if not name.endswith("logprobs")}
+        assert sent == {"num_ctx": 8192, "num_predict": 5, "temperature": 0.0}
+        assert bound["num_predict"] == 99
+        stopped = TextVoteBackend(kind(talk=model.talk).bind(options=bound), options={"stop": ["."]})
+        assert model.talk.sent[-1]["stop"] == ["."]
+        assert stopped.options["stop"] == ["."]
+
+    def test_options_of_ollama_that_are_no_mapping_are_refused(self) -> None:
+        model = ChatOllama()
+        with pytest.raises(ConfigurationError, match=r"expected options= of ChatOllama to be a mapping, found list"):
+            TextVoteBackend(model.bind(options=[("num_ctx", 8192)]))
+        assert model.talk.sent == []
+
     def test_gemini_is_asked_for_output_tokens(self) -> None:
         model = ChatGoogleGenerativeAI()
         assert isinstance(as_choice_backend(model), TextVoteBackend)
@@ -83,6 +101,20 @@ class TestSpellings:
         TextVoteBackend(model.bind(**{name: print}, caching=True), options={name: print, "no-log": False})
         assert name not in model.talk.sent[0]
         assert (model.talk.sent[0]["no-log"], model.talk.sent[0]["caching"]) == (True, False)
+
+    def test_arguments_named_as_an_observer_of_litellm_are_sent_by_other_classes(self) -> None:
+        model = PlainChat()
+        TextVoteBackend(model.bind(cache="off", caching=True), options={"logger_fn": "none"})
+        sent = model.talk.sent[0]
+        assert (sent["cache"], sent["caching"], sent["logger_fn"]) == ("off", True, "none")
+
+    def test_a_class_that_only_holds_litellm_sends_none_of_its_observers(self) -> None:
+        class Held(PlainChat):
+            client: Any = None
+
+        model = Held(client=types.ModuleType("litellm"))
+        TextVoteBackend(model.bind(logger_fn=print, caching=True))
+        assert not model.talk.sent[0].keys() & {"logger_fn", "caching"}
 
     def test_a_subclass_inherits_and_an_unknown_class_has_the_names_of_openai(self) -> None:
         class Own(ChatOllama):
