@@ -80,7 +80,6 @@ def recalls(texts: Sequence[str], *, noise: str, draws: int) -> Iterator[tuple[f
         plan = plan_documents(
             words,
             public_size=len(texts),
-            exact_size_is_public=True,
             epsilon=2 * epsilon,
             topic_share=0.5,
             delta=DELTA,

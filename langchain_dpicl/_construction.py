@@ -150,7 +150,11 @@ def _fault(error: ValidationError, cls: type[BaseModel]) -> str:
     # What a component needs is made by its constructor: nobody could give it here.
     door = door_of(cls)
     if door == DOOR and any(line["type"] == "missing" for line in lines):
-        return f"{cls.__name__}: expected to be built by {door}, found a call of the class. {how_to_build(cls)}"
+        lacking = {_field(line, cls) for line in lines if line["type"] == "missing"}
+        given_there = sorted(lacking & set(inspect.signature(getattr(cls, door)).parameters))
+        missing = f" Missing: {', '.join(given_there)}." if given_there else ""
+        wanted = f"expected to be built by {door}, found a call of the class. {how_to_build(cls)}"
+        return f"{cls.__name__}: {wanted}{missing}"
     reasons = dict.fromkeys(f"{_field(line, cls)}: {_reason(line, cls)}" for line in lines)
     return f"{cls.__name__}: {'; '.join(reasons)}. {how_to_build(cls)}"
 

@@ -654,7 +654,7 @@ class TestTheTargetFile:
             ("records.jsonl/out.json", "a folder that exists, found records.jsonl/out.json"),
             (".", "found a folder or a device: ."),
             (os.devnull, f"found a folder or a device: {os.devnull}"),
-            ("records.jsonl", "expected another file than the records, found records.jsonl"),
+            ("records.jsonl", "expected another file than those that the command reads or keeps, found records.jsonl"),
             ("x" * 240, "expected a file that can be written, found xxx"),
         ],
     )

@@ -118,7 +118,7 @@ def test_public_faults_are_refused(
     assert "PUBLIC" in capsys.readouterr().err
     for option in ("--vocabulary", "--public-texts"):
         assert documents(notes, option, str(words), "--out", str(words)) == 2
-        assert "another file than that of the public words" in capsys.readouterr().err
+        assert "another file than those that the command reads" in capsys.readouterr().err
     assert words.read_text() == "card\n\ntransfer\nboat\n"
     words.write_bytes(b"\xff\xfe\x00card")
     assert documents(notes, "--public-texts", str(words), "--out", str(tmp_path / "out.json")) == 2

@@ -22,15 +22,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_module_of_the_current_folder_is_found_there_and_reports_say_where_prompts_went(folder: Path) -> None:
-    (folder / "engine_of_mine.py").write_text(
+    (folder / "engine_of_its_process.py").write_text(
         "import os\nfrom tests.engines import ENGINE\nopen('made', 'a').close()\n"
     )
     records = folder / "records.jsonl"
     records.write_bytes(json_lines())
     process = ("--set", "model.private_process=true", "--quiet")
-    assert generate(records, "out.json", *process, model="engine_of_mine:ENGINE") == 0
+    assert generate(records, "out.json", *process, model="engine_of_its_process:ENGINE") == 0
     assert (folder / "made").exists()
-    assert "engine_of_mine" not in sys.modules
+    assert "engine_of_its_process" not in sys.modules
     released = ReleasedDemonstrations.load("out.json")
     assert len(released.examples) == 2
     assert "a process of its own" in released.to_json()

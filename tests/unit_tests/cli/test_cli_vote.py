@@ -187,7 +187,7 @@ def test_settings_of_a_file_are_those_of_python(folder: Path, capsys: pytest.Cap
         (("--queries", "broken.jsonl"), "found a broken line"),
         (("--queries", "other.jsonl"), "--queries: expected fields ['text'] on every line, found \"['text'] missing\""),
         (("--query", "x" * 100_000), "question 1: expected at most"),
-        (("--query", CARD, "--out", "records.jsonl"), "--out: expected another file than the records"),
+        (("--query", CARD, "--out", "records.jsonl"), "--out: expected another file than those"),
         (("--query", CARD, "--set", "method=pate"), "method: expected one of ['voting']"),
         (("--query", CARD, "--rehearsal", "nowhere.json"), "nowhere.json"),
         (("--query", CARD, "--rehearsal", "r.json", "--set", "rows.slots=4"), "guess.rehearsal: expected a rehearsal"),

@@ -414,7 +414,7 @@ class TestTheFolderOfAModel:
         load_model(Model(name=str(tmp_path), dtype="bfloat16", chat=False, max_prompt_tokens=64, device="cpu"))
         load_model(Model(name=str(tmp_path)))
         typed = {"device": "cpu", "dtype": "bfloat16", "max_prompt_tokens": 64, "chat": False}
-        assert seen == [((str(tmp_path),), typed), ((str(tmp_path),), {})]
+        assert seen == [((), {"model": str(tmp_path), **typed}), ((), {"model": str(tmp_path)})]
         assert set(typed) <= set(inspect.signature(HuggingFaceBackend).parameters)
 
     @pytest.mark.parametrize(

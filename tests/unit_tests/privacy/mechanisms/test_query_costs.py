@@ -75,7 +75,9 @@ def examples(number: int, monkeypatch: pytest.MonkeyPatch, **declared: Any) -> P
         positions={str(place): place for place in range(number)},
     )
     with monkeypatch.context() as patch:
-        patch.setattr("langchain_dpicl.privacy.data.private_examples.read_units", lambda records, declared: (units, ""))
+        patch.setattr(
+            "langchain_dpicl.privacy.data.private_examples.read_units", lambda records, declared, **_: (units, "")
+        )
         patch.setattr("langchain_dpicl.privacy.data.private_examples.labels_by_unit", lambda units, declared: {})
         return PrivateExamples([], public_size=20_000, **given)
 
