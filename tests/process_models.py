@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult
@@ -27,6 +28,7 @@ WORDS = [
 ]
 WORDS += [f" filler{number}" for number in range(10)]
 ONCE = RetryPolicy(max_attempts=1)
+QUOTA = "48231 tokens of this account were used"
 
 
 def copier(max_top_k: int | None = None, fails: str | None = "fails") -> FakeBackend:
@@ -103,6 +105,33 @@ def only_once(mark: str) -> FakeBackend:
         os._exit(1)
     Path(mark).touch()
     return mortal()
+
+
+def quota_used_up(mark: str) -> Any:
+    """A model whose probe fails from the second start on, with what a provider says of private calls."""
+    if Path(mark).exists():
+        return LoudChat(answer=_refuse)
+    Path(mark).touch()
+    return chat()
+
+
+def _refuse(text: str) -> Any:
+    raise RuntimeError(f"429 quota: {QUOTA}")
+
+
+class Unreadable:
+    """Completes texts with what no frame can carry, and with what no reader of frames understands."""
+
+    name = "unreadable"
+
+    def complete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[Any]:
+        del max_tokens, stop
+        if "object" in prompts[0]:
+            return [np.array([object()])]
+        return [{"$array": ["nonsense", [1]]}] if "array" in prompts[0] else ["read"]
+
+    async def acomplete(self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str] = ()) -> list[Any]:
+        return self.complete(prompts, max_tokens=max_tokens, stop=stop)
 
 
 class Sleeper:

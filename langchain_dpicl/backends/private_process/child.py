@@ -76,6 +76,10 @@ def _keep_nothing() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+class _NotMadeAgainError(Exception):
+    """An engine that was made before a restart could not be made after it."""
+
+
 class _Server:
     """The model, its engines and the open sessions."""
 
@@ -110,7 +114,7 @@ class _Server:
         loop.set_exception_handler(lambda _loop, _context: None)  # it would log what a task left behind
 
         def read() -> None:
-            with contextlib.suppress(EOFError, OSError):
+            with contextlib.suppress(Exception):  # the end, or a frame that cannot be read
                 while True:
                     loop.call_soon_threadsafe(self._take, receive(inlet))
             os._exit(0)  # without waiting for calls: nothing reads their answers
@@ -157,7 +161,7 @@ class _Server:
             return lambda: _facts(self._engine(message["role"]))
         if does == "close":
             return lambda: self._close(message["session"])
-        held = self._engine(message["role"]) if does == "call" else self._session(message)
+        held = self._known(message["role"]) if does == "call" else self._session(message)
         method = getattr(held, f"a{message['method']}" if message.get("awaited") else message["method"])
         return lambda: method(*arguments, **message.get("options", {}))
 
@@ -167,11 +171,18 @@ class _Server:
                 self._engines[role] = _ROLES[role](self._model, self._retry)
             return self._engines[role]
 
+    def _known(self, role: str) -> Any:
+        """Returns the engine for a call; after a restart that makes it again, and why it fails must not go back."""
+        try:
+            return self._engine(role)
+        except Exception:  # noqa: BLE001  the text of a probe, which would be raised where a row abstains
+            raise _NotMadeAgainError from None
+
     def _session(self, message: dict[str, Any]) -> Any:
         """Returns a session with the tokens pushed that the message brings; opens it if the message says how."""
         number, how = message["session"], message["open"]
         if how is not None:
-            engine = self._engine(message["role"])
+            engine = self._known(message["role"])
             given = {name: how[name] for name in ("public", "num_rows", "shared", "max_new_tokens") if name in how}
             opening = engine.open_full if given else engine.open
             self._sessions[number] = opening(how["prompts"], how["prefix"], **given)
@@ -188,7 +199,7 @@ class _Server:
     def _reply(self, number: int, reply: dict[str, Any]) -> None:
         try:
             frame = pack({"id": number, **reply})
-        except (TypeError, ValueError, RecursionError):  # an engine that returns something else than rows
+        except Exception:  # noqa: BLE001  an engine that returns something else than rows
             frame = pack({"id": number, "kind": "failed"})
         with self._sending, contextlib.suppress(OSError):
             send(self._outlet, frame)
@@ -269,6 +280,8 @@ def _fault(error: BaseException, message: dict[str, Any]) -> dict[str, Any]:
     """Returns a failure as it may go back: our public errors with their text, of others the kind, for public calls."""
     if message["does"] == "facts":
         return _explained(error)
+    if isinstance(error, _NotMadeAgainError):
+        return {"kind": "failed"}
     if isinstance(error, DPICLError):
         return {"kind": "fault", "error": _public_kind(error), "text": str(error)}
     if message.get("public"):

@@ -38,6 +38,7 @@ MOST_FAILED_STARTS = 3
 DROPPED_NAMES = frozenset(
     {
         "ANTHROPIC_LOG",
+        "AUTOWRAPT_BOOTSTRAP",
         "DYLD_INSERT_LIBRARIES",
         "HTTPX_LOG_LEVEL",
         "LD_AUDIT",
@@ -59,12 +60,16 @@ DROPPED_PREFIXES = (
     "DD_",
     "ELASTIC_APM_",
     "HELICONE_",
+    "HONEYHIVE_",
+    "INSTANA_",
     "LANGCHAIN_",
     "LANGFUSE_",
     "LANGSMITH_",
     "LANGTRACE_",
+    "LITELLM_CALLBACK",
     "LMNR_",
     "LOGFIRE_",
+    "LUNARY_",
     "MLFLOW_",
     "NEW_RELIC_",
     "OPENINFERENCE_",
@@ -251,26 +256,29 @@ class Connection:
             self._settle(number, LOST)
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             send(self._descriptors[0], json.dumps([str(Path(path).absolute()) for path in sys.path]).encode() + b"\n")
             while (item := self._outbox.get()) is not None:
                 self._send(*item)
                 del item  # until the next one comes, nothing of this one is held
+        except Exception:  # noqa: BLE001  nothing of a frame reaches `threading.excepthook`
+            self._process.kill()
         self._close(0)
 
     def _send(self, number: int, message: Message) -> None:
         try:
             frame = pack({"id": number, **message})
-        except (TypeError, ValueError, RecursionError):
+        except Exception:  # noqa: BLE001  the caller learns that it failed, and not of what
             self._settle(number, Answer("failed"))
             return
         send(self._descriptors[0], frame)
 
     def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(Exception):  # the end, or a reply that cannot be read: its bytes are private
             while True:
                 self._take(receive(self._descriptors[1]))
         self.is_lost = True
+        self._process.kill()  # it may wait for somebody to read
         self._outbox.put(None)
         self._close(1)
         self._process.wait()
@@ -333,15 +341,18 @@ class Client:
         """
         here = self._here()
         with here.turn:
+            self._check_open()
             if here.connection is None or here.connection.is_lost:
                 here.connection = self.started()
+                if self._is_closed:  # between the check in `started` and here
+                    here.connection.kill()
+            self._check_open()
             return here.connection
 
     def started(self) -> Connection:
         """Returns a new process, which has made its model; see `connected`."""
         here = self._here()
-        if self._is_closed:
-            raise ConfigurationError(f"the private process of {self.name} is closed; make another PrivateProcess")
+        self._check_open()
         if here.failed_starts >= MOST_FAILED_STARTS:
             raise ModelCallError(
                 f"the private process of {self.name} failed to start {MOST_FAILED_STARTS} times in a row. Look at the "
@@ -354,6 +365,9 @@ class Client:
         except BaseException:  # Ctrl-C
             connection.kill()
             raise
+        if self._is_closed:
+            connection.kill()
+            self._check_open()
         if answer.kind == "done":
             here.failed_starts, self._was_started = 0, True
             return connection
@@ -383,6 +397,7 @@ class Client:
 
     async def aask(self, compose: Callable[[Connection], Message], rows: int, spare: Spare | None = None) -> Answer:
         """Async twin of `ask`; the process is started in a thread."""
+        self._check_open()
         here = self._here()
         connection = here.connection if spare is None else spare.connection
         if connection is None or connection.is_lost:
@@ -420,6 +435,10 @@ class Client:
         """Ends the process of this process of the application; later calls are refused."""
         self._is_closed = True
         _end(self._places)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConfigurationError(f"the private process of {self.name} is closed; make another PrivateProcess")
 
     def _here(self) -> _Here:
         number = os.getpid()

@@ -32,7 +32,7 @@ def pack(message: Any) -> bytes:
             return value.reveal()
         if isinstance(value, bytes):
             return {"$bytes": value.decode("latin-1")}
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:  # whose bytes are addresses
             buffers.append(value.tobytes())
             return {"$array": [value.dtype.str, list(value.shape)]}
         if isinstance(value, np.generic):

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 
 from langchain_dpicl.backends import PrivateProcess
-from langchain_dpicl.backends.private_calls.call import OpaqueValue, RetryPolicy
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_process import connection
 from langchain_dpicl.backends.resolve import as_backend, as_choice_backend, as_text_backend
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError, UnsilencableModelError
@@ -115,13 +116,37 @@ class TestACrash:
             with pytest.raises(ModelCallError, match="3 times in a row"):
                 process._client.connected()
 
+    def test_whose_restart_cannot_reach_the_provider_makes_rows_abstain_and_quotes_nothing(
+        self, tmp_path: Path
+    ) -> None:
+        with PrivateProcess(process_models.quota_used_up, mark=str(tmp_path / "mark")) as process:
+            engine = as_backend(process)
+            session = engine.open([f"red {SECRET}"], [])
+            os.kill(pid_of(process), signal.SIGKILL)
+            assert (session.score([b" red", b" blue"]) == 0).all()
+            with pytest.raises(ModelCallError) as caught:
+                engine.top_tokens("red", [], top_k=2)
+            assert process_models.QUOTA not in str(caught.value)
+
+    @pytest.mark.parametrize("reply", ["object", "array"])
+    def test_of_what_reads_replies_does_not_happen_and_no_call_waits(
+        self, reply: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        died: list[Any] = []
+        monkeypatch.setattr(threading, "excepthook", died.append)
+        with PrivateProcess(process_models.Unreadable) as process:
+            engine = as_text_backend(process)
+            assert engine.complete([f"{reply} {SECRET}"], max_tokens=1) == [""]
+            assert engine.complete(["text"], max_tokens=1) == ["read"]
+        assert died == []
+
 
 def test_a_row_that_hangs_is_given_up_and_its_process_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    brief = RetryPolicy(max_attempts=1, deadline=1.0, max_wait=0.0)
-    with PrivateProcess(process_models.mortal, retry=brief) as process:
+    with PrivateProcess(process_models.mortal) as process:
         engine, first = as_choice_backend(process), pid_of(process)
+        monkeypatch.setattr(process._client, "_row_seconds", 1.0)
         assert (engine.score_choices(["hang"], CHOICES) == -np.inf).all()
-        assert not is_running(first)
+        until(lambda: not is_running(first))
         monkeypatch.setattr(process._client, "_row_seconds", 3600.0)
         assert same_bits(
             engine.score_choices(["red"], CHOICES), process_models.mortal().score_choices(["red"], CHOICES)
@@ -250,6 +275,21 @@ class TestTheStart:
 
 
 class TestTheEnd:
+    def test_comes_with_close_also_while_the_process_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        process, started = PrivateProcess(process_models.mortal), []
+        wait = connection.Connection.wait
+
+        def closed_meanwhile(self: connection.Connection, message: Any, seconds: float) -> Any:
+            answer = wait(self, message, seconds)
+            started.append(self)
+            process.close()
+            return answer
+
+        monkeypatch.setattr(connection.Connection, "wait", closed_meanwhile)
+        with pytest.raises(ConfigurationError, match="is closed"):
+            process.engine("choices")
+        assert [one._process.poll() is None for one in started] == [False]
+
     def test_comes_with_close_and_with_the_last_reference(self) -> None:
         process = PrivateProcess(process_models.mortal)
         engine, pid = as_choice_backend(process), pid_of(process)
