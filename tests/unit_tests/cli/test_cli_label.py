@@ -9,6 +9,7 @@ import pytest
 
 from langchain_dpicl import ReleasedDemonstrations, verify_report
 from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.released.labelled_pool import LabelledPool
@@ -59,6 +60,16 @@ def test_inputs_that_find_no_ticket_wait_and_the_exit_code_says_so(
     assert "dpicl: label: 1 of 2 inputs wait: the share of 'pate' is spent.\n" in said.err
     assert said.out == f"{(folder / 'pool.json').read_text()}\n"
     assert [entry["status"] for entry in json.loads(said.out)["entries"]] == ["labelled", "waiting"]
+
+
+def test_no_file_that_the_command_reads_is_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
+    kept = (folder / "ledger.db").read_bytes(), (folder / "inputs.txt").read_bytes()
+    spent = ("--ledger", "ledger.db", "--component", "labels", "--model", f"{HERE}:SURE")
+    for out in ("ledger.db", "inputs.txt", "new.db"):
+        assert label("--inputs", "inputs.txt", *spent, "--checkpoint", "new.db", "--out", out) == 2
+        assert "--out: expected another file than those" in capsys.readouterr().err
+    assert ((folder / "ledger.db").read_bytes(), (folder / "inputs.txt").read_bytes()) == kept
 
 
 @pytest.mark.usefixtures("folder")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -79,6 +81,33 @@ def test_json_is_one_line_per_answer_with_its_receipt_and_nothing_else(
     # The third is the first again.
     assert [answer["receipt"]["tickets"] for answer in answers] == [1, 1, 0]
     assert said.err == ""
+
+
+def test_an_answer_is_in_the_file_before_it_is_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("langchain_dpicl.cli.main._say", closed)
+    assert vote("--query", CARD, "--model", f"{HERE}:SURE", "--out", "answers.jsonl") == 2
+    assert [answer["label"] for answer in lines_of(folder / "answers.jsonl")] == ["card"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_answer_that_cannot_be_written_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def full(_: Path | None) -> Iterator[IO[str]]:
+        with Path("/dev/full").open("w", encoding="utf-8") as file:
+            try:
+                yield file
+            finally:
+                with contextlib.suppress(OSError):
+                    file.close()
+
+    monkeypatch.setattr("langchain_dpicl.cli.vote._appending", full)
+    assert vote("--query", CARD, "--model", f"{HERE}:SURE", "--out", "answers.jsonl", "--quiet") == 2
+    assert json.loads(capsys.readouterr().out)["label"] == "card"
 
 
 @pytest.mark.usefixtures("folder")
@@ -188,6 +217,11 @@ def test_settings_of_a_file_are_those_of_python(folder: Path, capsys: pytest.Cap
         (("--queries", "other.jsonl"), "--queries: expected fields ['text'] on every line, found \"['text'] missing\""),
         (("--query", "x" * 100_000), "question 1: expected at most"),
         (("--query", CARD, "--out", "records.jsonl"), "--out: expected another file than those"),
+        (("--queries", "questions.txt", "--out", "questions.txt"), "--out: expected another file than those"),
+        (("--query", CARD, "--out", "new.db", "--memo", "new.db"), "--out: expected another file than those"),
+        (("--query", CARD, "--out", "l.db", "--ledger", "l.db", "--component", "a"), "--out: expected another file"),
+        (("--query", CARD, "--quiet"), "--out: expected a file for the answers, since --quiet prints none"),
+        (("--query", CARD, "--query", "  "), "question 2: expected text, found 'none'"),
         (("--query", CARD, "--set", "method=pate"), "method: expected one of ['voting']"),
         (("--query", CARD, "--rehearsal", "nowhere.json"), "nowhere.json"),
         (("--query", CARD, "--rehearsal", "r.json", "--set", "rows.slots=4"), "guess.rehearsal: expected a rehearsal"),

@@ -370,6 +370,13 @@ def test_integer_and_boolean_labels_are_read_as_text_where_that_was_asked_for(la
     assert texts(private, as_text) == [["a"]]
 
 
+def test_sizes_of_labels_that_are_one_text_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="public_size: expected one number per label"):
+        PrivateExamples(
+            [], label_key="label", labels=(1, "other"), public_size={1: 30, "1": 20, "other": 10}, labels_as_text=True
+        )
+
+
 @pytest.mark.parametrize(("label", "kind"), [(4711, "an integer"), (True, "a boolean")])
 def test_without_it_the_error_names_the_kind_and_the_option_and_no_value(label: Any, kind: str) -> None:
     with pytest.raises(RecordError, match=f"a record has {kind}. Give labels_as_text=True") as caught:
