@@ -11,12 +11,16 @@ records are made up by `bank_questions.py` and `clinic_notes.py`. A picture is s
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import multiprocessing
 import statistics
 import sys
 import textwrap
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -334,9 +338,19 @@ def one_per_queue(examples: Sequence[Record]) -> list[Record]:
     return [first[queue] for queue in QUEUES if queue in first]
 
 
+def told(domain: Domain, *, repeats: int, queries: int) -> tuple[Story, str]:
+    """Measures and tells of a domain; returns the story and what was printed, for the process that asked."""
+    warnings.simplefilter("ignore", RestsOnGuessWarning)  # what answers are worth is measured
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        model = EmbeddedLLM()
+        story = measure(domain, model, repeats=repeats, queries=queries)
+        tell(story, model)
+    return story, printed.getvalue()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="releases per method")
+    parser.add_argument("--repeats", type=int, default=3, help="releases per method")
     parser.add_argument("--queries", type=int, default=40, help="new texts per queue")
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
@@ -345,12 +359,17 @@ def main() -> int:
     model = EmbeddedLLM()
     print("Attacker: shown a record that was used and one that was not, how often does it name the used one?")
     print("50 % is guessing. It is one attacker, and no proof: the proof is the budget report at the end.")
-    stories = []
-    for domain in (BANK, CLINIC):
-        print(f"\n== {domain.title}: mean and standard deviation of {arguments.repeats} releases each", flush=True)
-        stories.append(measure(domain, model, repeats=arguments.repeats, queries=arguments.queries))
-        tell(stories[-1], model)
-    print(f"\n== the budget report of one run ({BANK.title})\n{stories[0].report}")
+    runs = {"repeats": arguments.repeats, "queries": arguments.queries}
+    head = "\n== {}: mean and standard deviation of {} releases each"
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        other = pool.submit(told, CLINIC, **runs)  # on the second core, meanwhile
+        print(head.format(BANK.title, arguments.repeats), flush=True)
+        bank = measure(BANK, model, **runs)
+        tell(bank, model)
+        clinic, said = other.result()
+        print(f"{head.format(CLINIC.title, arguments.repeats)}\n{said}", end="")
+    print(f"\n== the budget report of one run ({BANK.title})\n{bank.report}")
+    stories = (bank, clinic)
     picture = draw(stories, arguments.out)
     print(f"\npicture: {picture}" if picture else "\nno picture: pip install matplotlib")
     print(f"done in {time.perf_counter() - started:.0f} s")
@@ -414,4 +433,6 @@ def draw(stories: Sequence[Story], folder: Path) -> Path | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import demo  # under this name another process finds what it is to run
+
+    sys.exit(demo.main())
