@@ -338,7 +338,7 @@ def one_per_queue(examples: Sequence[Record]) -> list[Record]:
     return [first[queue] for queue in QUEUES if queue in first]
 
 
-def told(domain: Domain, *, repeats: int, queries: int) -> tuple[Story, str]:
+def measure_and_tell(domain: Domain, *, repeats: int, queries: int) -> tuple[Story, str]:
     """Measures and tells of a domain; returns the story and what was printed, for the process that asked."""
     warnings.simplefilter("ignore", RestsOnGuessWarning)  # what answers are worth is measured
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -362,7 +362,7 @@ def main() -> int:
     runs = {"repeats": arguments.repeats, "queries": arguments.queries}
     head = "\n== {}: mean and standard deviation of {} releases each"
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        other = pool.submit(told, CLINIC, **runs)  # on the second core, meanwhile
+        other = pool.submit(measure_and_tell, CLINIC, **runs)  # on the second core, meanwhile
         print(head.format(BANK.title, arguments.repeats), flush=True)
         bank = measure(BANK, model, **runs)
         tell(bank, model)
