@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.cli.config import METHODS, Data, add_flags, add_settings, read_settings
+from langchain_dpicl.cli.config import METHODS, Data, read_settings
 from langchain_dpicl.cli.inputs import UNREADABLE, check_out, is_csv, numbered_lines, numbered_rows, open_records
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
@@ -38,29 +38,6 @@ _FEW_VALUES = 20
 """A field with at most this many values may be a label."""
 _UNEVEN = 2.0
 """Labels are declared one by one where the largest has more units than this many times the smallest."""
-
-_NOTES = """\
-The output shows counts, labels and line numbers of FILE, and is as private as FILE: it is for its owner, who decides
-what to declare. No model is called and nothing is spent. Exit status 1: a record would be refused.
---out writes a settings file for `dpicl plan --config` and `dpicl generate --config`. Its labels and its size were read
-off the records: keep the labels only if they are public, and declare a size that you know without counting.
-"""
-
-
-def add_check(commands: Any, *, run: Any) -> None:
-    """Adds the command."""
-    command = commands.add_parser(
-        "check",
-        help="what a file of records holds, for its owner alone",
-        description="Shows the owner what a file of records holds, what would be refused, and which declaration fits.",
-        epilog=_NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("file", type=Path, metavar="FILE", help="records, as JSON lines or CSV")
-    command.add_argument("--out", type=Path, metavar="TOML", help="settings file to write; must not exist")
-    add_flags(command, ["text_key", "label_key", "label", "unit_key", "dataset_id"])
-    add_settings(command)
-    command.set_defaults(run=run)
 
 
 def run_check(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:

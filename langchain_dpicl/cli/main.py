@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_dpicl.cli.check import add_check, run_check
 from langchain_dpicl.cli.checks import add_audit, run_audit
+from langchain_dpicl.cli.config import add_flags, add_settings
 from langchain_dpicl.cli.discover import add_discover, run_discover
 from langchain_dpicl.cli.documents import add_documents, run_documents
 from langchain_dpicl.cli.exit_codes import BAD_INPUT, DONE, INTERRUPTED, exit_code_of
@@ -87,7 +87,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_try(look, run=functools.partial(run_try, say=_say, confirm=_confirm))
     add_rehearse(look, run=functools.partial(run_rehearse, say=_say, confirm=_confirm))
     add_plan(look, run=_plan)
-    add_check(look, run=functools.partial(run_check, say=_say))
+    _add_check(look)
 
     spend = CommandGroup(commands, "spend a budget")
     add_vote(spend, run=functools.partial(run_vote, say=_say, complain=_complain))
@@ -186,6 +186,38 @@ def _published_epsilon(check: dict[str, Any]) -> float | None:
     if not isinstance(event, RepeatedEvent) or not isinstance(event.event, BoundedRangeEvent):
         return None
     return advanced_composition_epsilon(event.event.bound, event.count, delta=check["delta"])
+
+
+# -- dpicl check -------------------------------------------------------------------------------------------------
+
+_CHECK_NOTES = """\
+The output shows counts, labels and line numbers of FILE, and is as private as FILE: it is for its owner, who decides
+what to declare. No model is called and nothing is spent. Exit status 1: a record would be refused.
+--out writes a settings file for `dpicl plan --config` and `dpicl generate --config`. Its labels and its size were read
+off the records: keep the labels only if they are public, and declare a size that you know without counting.
+"""
+
+
+def _add_check(commands: Any) -> None:
+    command = commands.add_parser(
+        "check",
+        help="what a file of records holds, for its owner alone",
+        description="Shows the owner what a file of records holds, what would be refused, and which declaration fits.",
+        epilog=_CHECK_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="records, as JSON lines or CSV")
+    command.add_argument("--out", type=Path, metavar="TOML", help="settings file to write; must not exist")
+    add_flags(command, ["text_key", "label_key", "label", "unit_key", "dataset_id"])
+    add_settings(command)
+    command.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    # It reads records, for which numpy is loaded; the help of dpicl needs neither.
+    from langchain_dpicl.cli.check import run_check
+
+    return run_check(arguments, say=_say)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
