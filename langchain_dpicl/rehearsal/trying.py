@@ -122,18 +122,18 @@ class Trial:
             private = (
                 f"private {unsure.component} at epsilon {unsure.epsilon:g}: {_percent(unsure.right)} ({unsure.span})"
             )
-            told = f"perhaps better than {_percent(free.right)} ({free.name})"
-            return f"none: {private} may be {told}; {self._how}"
+            return f"none yet: {private} is perhaps better than {_percent(free.right)} ({free.name}); {self._how}"
         if free.right <= 1.0 / self.num_labels + _BY_CHANCE:
             guessing = _percent(1.0 / self.num_labels)
-            return f"do not spend: nothing tried is better than guessing among {self.num_labels} labels ({guessing})"
+            what = f"nothing tried is better than guessing among {self.num_labels} labels ({guessing})"
+            return f"do not spend: {what}; another model or wording may be"
         return f"do not spend: {free.name} says {_percent(free.right)} for nothing"
 
     @property
     def _how(self) -> str:
         """What would make it surer."""
         if self.is_same:
-            return "four times as many public examples halve the range"
+            return "four times as many public examples (max_examples=, --examples) halve the range"
         return "examples of the records' own domain would make it surer"
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,6 +159,7 @@ class Trial:
         lines += [f"{rival.name:<{wide}}{_percent(rival.right):>6}  free, epsilon 0" for rival in self.free]
         for option in self.options:
             lines += _option_lines(option, wide)
+        lines += _LEGEND
         lines.append(f"recommended: {self.advice}")
         return "\n".join(lines)
 
@@ -179,6 +180,10 @@ def _thriftiest(options: Sequence[TriedOption]) -> TriedOption | None:
     return min(enough, key=lambda one: (one.epsilon, -one.gain), default=None)
 
 
+_LEGEND = (
+    "right: of answers; range: nine times in ten; at most: without noise; 40 x 4: 40 votes of prompts of 4 records,",
+    "fill: records drawn for each place of a prompt",
+)
 _BY_CHANCE = 0.05
 """Above guessing by no more than this, what is free tells nothing."""
 

@@ -168,8 +168,8 @@ class TestTheRecommendation:
 
     def test_says_how_to_become_sure(self, trial: Trial) -> None:
         advice = with_gains(trial, (1.0, 0.05, "perhaps better than what is free")).advice
-        assert advice.startswith("none: private votes at epsilon 1: ")
-        assert advice.endswith("four times as many public examples halve the range")
+        assert advice.startswith("none yet: private votes at epsilon 1: ")
+        assert advice.endswith("four times as many public examples (max_examples=, --examples) halve the range")
 
     def test_names_what_is_private_and_what_is_free(self, trial: Trial) -> None:
         advice = with_gains(trial, (4.0, 0.1, "beats what is free")).advice
