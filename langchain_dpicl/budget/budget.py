@@ -235,6 +235,16 @@ class Budget(LedgerBudget):
         with self._desk.lock:
             return tuple(self._desk.refresh().open_reservations())
 
+    def tickets_left(self) -> dict[str, dict[str, float]]:
+        """Returns what each sealed component still holds, by ticket, over all labels. For the operator."""
+        with self._desk.lock:
+            held = dict(self._desk.refresh().held())
+        left: dict[str, dict[str, float]] = {}
+        for (component, (template, _)), amount in held.items():
+            tickets = left.setdefault(component, {})
+            tickets[template] = tickets.get(template, 0) + float(amount)
+        return left
+
     def close(self) -> None:
         """Closes the store, if it can be closed. The budget and its shares cannot be used afterwards."""
         close = getattr(self._store, "close", None)

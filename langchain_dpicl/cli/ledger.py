@@ -282,14 +282,15 @@ def _deltas(text: str | None) -> list[float] | None:
 
 def _report_text(budget: Budget, report: PrivacyReport, arguments: argparse.Namespace) -> str:
     remaining = {"epsilon": budget.remaining_epsilon, "delta": budget.remaining_delta}
+    left = budget.tickets_left()
     open_ones = [_plain(entry) for entry in budget.dangling()]
     _draw(report, arguments)
     if arguments.json:
-        data = {"report": report.to_dict(), "remaining": remaining, "dangling": open_ones}
+        data = {"report": report.to_dict(), "remaining": remaining, "tickets_left": left, "dangling": open_ones}
         return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if arguments.markdown:
         return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(remaining, open_ones))
-    return "\n".join([report.to_text(), "", *_operator_text(remaining, open_ones)])
+    return "\n".join([report.to_text(), "", *remaining_text(budget), *_operator_text(open_ones)])
 
 
 def _draw(report: PrivacyReport, arguments: argparse.Namespace) -> None:
@@ -311,9 +312,15 @@ _OPEN_WORDS = (
 )
 
 
-def _operator_text(remaining: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
-    epsilon, delta = format_rounded_down(remaining["epsilon"]), format_rounded_down(remaining["delta"])
+def remaining_text(budget: Budget) -> Iterator[str]:
+    """Yields what is left of a budget, and of the shares that its components have sealed."""
+    epsilon, delta = format_rounded_down(budget.remaining_epsilon), format_rounded_down(budget.remaining_delta)
     yield f"  remaining epsilon {epsilon}, delta {delta}"
+    for component, tickets in budget.tickets_left().items():
+        yield f"    of {component}: {', '.join(f'{amount:,g} {name}' for name, amount in tickets.items())}"
+
+
+def _operator_text(open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield f"  open reservations: {len(open_ones)}"
     for entry in open_ones:
         label = "" if entry["label"] is None else f" for label {entry['label']!r}"

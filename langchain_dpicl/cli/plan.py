@@ -104,7 +104,7 @@ def _num_labels(settings: Settings, source: RowSource) -> int:
 def _needed(settings: Settings, name: str) -> Any:
     value = settings.get(name)
     if value is None:
-        raise fail(name, "a number", None, f"Give --set {name}=N.")
+        raise fail(name, "a number", None, f"Give --{name.replace('_', '-')} N.")
     return value
 
 

@@ -305,7 +305,7 @@ def _assumptions(settings: Settings, rehearsal: Rehearsal, *, has_instruction: b
         yield f"assumed: {', '.join(assumed)}"
     missing = [] if has_instruction else ["instruction only (the embedded model with the usual wording has it)"]
     if True not in rehearsal.readings and (settings.get("answers") or LabelAnswers()).calibrate is None:
-        missing.append("calibrated (needs label probabilities and a query of one variable)")
+        missing.append("calibrated (needs label probabilities and a query of one variable, or one called input)")
     if missing:
         yield f"not tried: {', '.join(missing)}"
 

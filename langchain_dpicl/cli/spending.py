@@ -15,6 +15,7 @@ from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings
 from langchain_dpicl.cli.exit_codes import DONE, INTERRUPTED, exit_code_of
 from langchain_dpicl.cli.inputs import check_out, read_records
+from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.parser import Parser
 from langchain_dpicl.cli.plan import planned
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
@@ -236,8 +237,13 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     if arguments.json:
         call.say(run.result.to_json())
     elif not arguments.quiet:
-        call.say(str(budget.report()))
+        say_report(call, budget)
     return code
+
+
+def say_report(call: Call, budget: PrivacyBudgetCallbackHandler) -> None:
+    """Prints the report of a budget, and below it what is left."""
+    call.say("\n".join([str(budget.report()), "", *remaining_text(budget.budget)]))
 
 
 def _continuation(*, has_workers: bool, is_durable: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from langchain_dpicl.exceptions import DPICLError, LedgerError
@@ -112,6 +113,10 @@ class LedgerState:
     def left(self, component: str, slot: Slot) -> Amount:
         """Returns what a sealed component's slot still holds."""
         return self._left[component, slot]
+
+    def held(self) -> Mapping[tuple[str, Slot], Amount]:
+        """Returns what every slot of every sealed component still holds."""
+        return MappingProxyType(self._left)
 
     def used_by(self, tenant: str, component: str) -> int:
         """Returns how many tickets of a component a tenant has; a line without a tenant counts for ""."""
