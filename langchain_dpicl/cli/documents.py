@@ -24,6 +24,7 @@ from langchain_dpicl.cli.spending import (
     public_lines,
     release,
     share_of,
+    warn_of_embedded,
 )
 from langchain_dpicl.options import Decoding, LogitNoise, Noise
 from langchain_dpicl.options.rows import noise_of
@@ -70,6 +71,7 @@ def run_documents(arguments: argparse.Namespace, *, say: Say, complain: Say) -> 
         return DONE
     check_target(arguments, settings)
     topics = _topics(arguments, settings)
+    warn_of_embedded(settings)
     budget = budget_of(settings)
     made: DocumentSynthesizer = settings.door(
         private_examples(settings),

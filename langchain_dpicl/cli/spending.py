@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,13 @@ def check_target(arguments: argparse.Namespace, settings: Settings) -> None:
     memo = getattr(settings.get("serving"), "memo", None)
     named = [path for path in (*kept, memo) if isinstance(path, str | Path) and "://" not in str(path)]
     check_out(needed_out(arguments), records_of(settings), *paths, *named)
+
+
+def warn_of_embedded(settings: Settings) -> None:
+    """Warns before a budget is spent on texts by the model that is there for trying things out."""
+    if settings.model.name == "embedded":
+        words = "the embedded model writes keywords and phrases of its own public text; --model names one that writes"
+        warnings.warn(words, stacklevel=2)
 
 
 def needed_out(arguments: argparse.Namespace) -> Path:

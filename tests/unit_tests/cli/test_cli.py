@@ -608,6 +608,14 @@ class TestGenerate:
         assert released["report"]["epsilon"] <= 3.0
         assert "add_remove" in capsys.readouterr().out
 
+    def test_texts_of_the_embedded_model_come_with_a_note(
+        self, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert generate(records, tmp_path / "one.json") == 0
+        assert "the embedded model" not in capsys.readouterr().err
+        assert generate(records, tmp_path / "two.json", "--set", "max_tokens=2", model="embedded") == 0
+        assert "dpicl: note: the embedded model writes keywords" in capsys.readouterr().err
+
     def test_a_broken_line_is_reported_without_its_content(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
