@@ -39,6 +39,7 @@ _NOTES = f"""\
 {SEES_RECORDS} Topics are keywords of a public vocabulary that many units
 hold: --vocabulary names a file of keywords, one a line; --public-texts one of public texts, one a line, whose most
 frequent words are taken; without either they are the words of the embedded model. Never name a file of the records.
+Records are declared without labels; if their ledger holds them with labels, give another --dataset-id. Both add up.
 
 With --dry-run, or without --out, the plan is printed; nothing is read and nothing is spent. {RELEASED}{BUDGET_NOTES}"""
 

@@ -275,6 +275,7 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         record_tokens=prices.record_tokens,
         query_tokens=prices.query_tokens,
         answer_tokens=prices.answer_tokens,
+        progress=False if arguments.quiet or arguments.json else None,
     )
     written = (
         []

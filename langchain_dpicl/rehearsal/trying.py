@@ -20,6 +20,7 @@ from langchain_dpicl.rehearsal.choice import (
     verdict_of,
 )
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+from langchain_dpicl.runs.release_run import new_bar, tick
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 _MOST_OF = 0.5
@@ -217,6 +218,7 @@ def try_components(
     record_tokens: int = 60,
     query_tokens: int = 60,
     answer_tokens: int = 1,
+    progress: bool | None = False,
 ) -> Trial:
     """Compares what is free with private votes and labels at several epsilons, before anything is spent.
 
@@ -236,6 +238,7 @@ def try_components(
       record_tokens: cap of a record.
       query_tokens: cap of a query.
       answer_tokens: cap of an answer.
+      progress: True shows a bar, False hides it, None shows it on a terminal only.
 
     Raises:
       ConfigurationError: a number is out of range, or a delta that a ledger would refuse.
@@ -282,13 +285,19 @@ def try_components(
         )
 
     prompts = [rival for rival in free_rivals(rehearsal) if not rival.shots]
+    plans: list[TriedOption] = []
+    asked = [(*what, epsilon) for what in counts for epsilon in epsilons]
+    with new_bar(len(asked), "plan", "plans", progress=progress) as bar:
+        for terms in asked:
+            plans.append(option(*terms))
+            tick(bar)
     return Trial(
         rests_on=rehearsal.rests_on,
         num_labels=len(rehearsal.labels),
         public_size=public_size,
         delta=delta,
         free=(*prompts, *also, best_votes(rehearsal)),
-        options=(*(option(*asked, epsilon) for asked in counts for epsilon in epsilons), *private),
+        options=(*plans, *private),
         is_same=rehearsal.origin == "same",
     )
 

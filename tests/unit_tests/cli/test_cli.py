@@ -860,6 +860,15 @@ def test_a_price_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "Prices.price_in: expected a number greater than or equal to 0" in capsys.readouterr().err
 
 
+def test_keys_of_another_command_are_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    terms = ["plan", "--epsilon", "1", "--delta", "1e-6", "--public-size", "3000", "--no-compare"]
+    assert main([*terms, "--set", "task.example_prompt={text}"]) == 2
+    said = "found 'example_prompt'. These keys are of FewShotTask"
+    assert said in capsys.readouterr().err
+    assert main([*terms, "--set", "task.nothing=1"]) == 2
+    assert "These keys" not in capsys.readouterr().err
+
+
 def test_wordings_are_an_array_of_tables_and_take_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = tmp_path / "task.toml"
     settings.write_text(

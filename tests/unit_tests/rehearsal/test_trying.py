@@ -62,6 +62,12 @@ def trial(alike: Rehearsal) -> Trial:
     return try_components(alike, 3000, **TERMS, max_queries=200, public_inputs=50, price_in=2.0, price_out=5.0)
 
 
+def test_plans_show_a_bar_where_one_is_asked_for(alike: Rehearsal, capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {**TERMS, "max_queries": 20, "epsilons": [8.0]}
+    assert try_components(alike, 3000, **given) == try_components(alike, 3000, **given, progress=True)
+    assert "plans: " in capsys.readouterr().err
+
+
 def with_gains(trial: Trial, *gains: tuple[float, float, str]) -> Trial:
     """Returns a trial with the given epsilons, gains and verdicts."""
     first = trial.options[0]
