@@ -137,7 +137,8 @@ def _rehearsed(
     from langchain_dpicl.rehearsal.asking import rehearse
     from langchain_dpicl.tasks.public_records import PublicRecords
 
-    keys = {"text_key": settings.data.text_key, "label_key": _label_key(settings), "labels": settings.data.labels}
+    data = settings.data
+    keys: dict[str, Any] = {"text_key": data.text_key, "label_key": _label_key(settings), "labels": data.labels}
     # Before a cost is shown, and before a model is made.
     PublicRecords.of(examples, _wording(settings), **keys, instead="")
     answers = settings.get("answers") or LabelAnswers()
