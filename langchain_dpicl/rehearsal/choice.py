@@ -16,7 +16,7 @@ from langchain_dpicl.backends.base import RowHint, row_hint_of
 from langchain_dpicl.exceptions import NoisyPlanWarning, RestsOnGuessWarning
 from langchain_dpicl.options.base import html_table
 from langchain_dpicl.options.rows import NoiseName, Rows
-from langchain_dpicl.planning.expected_utility import MUCH_NOISE, ROUGH_DRAWS, RowDesign, shot_law, vote_chances
+from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, RowDesign, shot_law, vote_chances
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts
 from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.rehearsal.rehearsal import WIDER, Rehearsal
@@ -395,7 +395,7 @@ class ChosenRows:
         readings = getattr(self.source, "readings", (False,))
         calibrated = bool(self.calibrate) if self.calibrate in readings else readings[0]
         taken = plan.noise_takes(self.source, labels=len(task.labels), calibrated=calibrated)
-        if taken > MUCH_NOISE:
+        if taken > _TOO_MUCH_NOISE:
             warn_caller(NoisyPlanWarning(TOO_NOISY.format(points=100 * taken, rests=self.source.rests_on)))
 
 
@@ -403,6 +403,8 @@ GUESSED = (
     "What this component's answers are worth rests on a guess about the model. rehearse(llm, public_examples), or "
     "`dpicl rehearse FILE`, measures it for nothing; give the result as rows=, or --rehearsal."
 )
+_TOO_MUCH_NOISE = 0.07
+"""Chance of the right label that noise may take before a component warns; a plan advises against less."""
 TOO_NOISY = (
     "Do not spend like this: noise takes {points:.0f} points of the chance of a right label, by {rests}. Ask fewer "
     "questions, use more records, or raise epsilon; `dpicl plan` compares designs."

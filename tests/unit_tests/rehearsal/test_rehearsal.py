@@ -329,7 +329,7 @@ class TestComponents:
     @pytest.mark.parametrize("kind", [DPVotingRunnable, PromptPATELabeler])
     def test_they_warn_of_noise_before_it_is_paid_for_and_not_of_little(self, kind: Any) -> None:
         with pytest.warns(NoisyPlanWarning, match=r"noise takes \d+ points .*, by a rehearsal of ") as caught:
-            made = component(kind, rehearsed(), epsilon=0.1, answers=LabelAnswers(calibrate=False))
+            made = component(kind, rehearsed(), epsilon=0.03, answers=LabelAnswers(calibrate=False))
         assert [one.filename for one in caught] == [__file__]
         said = made.expected()
         taken = said["without_noise_prob"] - said["right_label_prob"] - said["abstain_prob"]
