@@ -94,11 +94,13 @@ def on_files(files: Any, config: Any) -> Any:
     """Adds the pages that stand beside docs/."""
     for name, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
-    for page in NOTEBOOKS.values():
+    for name, page in NOTEBOOKS.items():
         ran = OUTPUTS / Path(page).name
         if not ran.exists():
             raise PluginError(f"{ran.relative_to(ROOT)} is missing: run make notebooks, as make docs does")
-        files.append(File.generated(config, page, content=ran.read_text(encoding="utf-8")))
+        title, _, rest = ran.read_text(encoding="utf-8").partition("\n\n")
+        said = f"[This notebook]({project()['urls']['Homepage']}/blob/main/{name}) ran when the site was built."
+        files.append(File.generated(config, page, content=f"{title}\n\n{said}\n\n{rest}"))
         for picture in sorted(OUTPUTS.glob(f"{ran.stem}_*.png")):
             files.append(File.generated(config, f"notebooks/{picture.name}", content=picture.read_bytes()))
     return files
