@@ -10,6 +10,7 @@ from typing import Any
 
 from langchain_dpicl.exceptions import LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord
+from langchain_dpicl.privacy.ledger.writer import write_all_waiting
 
 
 def is_on_loop() -> bool:
@@ -59,10 +60,10 @@ class WatchedStore(InMemoryStore):
         self._seen("header")
         return super().header()
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
         self._seen("records")
         self.at_read()
-        return super().records(after)
+        return super().records(after, limit=limit)
 
     def head(self) -> tuple[int, str]:
         self._seen("head")
@@ -223,6 +224,7 @@ async def halfway(work: Coroutine[Any, Any, Any], until: Callable[[], bool]) -> 
 def spent(store: InMemoryStore) -> Mapping[str, int]:
     """Tickets by what became of them, as the lines alone tell."""
     out = {"reserve": 0, "commit": 0, "give_back": 0}
+    write_all_waiting()
     for line in store.records():
         if line.kind in out:
             out[line.kind] += line.body["count"]

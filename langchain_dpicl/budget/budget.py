@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Self
 
 from langchain_dpicl._construction import tells_how_to_build
@@ -233,13 +234,26 @@ class Budget(LedgerBudget):
         a block that was charged more than it released. Reports leave them out, because they tell when a model failed.
         """
         with self._desk.lock:
-            return tuple(self._desk.refresh().open_reservations())
+            opened = self._desk.refresh().open_reservations()
+            left = [(each, each.count - self._desk.waiting(each.entry)) for each in opened]
+            return tuple(replace(each, count=count) for each, count in left if count)
+
+    def settle(self) -> None:
+        """Writes the commits that wait for the next line of this process.
+
+        Raises:
+          LedgerError: they cannot be written now; they go on waiting.
+        """
+        self._desk.write_waiting()
 
     def close(self) -> None:
-        """Closes the store, if it can be closed. The budget and its shares cannot be used afterwards."""
+        """Writes the commits that wait, and closes the store, if it can be closed. Nothing can be used afterwards."""
         close = getattr(self._store, "close", None)
-        if close is not None:
-            close()
+        try:
+            self.settle()
+        finally:
+            if close is not None:
+                close()
 
     def _make_pool(self, name: str, kind: Kind, epsilon: float, delta: float | None, gap: float) -> Component:
         at = self._delta_for(check_epsilon(epsilon), delta)

@@ -267,7 +267,7 @@ def _check_anchor(where: str | None, store: LedgerStore) -> None:
 
     anchor, header = _anchor(where), store.header()
     if anchor is not None and header is not None:
-        for problem in anchor_problems(anchor, header, list(store.records())):
+        for problem in anchor_problems(anchor, header, store):
             raise LedgerRollbackError(problem)
 
 

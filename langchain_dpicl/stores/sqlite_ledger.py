@@ -324,7 +324,7 @@ if hasattr(os, "register_at_fork"):
 # older copy is a valid ledger: only an anchor in another place can tell.
 
 
-_LINES = f"SELECT {', '.join(COLUMNS)} FROM lines WHERE ledger = ? AND seq > ? ORDER BY seq"  # noqa: S608  our columns
+_LINES = f"SELECT {', '.join(COLUMNS)} FROM lines WHERE ledger = ? AND seq > ? AND seq <= ? ORDER BY seq"  # noqa: S608  our columns
 _ADD = f"INSERT INTO lines (ledger, {', '.join(COLUMNS)}) VALUES (?{', ?' * len(COLUMNS)})"  # noqa: S608  our columns
 _HEAD = (
     "SELECT ledgers.seq, ledgers.head, lines.hash FROM ledgers "
@@ -460,10 +460,10 @@ class SQLiteStore(Connected):
         with self._link.reading():
             return self._rows().header()
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every line with `seq > after`, as they stand at one moment."""
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
+        """Returns the lines with `seq > after`, at most `limit` of them, as they stand at one moment."""
         with self._link.reading():
-            return RowTransaction(self._rows()).records(after)
+            return RowTransaction(self._rows()).records(after, limit=limit)
 
     def head(self) -> tuple[int, str]:
         """Returns the number and hash of the last line, or 0 and the header's digest."""
@@ -568,8 +568,8 @@ class _SQLiteRows:
             raise LedgerError(f"ledger {self._link.path}: its last line is gone or changed. Restore an untouched copy.")
         return LedgerHead(seq, head or "")
 
-    def lines(self, after: int) -> Iterable[Sequence[Any]]:
-        return self._link.ask(_LINES, self._number, after)
+    def lines(self, after: int, last: int) -> Iterable[Sequence[Any]]:
+        return self._link.ask(_LINES, self._number, after, last)
 
     def add(self, record: LedgerRecord) -> None:
         self._link.write(_ADD, self._number, *row_of(record))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
-from langchain_dpicl.privacy.ledger.writer import LedgerWriter
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter, LineAppender
 
 # A thread that waited longer than this many seconds through an outage is refused: if each of many waiting threads
 # tried the store again, the last would wait without limit.
@@ -18,14 +18,13 @@ LOCK_TIMEOUT = 10.0
 
 
 class OutageWriter(LedgerWriter):
-    """Refuses threads that waited through an outage, and writes no settlement twice if the store's reply was lost."""
+    """Refuses threads that waited through an outage of the store."""
 
     def __init__(
         self, store: LedgerStore, header: LedgerHeader, *, allowed_wrappers: Callable[[], Sequence[str]] = tuple
     ) -> None:
         super().__init__(store, header, allowed_wrappers=allowed_wrappers)
         self._outages = 0
-        self._doubtful: dict[tuple[int, str], LedgerRecord] = {}  # settlements that failed but may have been committed
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -39,31 +38,6 @@ class OutageWriter(LedgerWriter):
             except LedgerUnavailableError:
                 self._outages += 1
                 raise
-
-    def settle(self, kind: str, reservation: int, count: int) -> None:
-        """Records a settlement; after a failure, the same settlement again writes no second line."""
-        body = {"reservation": reservation, "count": count}
-        record = None
-        try:
-            with self.exclusive() as writer:
-                if self._doubtful:
-                    record = self._written_before(writer.view, kind, body)
-                if record is None:
-                    record = writer.append(kind, body)
-        except BaseException:
-            if record is not None:  # the store may have committed the line although it raised
-                self._doubtful[reservation, kind] = record
-            raise
-        if self._doubtful:
-            self._doubtful.pop((reservation, kind), None)
-
-    def _written_before(self, view: LedgerTransaction, kind: str, body: Mapping[str, Any]) -> LedgerRecord | None:
-        """Returns the line of an earlier, failed settlement if the ledger holds it."""
-        earlier = self._doubtful.get((body["reservation"], kind))
-        if earlier is None or dict(earlier.body) != body:
-            return None
-        line = next(iter(view.records(earlier.seq - 1)), None)
-        return line if line is not None and line.hash == earlier.hash else None
 
 
 @runtime_checkable
@@ -181,6 +155,10 @@ class AnchoredWriter(OutageWriter):
     def _start_anew(self) -> None:
         super()._start_anew()
         self._untold = {}
+
+    def _take_back(self, writer: LineAppender) -> None:
+        super()._take_back(writer)
+        self._untold = {seq: head for seq, head in self._untold.items() if seq <= self._state.seq}
 
     def _applied(self, record: LedgerRecord) -> None:
         if record.seq == self._first or (record.seq > self._first and not self._adopts):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,14 +25,19 @@ from langchain_dpicl.exceptions import (
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact, round_down, round_up
-from langchain_dpicl.privacy.ledger.state import BIND, RESERVE, SEAL, LedgerState, Slot, allowance, unit_cost
-from langchain_dpicl.privacy.ledger.store import (
-    InMemoryStore,
-    LedgerHeader,
-    LedgerRecord,
-    LedgerStore,
-    LedgerTransaction,
+from langchain_dpicl.privacy.ledger.state import (
+    BIND,
+    COMMIT,
+    GIVE_BACK,
+    RESERVE,
+    SEAL,
+    LedgerState,
+    Slot,
+    Undo,
+    allowance,
+    unit_cost,
 )
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction, in_blocks
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
 
 
@@ -98,27 +106,65 @@ class ShareStatus:
         return self.terms
 
 
-@dataclass(slots=True)
-class _LineAppender:
-    """Appends lines and applies each of them to the state at once."""
+RIDE_SECONDS = 5.0
+"""Commits that waited so long are written by the next call, whatever it is."""
 
-    view: LedgerTransaction
-    state: LedgerState
-    applied: Callable[[LedgerRecord], None]
-    is_ours: bool
-    wrote: bool = False
+
+class LineAppender:
+    """Appends lines and applies each of them to the state at once; takes them back where they may not stand."""
+
+    def __init__(
+        self,
+        view: LedgerTransaction,
+        state: LedgerState,
+        waiting: Mapping[int, int],
+        applied: Callable[[LedgerRecord], None],
+    ) -> None:
+        self.view = view
+        self.state = state
+        self._waiting = waiting
+        self._applied = applied
+        self._undos: list[Undo] = []
+        self._is_whole = True
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
-        self.wrote = True
+        """Adds a line; the first one of a transaction brings the commits that wait along."""
+        self.bring_waiting()
+        return self._append(kind, body)
+
+    def bring_waiting(self) -> None:
+        """Adds the commits that wait, unless they were added."""
+        if not self._undos:
+            for entry, count in self._waiting.items():
+                self._append(COMMIT, {"reservation": entry, "count": count})
+
+    @property
+    def wrote(self) -> bool:
+        """Whether lines were added."""
+        return bool(self._undos)
+
+    def take_back(self) -> bool:
+        """Takes the lines back; returns whether the state is what it was before them."""
+        while self._is_whole and self._undos:
+            self._is_whole = False
+            self._undos.pop()()
+            self._is_whole = True
+        return self._is_whole
+
+    def _append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
         record = self.view.append(kind, body)
-        # A third-party store may return any record; our own computed the hash from these members just now.
-        self.state.apply(record, is_hashed=self.is_ours)
-        self.applied(record)
+        self._is_whole = False  # an interrupt may leave half a line
+        self._undos.append(self.state.apply(record))
+        self._is_whole = True
+        self._applied(record)
         return record
 
 
 class LedgerWriter:
     """Serialises this process's reads and writes of one ledger. Safe for threads, and for processes on a durable store.
+
+    A commit waits in this process and is written in the transaction of the next line. It is lost where the process
+    ends first: its ticket then stays charged and open, as if the process had ended before the commit.
 
     Formal guarantees:
       - Tickets are granted only after the store holds the line that charges them.
@@ -137,6 +183,8 @@ class LedgerWriter:
         self._locks = {self._pid: self._lock}  # by process
         self._state = LedgerState(header)
         self._seen = (0, "")  # last line ever seen, kept when the state is read anew
+        self._waiting: dict[int, int] = {}  # tickets whose commit waits, by the line of their reservation
+        self._waiting_since = 0.0
         self._agreed: dict[str, tuple[Component, Component]] = {}
 
     @property
@@ -154,6 +202,7 @@ class LedgerWriter:
         with lock:
             if self._pid != here:
                 self._start_anew()
+                self._waiting = {}  # those of the parent, which writes them
                 self._lock = lock
                 self._pid = here  # last: other threads of the child wait above until then
 
@@ -186,46 +235,77 @@ class LedgerWriter:
         """Returns the state after every committed line; refuses a ledger that was rolled back or changed."""
         with self._turn():
             self._read(self.store)
+            if self._waiting and time.monotonic() - self._waiting_since > RIDE_SECONDS:
+                self.write_waiting()
             return self._state
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[_LineAppender]:
+    def exclusive(self) -> Iterator[LineAppender]:
         """Opens the ledger for this thread alone, with every line read; commits if the block raises nothing."""
         with self._turn():
+            if self._state.seq < self._seen[0]:
+                self._read(self.store)  # all of it, before others wait for this thread
             writer = None
             try:
                 with self.store.transaction() as view:
                     self._read(view, is_writing=True)
-                    writer = _LineAppender(view, self._state, self._applied, is_ours=type(self.store) is InMemoryStore)
+                    writer = LineAppender(view, self._state, self._waiting, self._applied)
                     yield writer
+                if writer.wrote:
+                    self._waiting = {}
                 self._seen = (self._state.seq, self._state.head)
                 self._after_commit()
             except BaseException:
-                # Only the store knows whether the lines were committed: read the ledger again from the start.
-                if writer is not None and writer.wrote:
-                    self._start_anew()
+                # Only the store knows whether the lines were committed: what stands is read again.
+                if writer is not None:
+                    self._take_back(writer)
                 raise
+
+    def _take_back(self, writer: LineAppender) -> None:
+        try:
+            is_whole = writer.take_back()
+        except BaseException:
+            self._start_anew()
+            raise
+        if not is_whole:
+            self._start_anew()
 
     def _catch_up(self, source: LedgerStore | LedgerTransaction) -> None:
         known = self._state
         head: Callable[[], tuple[int, str]] | None = getattr(source, "head", None)
         if head is not None and known.seq >= self._seen[0] and head() == (known.seq, known.head):
             return
-        fresh = list(source.records(max(known.seq - 1, 0)))
         # The last line seen must still be there: a restored older copy would give budget back.
         number, seen = max(self._seen, (known.seq, known.head))
-        place = number - max(known.seq, 1)
-        if number and (place >= len(fresh) or fresh[place].hash != seen):
-            msg = f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
-            raise LedgerRollbackError(msg)
+        is_there = not number
+        first = max(known.seq, 1)
         try:
-            for record in fresh[1:] if known.seq else fresh:
-                known.apply(record)
-                self._applied(record)
+            for place, record in enumerate(in_blocks(source, first - 1), start=first):
+                if place == number:
+                    is_there = record.hash == seen
+                    if not is_there:
+                        break
+                if place > known.seq:
+                    known.apply(record)
+                    self._applied(record)
+                    self._settled_before(record)
+            if is_there:
+                self._seen = (known.seq, known.head)
+                return
         except BaseException:
             self._start_anew()  # half a line may stand: read from the start
             raise
-        self._seen = (known.seq, known.head)
+        self._start_anew()
+        raise LedgerRollbackError(
+            f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
+        )
+
+    def _settled_before(self, record: LedgerRecord) -> None:
+        """Takes a commit off those that wait where its line stands although the store raised an error."""
+        if self._waiting and record.kind == COMMIT and (entry := record.body["reservation"]) in self._waiting:
+            self._waiting[entry] -= record.body["count"]  # nobody else has these tickets
+            if self._waiting[entry] <= 0:
+                del self._waiting[entry]
 
     def verify(self) -> None:
         """Recomputes the whole chain and every rule from the first line."""
@@ -238,7 +318,7 @@ class LedgerWriter:
         """Applies every line to a new state; returns the hash of line `number`, None where there is none."""
         fresh = LedgerState(self.header)
         head = self.header.digest if number == 0 else None
-        for record in self.store.records(0):
+        for record in in_blocks(self.store):
             fresh.apply(record)
             if record.seq == number:
                 head = record.hash
@@ -311,7 +391,7 @@ class LedgerWriter:
             check_same_terms(wanted, sealed)
             self._agreed[wanted.name] = wanted, sealed
 
-    def _seal(self, writer: _LineAppender, terms: ShareTerms) -> None:
+    def _seal(self, writer: LineAppender, terms: ShareTerms) -> None:
         sealed = [c.name for c in terms.components if c.name in writer.state.shares]
         if sealed:
             raise SealedShareError(f"{sealed}: sealed meanwhile by another process. Declare the plan again.")
@@ -323,10 +403,54 @@ class LedgerWriter:
                 )
         writer.append(SEAL, terms.to_dict())
 
-    def settle(self, kind: str, reservation: int, count: int) -> None:
-        """Records that reserved tickets were committed or given back."""
+    def commit(self, reservation: int, count: int) -> None:
+        """Records that what tickets released is stored; on a durable store the line waits for the next one."""
+        if not self.store.durable:
+            with self.exclusive() as writer:
+                writer.append(COMMIT, {"reservation": reservation, "count": count})
+            return
+        with self.lock:
+            if not self._waiting:
+                self._waiting_since = time.monotonic()
+                _WITH_WAITING.add(self)
+            self._waiting[reservation] = self._waiting.get(reservation, 0) + count
+
+    def write_waiting(self) -> None:
+        """Writes the commits that wait."""
+        with self.lock:
+            if self._waiting:
+                with self.exclusive() as writer:
+                    writer.bring_waiting()
+
+    def waiting(self, entry: int) -> int:
+        """Returns how many tickets of a reservation wait for their commit to be written."""
+        return self._waiting.get(entry, 0)
+
+    def committed(self, component: Component, slot: Slot) -> int:
+        """Returns how many tickets were used and committed, in every process; those that wait here included."""
+        with self.lock:
+            state = self.refresh()
+            if component.name not in state.shares:
+                return 0
+            reserved = int(allowance(component, slot) - state.left(component.name, slot))
+            waiting = sum(count for entry, count in self._waiting.items() if state.is_of(entry, component.name, slot))
+            return reserved - state.unsettled(component.name, slot) + waiting
+
+    def give_back(self, reservation: int, count: int) -> None:
+        """Records that tickets that never burnt return to their slot."""
         with self.exclusive() as writer:
-            writer.append(kind, {"reservation": reservation, "count": count})
+            writer.append(GIVE_BACK, {"reservation": reservation, "count": count})
+
+
+_WITH_WAITING: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
+
+
+@atexit.register
+def write_all_waiting() -> None:
+    """Writes the commits that wait when the interpreter ends; what cannot be written leaves its tickets open."""
+    for writer in list(_WITH_WAITING):
+        with contextlib.suppress(LedgerError):
+            writer.write_waiting()
 
 
 def _check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, Any]) -> None:

@@ -153,7 +153,7 @@ def test_what_was_neither_committed_nor_given_back_dangles_and_counts() -> None:
     done.commit()
     back.give_back()
     half.burn(2)
-    half.commit(1)
+    half.commit(1, wait=True)
     stamps = {record.seq: record.stamp for record in store.records()}
     wanted = (
         OpenReservation(half.entry, "c", "t", None, 2, stamps[half.entry]),
