@@ -467,6 +467,7 @@ class LedgerWriter:
             if self.store.durable:
                 # Makes the lines of two diverging copies differ, even for equal requests in the same second.
                 body["nonce"] = secrets.token_hex(8)
+                body["holder"] = process_name()
             return writer.append(RESERVE, body)
 
     def _check_same_terms(self, wanted: Component, sealed: Component) -> None:
@@ -531,6 +532,15 @@ class LedgerWriter:
         """Records that tickets that never burnt return to their slot."""
         with self.exclusive() as writer:
             writer.append(GIVE_BACK, {"reservation": reservation, "count": count})
+
+
+_PROCESS_NAMES: dict[int, str] = {}
+
+
+def process_name() -> str:
+    """Returns a random name of this process, which says in its reservations' lines who holds them."""
+    # By number, so that a forked child has one of its own.
+    return _PROCESS_NAMES.setdefault(os.getpid(), secrets.token_hex(8))
 
 
 _WITH_WAITING: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
