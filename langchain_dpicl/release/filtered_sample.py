@@ -192,7 +192,7 @@ class FilteredSample(Opaque):
                 raise refused
             if seated is None:
                 raise ModelCallError(NOT_COMPUTED)
-            ticket.commit()
+            ticket.commit(wait=True)
             self._balances.confirm(settled())
             return _ParticipantRows(seated)
         finally:

@@ -170,6 +170,7 @@ def test_show_prints_json_that_verifies(dpicl: Shell, file: Path) -> None:
     assert data["remaining"] == {"epsilon": 2.5, "delta": 6.25e-7}
     (entry,) = data["dangling"]
     assert entry.pop("stamp").startswith("20")
+    assert re.fullmatch("[0-9a-f]{16}", entry.pop("holder"))
     assert entry == {"entry": 3, "component": "few-shot", "template": "token", "label": None, "count": 1}
 
 
