@@ -217,7 +217,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         plan = _plan(private, voting, chosen, noise_multiplier=noise.multiplier, abstain_below=below, **terms)
         plan.design.check_wordings(voting.wording.num_wordings)
         voting, scorer, reading = reader_of(engine, voting, is_wanted=chosen.calibrate)
-        chosen.check(voting, reading)
+        chosen.check(voting, reading, plan)
         released = {"with_scores": answers.scores, "abstain_below": below}
         public = {**plan.to_dict(), **voting.to_dict(), **reading, **released, **chosen.reported}
         component = component if component is not None else spender.fresh_name("voting")
