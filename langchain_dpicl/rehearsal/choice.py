@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from langchain_dpicl.backends.base import RowHint, row_hint_of
 from langchain_dpicl.exceptions import RestsOnGuessWarning
 from langchain_dpicl.options.base import html_table
 from langchain_dpicl.options.rows import NoiseName, Rows
-from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, RowDesign, shot_law, vote_chances
+from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, RowDesign, right_chance, shot_law
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts
 from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.rehearsal.rehearsal import WIDER, Rehearsal
@@ -244,13 +245,13 @@ def _plans(
             yield plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, **terms)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Option:
     plan: QueryPlan
     calibrated: bool
     calls_per_row: int
 
-    @property
+    @functools.cached_property
     def law(self) -> Sequence[tuple[int, float]]:
         return shot_law(self.plan.release, self.plan.public_size)
 
@@ -259,7 +260,7 @@ class _Option:
         return self.plan.expected_rows * self.calls_per_row
 
     def right(self, facts: RowFacts) -> float:
-        return vote_chances(self.plan.release, self.plan.public_size, facts=facts, draws=ROUGH_DRAWS).right
+        return right_chance(self.plan.release, self.plan.public_size, facts=facts, draws=ROUGH_DRAWS)
 
 
 @dataclass(frozen=True, slots=True)

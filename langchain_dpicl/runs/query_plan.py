@@ -17,6 +17,7 @@ from langchain_dpicl.planning.expected_utility import (
     RowDesign,
     noise_scale,
     occupancy,
+    right_chance,
     shot_law,
     vote_chances,
     with_redraw,
@@ -174,7 +175,7 @@ def expected_votes(
     chances = vote_chances(release, size, facts=facts, threshold=threshold)
 
     def right(other: RowFacts) -> float:
-        return vote_chances(release, size, facts=other, threshold=threshold, draws=ROUGH_DRAWS).right
+        return right_chance(release, size, facts=other, threshold=threshold, draws=ROUGH_DRAWS)
 
     low, high = rests.interval(right, labels=labels, law=law, calibrated=calibrated)
     return {
@@ -439,7 +440,7 @@ def _option(plan: QueryPlan, source: RowSource, calibrated: bool, calls: int, th
     size = plan.public_size
     labels = plan.width - len(plan.release.constants)
     facts = mean_facts(source, labels=labels, law=shot_law(plan.release, size), calibrated=calibrated)
-    right = vote_chances(plan.release, size, facts=facts, threshold=threshold).right
+    right = right_chance(plan.release, size, facts=facts, threshold=threshold)
     return QueryOption(plan, facts.right, right, plan.cost(calls_per_row=calls).private_calls, calibrated)
 
 

@@ -27,7 +27,7 @@ from langchain_dpicl.backends.sync_async import (
 )
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import REFUSED, RunEvents, arecord_event, record_event
-from langchain_dpicl.budget.handler import check_config, check_configs, describe_tickets_left, may_wait, resolve_budget
+from langchain_dpicl.budget.handler import budget_of, check_config, check_configs, describe_tickets_left, resolve_budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -170,7 +170,7 @@ class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input
     @property
     def _is_slow(self) -> bool:
         """Whether a ledger call may block, so that async code runs it in a thread."""
-        return may_wait(self.budget)
+        return budget_of(self.budget, "budget").durable
 
     def _events(self, config: RunnableConfig) -> RunEvents:
         return RunEvents(type(self).__name__, budget=self.budget, share=self.share, config=config)
@@ -206,7 +206,8 @@ class NotifyObservers:
     name: str
     data: Callable[[], Mapping[str, Any]]
     config: RunnableConfig
-    is_slow: bool
+    is_slow: Callable[[], bool]
+    """Whether `data` may wait for a ledger."""
 
     def run(self) -> None:
         """Sends, blocking."""
@@ -214,7 +215,7 @@ class NotifyObservers:
 
     async def arun(self) -> None:
         """Sends, awaiting."""
-        await arecord_event(self.name, self.data, self.config, is_slow=self.is_slow)
+        await arecord_event(self.name, self.data, self.config, is_slow=self.is_slow())
 
 
 class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
@@ -468,7 +469,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             outcome = yield from self._finished(tenant, query, outcome, config)
             return (yield from self._told(outcome, "release", ticket, config))
         # After the `except` block, so that later errors do not have the refusal as their context.
-        yield NotifyObservers(REFUSED, lambda: self._refusal(refusal), config, is_slow=False)
+        yield NotifyObservers(REFUSED, lambda: self._refusal(refusal), config, lambda: False)
         outcome = yield from self._zero_shot(query, prepared, config)
         return (yield from self._told(outcome, "zero-shot", None, config))
 
@@ -548,7 +549,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         # A receipt reads the ledger, so it is made only where a caller or an observer gets it.
         result = whole() if self.gives_receipts else None
         yield NotifyObservers(
-            RELEASE, lambda: self._news(result or whole()), config, is_slow=result is None and self._is_slow
+            RELEASE, lambda: self._news(result or whole()), config, lambda: result is None and self._is_slow
         )
         return self._text(outcome) if result is None else result
 
