@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,8 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from langchain_dpicl.budget.budget import Budget
     from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
     from langchain_dpicl.privacy.ledger.state import OpenReservation
@@ -149,6 +150,8 @@ def _add_dangling(actions: Any) -> None:
 
 
 def _duration(text: str) -> timedelta:
+    from datetime import timedelta
+
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None or len(found[1]) > _LONGEST:
         raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m, 1h or 2d, found {text!r}")
@@ -163,7 +166,9 @@ def _add_bench(actions: Any, *, run: Callable[[argparse.Namespace], int]) -> Non
     text = "measure ledgers on this disk: plain fsync, pairs of reserve and commit per second, waits"
     command = actions.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")
     command.add_argument("where", type=_file, metavar="PATH", help="a folder, or a file beside which to measure")
-    command.add_argument("--processes", type=int, nargs="+", default=[1, 8, 64], help="at once (default: 1 8 64)")
+    command.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 8, 64], metavar="N", help="at once (default: 1 8 64)"
+    )
     command.add_argument("--seconds", type=float, default=3.0, help="for each of them (default: 3)")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
     command.set_defaults(run=run)
