@@ -150,7 +150,7 @@ class LabelRows:
         return PublicAnswer(lambda: self.request_public_rows([prompts]), self._outage)
 
     def asks_beside(self, limit: int | None) -> bool:
-        """Whether a public row goes beside private ones: the model is elsewhere, many calls may overlap, and it answered.
+        """Whether a public row goes beside private ones: the model is elsewhere, many calls overlap, and it answered.
 
         Args:
           limit: calls that may be in flight at once; None: as many as the engine makes.

@@ -29,7 +29,7 @@ DRIVERS = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async
 class Chat(BaseChatModel):
     """Answers "card"; notes when each call began and ended, and does what a test wants for public ones."""
 
-    log: list[tuple[str, str]] = []
+    log: Any = None
     on_public: Any = None
     on_private: Any = None
 
@@ -59,7 +59,7 @@ def said() -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=AIMessage("card"))])
 
 
-class Down(Exception):
+class DownError(Exception):
     """What a client raises while its server is away."""
 
 
@@ -70,7 +70,7 @@ def failing(times: float) -> Callable[[], None]:
     def act() -> None:
         if left[0] > 0:
             left[0] -= 1
-            raise Down
+            raise DownError
 
     return act
 
