@@ -53,7 +53,8 @@ class BudgetUse:
       tickets: by component whose share is sealed.
       pools: what is left, in mu squared or rho, by pool whose share is sealed.
       lines: of the ledger.
-      waiting_commits: tickets whose commit this process has not written yet.
+      waiting_commits: tickets whose commit this process has not written yet, or of which it is not known.
+      flushes: how often this process waited for the disk; threads share a wait.
       wait_ms_p50: median time that a reservation of this process took, in milliseconds; None before the first.
       wait_ms_p99: 99th percentile of it.
       refused: reservations of this process that a limit, a share or a tenant's cap refused.
@@ -68,6 +69,7 @@ class BudgetUse:
     pools: Mapping[str, float]
     lines: int
     waiting_commits: int
+    flushes: int
     wait_ms_p50: float | None
     wait_ms_p99: float | None
     refused: int
@@ -83,7 +85,7 @@ class BudgetUse:
         return {name: value for name, value in self.to_dict().items() if name not in _OF_PROCESS}
 
 
-_OF_PROCESS = {"waiting_commits", "wait_ms_p50", "wait_ms_p99", "refused", "outages"}
+_OF_PROCESS = {"waiting_commits", "flushes", "wait_ms_p50", "wait_ms_p99", "refused", "outages"}
 
 
 class Waits:
@@ -148,7 +150,7 @@ class CountingWriter(OutageWriter):
     def _count_anew(self) -> None:
         self._counts = threading.Lock()
         self._waits = Waits()
-        self._refused = 0
+        self._refused = self._outages = self.flushes = 0
 
     def _move_in(self) -> None:
         # Before the child uses them: a thread of the parent may have held the lock while it forked.
@@ -172,14 +174,17 @@ class CountingWriter(OutageWriter):
 
     def use(self) -> BudgetUse:
         """Returns the use of the ledger as it stands."""
+        self.refresh()  # without the lock: it may wait for the disk
         with self.lock:
-            return self._use(self.refresh())
+            return self._use(self._state)
 
     def _use(self, state: LedgerState) -> BudgetUse:
         spent = state.spent
         components = [each for share in state.sealed for each in share.terms.components]
         priced = [each for each in components if each.kind == "tickets"]
         pools = [each for each in components if each.kind != "tickets"]
+        entries = {*self._waiting, *(entry for each in self._doubtful for entry in each.commits)}
+        waiting = {entry: self.waiting(entry) for entry in entries}
         with self._counts:
             p50, p99 = (1e3 * self._waits.quantile(part) if self._waits.count else None for part in (0.5, 0.99))
             return BudgetUse(
@@ -187,10 +192,11 @@ class CountingWriter(OutageWriter):
                 delta=self.header.delta,
                 epsilon_spent=round_up(spent[0]),
                 delta_spent=round_up(spent[1]),
-                tickets={each.name: _tickets(state, each, self._waiting) for each in priced},
+                tickets={each.name: _tickets(state, each, waiting) for each in priced},
                 pools={each.name: round_down(state.left(each.name, (each.kind, None))) for each in pools},
                 lines=state.seq,
-                waiting_commits=sum(self._waiting.values()),
+                waiting_commits=sum(waiting.values()),
+                flushes=self.flushes,
                 wait_ms_p50=p50,
                 wait_ms_p99=p99,
                 refused=self._refused,
@@ -303,6 +309,7 @@ def _process_metrics(use: BudgetUse, ledger: Mapping[str, str]) -> Iterator[str]
     rows = [({**ledger, "quantile": part}, wait / 1e3) for part, wait in waits.items() if wait is not None]
     yield from _metric("reserve_seconds", "wait for a reservation in this process", rows, kind="summary")
     yield from _metric("waiting_commits", "commits not written yet", [(ledger, use.waiting_commits)])
+    yield from _metric("flushes_total", "waits for the disk", [(ledger, use.flushes)], kind="counter")
     yield from _metric("refused_total", "reservations refused", [(ledger, use.refused)], kind="counter")
     yield from _metric("outages_total", "turns without the store", [(ledger, use.outages)], kind="counter")
 

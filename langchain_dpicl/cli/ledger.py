@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,8 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from langchain_dpicl.budget.budget import Budget
     from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
     from langchain_dpicl.privacy.ledger.state import OpenReservation
@@ -149,6 +150,8 @@ def _add_dangling(actions: Any) -> None:
 
 
 def _duration(text: str) -> timedelta:
+    from datetime import timedelta
+
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None or len(found[1]) > _LONGEST:
         raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m, 1h or 2d, found {text!r}")
@@ -163,7 +166,9 @@ def _add_bench(actions: Any, *, run: Callable[[argparse.Namespace], int]) -> Non
     text = "measure ledgers on this disk: plain fsync, pairs of reserve and commit per second, waits"
     command = actions.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")
     command.add_argument("where", type=_file, metavar="PATH", help="a folder, or a file beside which to measure")
-    command.add_argument("--processes", type=int, nargs="+", default=[1, 8, 64], help="at once (default: 1 8 64)")
+    command.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 8, 64], metavar="N", help="at once (default: 1 8 64)"
+    )
     command.add_argument("--seconds", type=float, default=3.0, help="for each of them (default: 3)")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
     command.set_defaults(run=run)
@@ -322,7 +327,12 @@ def _report_text(budget: Budget, report: PrivacyReport, arguments: argparse.Name
     open_ones = [_plain(entry) for entry in _all_open(budget)]
     _draw(report, arguments)
     if arguments.json:
-        data = {"report": report.to_dict(), "remaining": remaining, "dangling": open_ones}
+        data = {
+            "report": report.to_dict(),
+            "remaining": remaining,
+            "use": budget.use().ledger_dict(),
+            "dangling": open_ones,
+        }
         return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if arguments.markdown:
         return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(remaining, open_ones))
@@ -362,8 +372,11 @@ def remaining_text(budget: Budget) -> Iterator[str]:
     """Yields what is left of a budget, and of the shares that its components have sealed."""
     epsilon, delta = format_rounded_down(budget.remaining_epsilon), format_rounded_down(budget.remaining_delta)
     yield f"  remaining epsilon {epsilon}, delta {delta}"
-    for component, each in budget.use().tickets.items():
-        yield f"    of {component}: {each.left:,} of {sum(each):,} tickets"
+    use = budget.use()
+    for component, tickets in use.tickets.items():
+        yield f"    of {component}: {tickets.left:,} tickets"
+    for component, amount in use.pools.items():
+        yield f"    of {component}: {amount:.6g} of its pool"
 
 
 def _operator_text(open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:

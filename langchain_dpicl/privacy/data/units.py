@@ -192,6 +192,8 @@ class Units:
     contents: list[Unit]
     by_label: dict[str, list[int]]
     positions: dict[str, int]
+    version: int = 0
+    """Raised after each removal: what was made of the contents at an older one is out of date."""
 
 
 def read_units(

@@ -94,6 +94,18 @@ def test_commits_that_wait_are_counted_as_committed_and_shown(path: Path) -> Non
     assert (after.tickets["votes"], after.waiting_commits) == ((8, 0, 2), 0)
 
 
+def test_waits_for_the_disk_are_counted_by_the_process_that_waits(path: Path) -> None:
+    with SQLiteStore(path) as store:
+        budget = Budget.open(store)
+        before, share = budget.use().flushes, declare(budget)
+        for _ in range(3):
+            share.reserve("query")
+        assert budget.use().flushes == before + 3
+    memory = Budget(**LIMITS)
+    declare(memory).reserve("query")
+    assert memory.use().flushes == 0
+
+
 def test_refusals_are_counted_whether_of_a_limit_or_of_a_tenant(budget: Budget) -> None:
     share = declare(budget)
     share.reserve("query", tenant="acme", tenant_cap=1)
@@ -125,6 +137,7 @@ def test_the_use_is_frozen_public_and_json(budget: Budget) -> None:
     assert data["tickets"] == {"votes": {"left": 9, "held": 1, "committed": 0}}
     assert set(use.to_dict()) - set(use.ledger_dict()) == {
         "waiting_commits",
+        "flushes",
         "wait_ms_p50",
         "wait_ms_p99",
         "refused",

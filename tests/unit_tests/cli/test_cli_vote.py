@@ -140,7 +140,7 @@ def test_a_ledger_that_two_processes_spend_refuses_with_its_own_exit_code(folder
     assert second.stdout.splitlines() == [f"card\t{CARD}"]
     assert "dpicl: vote: 1 of 2 questions are answered." in second.stderr
     assert "requested 1, remaining 0" in second.stderr
-    assert "\n  remaining epsilon 0, delta 0\n    of help: 1 of 3 tickets\n" in first.stdout
+    assert "\n  remaining epsilon 0, delta 0\n    of help: 1 tickets\n" in first.stdout
     assert CANARY not in first.stdout + first.stderr + second.stdout + second.stderr
     # Another component finds nothing left, in a dry run too.
     other = [*asked, "--component", "other"]
