@@ -105,10 +105,11 @@ def run_on_kernel(path: Path, out: Path) -> str:
     nbformat.validate(book)
     started = time.perf_counter()
     place = {"metadata": {"path": str(path.parent)}}
+    patience = {"timeout": PATIENCE, "startup_timeout": PATIENCE}
     with tempfile.TemporaryDirectory() as folder:
         kernel = AsyncKernelManager(transport="ipc", ip=f"{folder}/kernel")  # opens no port
         try:
-            NotebookClient(book, km=kernel, timeout=PATIENCE, resources=place, coalesce_streams=True).execute()
+            NotebookClient(book, km=kernel, resources=place, coalesce_streams=True, **patience).execute()
         finally:
             run_sync(kernel.shutdown_kernel)(now=True)  # of a kernel that was handed in nbclient takes no care
     seconds = time.perf_counter() - started
