@@ -327,11 +327,16 @@ def _report_text(budget: Budget, report: PrivacyReport, arguments: argparse.Name
     open_ones = [_plain(entry) for entry in _all_open(budget)]
     _draw(report, arguments)
     if arguments.json:
-        data = {"report": report.to_dict(), "remaining": remaining, "dangling": open_ones}
+        data = {
+            "report": report.to_dict(),
+            "remaining": remaining,
+            "use": budget.use().ledger_dict(),
+            "dangling": open_ones,
+        }
         return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if arguments.markdown:
         return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(remaining, open_ones))
-    return "\n".join([report.to_text(), "", *_operator_text(remaining, open_ones)])
+    return "\n".join([report.to_text(), "", *remaining_text(budget), *_operator_text(open_ones)])
 
 
 def _all_open(budget: Budget) -> Iterator[OpenReservation]:
@@ -363,9 +368,18 @@ _OPEN_WORDS = (
 )
 
 
-def _operator_text(remaining: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
-    epsilon, delta = format_rounded_down(remaining["epsilon"]), format_rounded_down(remaining["delta"])
+def remaining_text(budget: Budget) -> Iterator[str]:
+    """Yields what is left of a budget, and of the shares that its components have sealed."""
+    epsilon, delta = format_rounded_down(budget.remaining_epsilon), format_rounded_down(budget.remaining_delta)
     yield f"  remaining epsilon {epsilon}, delta {delta}"
+    use = budget.use()
+    for component, tickets in use.tickets.items():
+        yield f"    of {component}: {tickets.left:,} tickets"
+    for component, amount in use.pools.items():
+        yield f"    of {component}: {amount:.6g} of its pool"
+
+
+def _operator_text(open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield f"  open reservations: {len(open_ones)}"
     yield from (_open_line(entry) for entry in open_ones)
     if open_ones:

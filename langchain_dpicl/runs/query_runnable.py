@@ -226,7 +226,8 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         is in the tenant's cache, or if the budget is spent and the answer is zero-shot.
       - With a `memo` that outlives the process, the answer is written to it before it is returned and before its ticket
         is committed. A kill at any moment loses at most the ticket; a stored answer is never charged again.
-      - The public model is asked before the ticket is reserved, so an outage costs nothing.
+      - The public model is asked before the ticket is reserved, so an outage costs nothing; unless the component asks
+        it beside the private rows (`DPVotingRunnable`), where the first answer of an outage costs its ticket.
       - Tenants and their caps can only refuse queries; the ledger alone limits what the data set releases.
 
     Subclasses implement how an answer is prepared, released and returned.
@@ -252,6 +253,9 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
 
     max_query_chars: int | None = None
     """Characters of all of a query's variables together; None: the cap of a record's text, `private.max_chars`."""
+
+    public_first: bool = False
+    """Whether the public prompt is asked before a ticket is reserved, also where it could go beside the rows."""
 
     CONFIGURABLE: ClassVar[frozenset[str]] = frozenset({"on_exhausted"})
     """Fields that `configurable_fields` may name: price, rows and payer do not depend on them."""
@@ -400,7 +404,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         query = self.wording.query(value)
         self._check_length(query)
         tenant = self.tenants.of(config)
-        _calls_at_once(config)
+        calls_at_once(config)
         try:
             # Concurrent equal queries of a tenant wait for the first one, and then read its cached answer.
             with self.tenants.turn(tenant, query) as gate:
@@ -442,7 +446,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             outcome = yield from self._finished(tenant, query, outcome_before, config)
             return (yield from self._told(outcome, "memo", None, config))
         self._refuse_early(tenant, pay)
-        # The public calls come before the ticket: an outage of the model then costs nothing.
+        # The public calls that are not made beside the rows come before the ticket: an outage then costs nothing.
         prepared = yield from self._prepare(query, config)
         is_opening = False
         try:
@@ -537,7 +541,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     @staticmethod
     def _limit_concurrency(ask: Callable[[T], Effect], config: RunnableConfig) -> Callable[[T], Effect]:
         """Returns `ask`, with as many calls in flight as the run's `max_concurrency` says."""
-        limit = _calls_at_once(config)
+        limit = calls_at_once(config)
         return ask if limit is None else lambda prompts: LimitConcurrency(ask(prompts), limit)
 
     def _told(
@@ -630,9 +634,10 @@ def served(
     memo = open_memo(options.memo, budget=budget, memo_size=options.memo_size, component=component)
     tenants = TenantRegistry(max_queries=options.tenant_max_queries, memo_size=options.memo_size)
     limits = {"max_query_chars": options.max_query_chars, "on_exhausted": options.on_exhausted}
-    return {"tenants": tenants, **limits}, memo
+    return {"tenants": tenants, **limits, "public_first": options.public_first}, memo
 
 
-def _calls_at_once(config: RunnableConfig) -> int | None:
+def calls_at_once(config: RunnableConfig) -> int | None:
+    """Returns the model calls that a run may have in flight; None: as many as the engine makes."""
     limit = config.get("max_concurrency")
     return None if limit is None else check_int("max_concurrency", limit, low=1)

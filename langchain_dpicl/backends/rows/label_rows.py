@@ -19,6 +19,7 @@ from langchain_dpicl.backends.rows.label_scoring import (
     fitting,
     label_scorer,
 )
+from langchain_dpicl.backends.rows.public_beside import Outage, PublicAnswer
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
 from langchain_dpicl.backends.sync_async import Effect, apublic_call, concurrency_limit, public_call
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
@@ -28,6 +29,9 @@ MOST_AT_ONCE = 64
 
 _ALONE_AT_ONCE = 8
 """Public prompts that are asked again at once, each alone, where every error is kept."""
+
+_LEAST_BESIDE = 8
+"""Calls in flight from which a public one goes beside private ones: it takes a place of theirs."""
 
 LabelScores: TypeAlias = list[float]
 """The probability of each label after one prompt; zeros: its answer names no label."""
@@ -96,6 +100,7 @@ class LabelRows:
                 "take a model with logprobs to calibrate"
             )
         self._calibrate = bool(calibrate)
+        self._outage = Outage()
 
     def __repr__(self) -> str:
         counts = ", counts_other=True" if self._other else ""
@@ -139,6 +144,19 @@ class LabelRows:
         """
         rows = tuple(row if self._calibrate else row[:1] for row in prompts)
         return _PublicRowsRequest(self, self.request_public_texts([text for row in rows for text in row]), rows)
+
+    def public_row(self, prompts: tuple[str, ...]) -> PublicAnswer:
+        """Returns the effect for float64[1, width] after one PUBLIC row of prompts; raises as `request_public_rows`."""
+        return PublicAnswer(lambda: self.request_public_rows([prompts]), self._outage)
+
+    def asks_beside(self, limit: int | None) -> bool:
+        """Whether a public row goes beside private ones: the model is elsewhere, many calls overlap, and it answered.
+
+        Args:
+          limit: calls that may be in flight at once; None: as many as the engine makes.
+        """
+        most = self._scorer.calls_at_once
+        return min(most, limit or most) >= _LEAST_BESIDE and not self._outage.is_on
 
     def request_public_texts(self, texts: Sequence[str], *, keep_errors: bool = False) -> Effect:
         """Returns the effect that computes a dict from each PUBLIC text to its uncalibrated `LabelScores`.

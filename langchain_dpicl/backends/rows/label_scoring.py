@@ -228,6 +228,9 @@ class Scorer(ABC):
     has_public_calls: bool
     """Whether `public` tells a failed call from an answer without a label, by a call that may be tried for minutes."""
 
+    calls_at_once: int = 1
+    """Calls of a model elsewhere in flight at once; 1: a public call gains nothing beside others."""
+
     @abstractmethod
     def score(self, prompts: Sequence[str]) -> Rows:
         """Returns float64[prompts, columns] for private prompts, in one call."""
@@ -274,6 +277,7 @@ class _Choices(Scorer):
         self._engine = engine
         self._public = engine if isinstance(engine, PublicChoiceBackend) else None
         self.has_public_calls = self._public is not None
+        self.calls_at_once = calls_at_once(engine)
         if self._public is not None:
             self._public.score_choices([], self.texts)  # makes no call, but refuses ambiguous texts
 
@@ -327,6 +331,7 @@ class _WithOther(Scorer):
             )
         self._engine, self._choices = engine, choices
         self.kind, self.least, self.has_public_calls = choices.kind, choices.least, choices.has_public_calls
+        self.calls_at_once = choices.calls_at_once
         self.width, self.columns = choices.width + 1, choices.columns + 1
         self._places = (*choices.places, choices.width)
 
@@ -355,6 +360,7 @@ class _FirstTokens(Scorer):
 
     def __init__(self, engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -> None:
         self._engine = engine
+        self.calls_at_once = calls_at_once(engine)
         self._place_of = _own_tokens(engine, labels)
         self._domain = tuple(self._place_of)
         self._places = tuple(self._place_of.values())
@@ -388,6 +394,12 @@ class _FirstTokens(Scorer):
     def _shares(self, tokens: Sequence[tuple[Token, float]]) -> list[float]:
         own = self._place_of
         return shares([(own[token], value) for token, value in tokens if token in own], self.width)
+
+
+def calls_at_once(engine: object) -> int:
+    """Returns how many calls of a model elsewhere an engine has in flight at once; 1 where it does not say."""
+    found = getattr(engine, "calls_at_once", 1)
+    return found if type(found) is int else 1
 
 
 def _or_other(row: list[float]) -> list[float]:
