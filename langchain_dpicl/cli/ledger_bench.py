@@ -25,9 +25,8 @@ from langchain_dpicl.stores.sqlite_ledger import SQLiteStore
 
 PROCESSES = (1, 8, 64)
 TICKETS = 10_000_000
-HEADING = (
-    f"{'processes':>9}{'pairs/s':>10}{'p50 ms':>9}{'p99 ms':>10}{'max ms':>10}{'least':>8}{'most':>8}{'refused':>9}"
-)
+_COLUMNS = ("processes", "pairs/s", "p50 ms", "p99 ms", "max ms", "cpu ms", "least", "most", "refused")
+HEADING = "{:>9}{:>10}{:>9}{:>10}{:>10}{:>8}{:>8}{:>8}{:>9}".format(*_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,7 @@ class Rate:
       p50: median wait for a pair, in milliseconds.
       p99: 99th percentile of it.
       longest: wait for a pair.
+      cpu: milliseconds of a processor that a pair took in its process, without those of a database server.
       least: pairs of the process that got fewest.
       most: pairs of the process that got most.
       refused: pairs that failed.
@@ -51,6 +51,7 @@ class Rate:
     p50: float
     p99: float
     longest: float
+    cpu: float
     least: int
     most: int
     refused: int
@@ -63,7 +64,7 @@ class Rate:
 
     def line(self) -> str:
         """Returns the rate as a row below `HEADING`."""
-        waits = f"{self.p50:>9.2f}{self.p99:>10.2f}{self.longest:>10.2f}"
+        waits = f"{self.p50:>9.2f}{self.p99:>10.2f}{self.longest:>10.2f}{self.cpu:>8.2f}"
         return f"{self.processes:>9}{self.pairs:>10,.0f}{waits}{self.least:>8}{self.most:>8}{self.refused:>9}"
 
 
@@ -75,7 +76,7 @@ def declared(budget: Budget) -> Share:
 
 def spend(share: Share, *, until: float) -> dict[str, Any]:
     """Reserves, burns and commits one ticket at a time until `time.monotonic()` says so; returns waits and refusals."""
-    waits, refused, fault = Waits(), 0, ""
+    waits, refused, fault, processor = Waits(), 0, "", time.process_time()
     while time.monotonic() < until:
         start = time.perf_counter()
         try:
@@ -87,7 +88,8 @@ def spend(share: Share, *, until: float) -> dict[str, Any]:
             refused += 1
             continue
         waits.add(time.perf_counter() - start)
-    return {"waits": waits.to_dict(), "refused": refused, "fault": fault}
+    cpu = time.process_time() - processor
+    return {"waits": waits.to_dict(), "cpu": cpu, "refused": refused, "fault": fault}
 
 
 def measure(opened: Callable[[], Budget], processes: int, *, seconds: float) -> Rate:
@@ -122,7 +124,7 @@ def measure(opened: Callable[[], Budget], processes: int, *, seconds: float) -> 
     return _rate(found, seconds)
 
 
-_DIED = json.dumps({"waits": Waits().to_dict(), "refused": 1, "fault": "the process was killed"})
+_DIED = json.dumps({"waits": Waits().to_dict(), "cpu": 0.0, "refused": 1, "fault": "the process was killed"})
 
 
 def _rate(found: list[dict[str, Any]], seconds: float) -> Rate:
@@ -131,7 +133,19 @@ def _rate(found: list[dict[str, Any]], seconds: float) -> Rate:
     p50, p99, longest = (1e3 * whole.quantile(part) for part in (0.5, 0.99, 1.0))
     refused = sum(each["refused"] for each in found)
     fault = next((each["fault"] for each in found if each["fault"]), "")
-    return Rate(len(found), sum(counts) / seconds, p50, p99, longest, min(counts), max(counts), refused, fault)
+    pairs = sum(counts)
+    return Rate(
+        processes=len(found),
+        pairs=pairs / seconds,
+        p50=p50,
+        p99=p99,
+        longest=longest,
+        cpu=1e3 * sum(each["cpu"] for each in found) / pairs if pairs else math.nan,
+        least=min(counts),
+        most=max(counts),
+        refused=refused,
+        fault=fault,
+    )
 
 
 def _all_of(end: int) -> bytes:

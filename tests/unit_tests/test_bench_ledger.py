@@ -22,7 +22,7 @@ from langchain_dpicl.stores import SQLiteStore
 
 
 def rate(processes: int = 1, *, pairs: float = 250.0, p99: float = 40.0, refused: int = 0) -> Rate:
-    return Rate(processes, pairs, p50=4.0, p99=p99, longest=50.0, least=10, most=20, refused=refused)
+    return Rate(processes, pairs, p50=4.0, p99=p99, longest=50.0, cpu=0.5, least=10, most=20, refused=refused)
 
 
 def row(store: str = "SQLite", *, disk: str = OWN, leases: bool = False, **of_rate: float) -> Row:
@@ -34,7 +34,7 @@ def row(store: str = "SQLite", *, disk: str = OWN, leases: bool = False, **of_ra
 
 def test_a_row_shows_where_how_fast_how_fair_and_how_fast_the_disk_is() -> None:
     said = row(processes=8).line().split()
-    assert said == ["own", "SQLite", "no", "8", "250", "4.00", "40.00", "50.00", "10", "20", "0", "200"]
+    assert said == ["own", "SQLite", "no", "8", "250", "4.00", "40.00", "50.00", "0.50", "10", "20", "0", "200"]
     assert len(row(processes=8).line()) == len(bench_ledger.TITLE)
 
 
@@ -51,6 +51,7 @@ def test_what_is_counted_stands_in_the_ledger(processes: int, tmp_path: Path) ->
     assert round(found.pairs * 0.2) == reserved > 0
     assert found.least * processes <= reserved <= found.most * processes
     assert 0.0 < found.p50 <= found.p99 <= found.longest
+    assert found.cpu > 0.0
 
 
 def test_a_process_that_cannot_open_the_ledger_is_counted_and_its_reason_shown(tmp_path: Path) -> None:
