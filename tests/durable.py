@@ -103,6 +103,42 @@ class WatchedStore(InMemoryStore):
         return other
 
 
+class EarlyStore(WatchedStore):
+    """Gives its lock up when lines are visible, and has them on its disk after `flush`, as a database server does.
+
+    Attributes:
+      on_disk: how many lines a restart of the server keeps.
+      at_flush: called before a flush puts the lines that are visible by then on the disk.
+    """
+
+    description = "a server with a disk"
+
+    def __init__(self, delay: float = 0.0) -> None:
+        super().__init__(delay)
+        self.on_disk = 0
+        self.at_flush: Callable[[], object] = lambda: None
+
+    @contextlib.contextmanager
+    def transaction(self, *, flush: bool = True) -> Iterator[Any]:
+        with super().transaction() as view:
+            yield view
+        if flush:
+            self.flush(*self.head())
+
+    def flush(self, seq: int, head: str) -> None:
+        self._seen("flush")
+        self.at_flush()
+        with self._lock:
+            if seq and (seq > len(self._lines) or self._lines[seq - 1].hash != head):
+                raise LedgerUnavailableError("the line is gone")
+            self.on_disk = len(self._lines)
+
+    def restart(self) -> None:
+        """Loses what was visible only."""
+        with self._lock:
+            del self._lines[self.on_disk :]
+
+
 def on(kind: str, error: BaseException, *, times: int = 1) -> Callable[[list[str]], None]:
     """Raises at transactions that write a line of a kind, so many times."""
     left = [times]

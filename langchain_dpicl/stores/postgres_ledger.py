@@ -9,7 +9,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
+from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores.connected import Connected
@@ -192,7 +192,8 @@ class SchemaTables:
 
 
 # A transaction locks the ledger's own row, which orders the writers of all processes and hosts. Lines wait in this
-# process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all.
+# process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all. The
+# writer of a ledger does not wait for the disk in it but afterwards, when the row is free for others.
 
 
 SCHEMA = "dpicl"
@@ -200,6 +201,10 @@ TIMEOUT = 60.0
 _ROW = "SELECT header, digest, seq, head FROM {ledgers} WHERE name = %s"
 _LAST = "SELECT seq, hash FROM {lines} WHERE ledger = %s ORDER BY seq DESC LIMIT 1"
 _LINES = "SELECT seq, prev, kind, body, stamp, hash FROM {lines} WHERE ledger = %s AND seq > %s ORDER BY seq LIMIT %s"
+_HASH = """
+SELECT hash FROM {lines} WHERE ledger = %s AND seq = %s
+UNION ALL SELECT digest FROM {ledgers} WHERE name = %s AND 0 = %s
+"""
 _NEW = "INSERT INTO {ledgers} (name) VALUES (%s) ON CONFLICT (name) DO NOTHING RETURNING name"
 _CREATE = "UPDATE {ledgers} SET header = %s, digest = %s, head = %s WHERE name = %s AND header IS NULL AND seq = 0"
 # The row moves from the very line that was found, or no line is written.
@@ -412,10 +417,16 @@ class PostgresStore(_PostgresTables):
         return records_of(lines, after=after, head=head, last=last_of(after, limit, head))
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[LedgerTransaction]:
-        """Locks the ledger for this thread over all hosts; its lines stand if the block ends well."""
+    def transaction(self, *, flush: bool = True) -> Iterator[LedgerTransaction]:
+        """Locks the ledger for this thread over all hosts; its lines stand if the block ends well.
+
+        Args:
+          flush: wait until they are on the server's disk, and its synchronous standbys; otherwise they are visible
+            only, and `flush` waits.
+        """
         with self._link.turn() as turn, contextlib.ExitStack() as ends:
-            known, head = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
+            asked: list[Query] = [(self._locked, [self._name]), (self._last, [self._name])]
+            known, head = self._standing(turn.begin(asked, flush=flush))
             if known is None:
                 raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
             rows = _PostgresRows(head, turn, self._lines_between, self._bound)
@@ -423,6 +434,28 @@ class PostgresStore(_PostgresTables):
             ends.callback(setattr, view, "alive", False)
             yield view
             self._append(turn, head, rows)
+
+    def flush(self, seq: int, head: str) -> None:
+        """Waits until a line, and all before it, are on the server's disk, and on its synchronous standbys.
+
+        The server writes one log, in order, so that a later transaction that waits for the disk waits for them.
+
+        Args:
+          seq: number of the line.
+          head: its hash.
+
+        Raises:
+          LedgerUnavailableError: the ledger does not hold the line, as where the server restarted before it was on the
+            disk; or the server cannot be reached.
+        """
+        query: Query = self._tables.query(_HASH), [self._name, seq, self._name, seq]
+        with self._link.turn() as turn:
+            found = turn.flush(query)
+        if found != [(head,)]:
+            raise LedgerUnavailableError(
+                f"{self.description}: expected line {seq} as it was written, found it gone: the server restarted "
+                "before it was on the disk. Nothing is granted; try again."
+            )
 
     def _lines_between(self, after: int, last: int) -> Query:
         return self._lines, [self._name, after, last - after]

@@ -113,10 +113,8 @@ class Reservation(Uncopyable):
             if count > self._uncommitted:
                 msg = f"commit: expected at most {self._uncommitted} burnt tickets of"
                 raise LedgerError(f"{msg} {self.component!r}, found {count}.")
-            self._desk.commit(self.entry, count)
             self._uncommitted -= count
-        if wait:
-            self._desk.write_waiting()
+        self._desk.commit(self.entry, count, wait=wait)
 
     def give_back(self) -> int:
         """Returns refundable, unburnt tickets to their slot, and how many; none of them can burn afterwards."""

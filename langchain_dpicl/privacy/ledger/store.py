@@ -225,7 +225,10 @@ class LedgerStore(Protocol):
     """Keeps one ledger. `tests/contracts/store.py` is the suite every implementation passes.
 
     A store, and its transactions, may also have `head()`, which returns the number and hash of the last line (0 and
-    the header's digest where there is none), so that unchanged ledgers are not read again. The transactions of a
+    the header's digest where there is none), so that unchanged ledgers are not read again. A store may have
+    `flush(seq, head)`, which looks up the line of this number and hash, and returns when it and all lines before it
+    survive what `durable` claims, or raises a `LedgerUnavailableError`; the lines of its `transaction(flush=False)`
+    are only visible when that ends, so that its lock is held for a shorter time. The transactions of a
     database of several ledgers have `bind(dataset_id)`, which records that this ledger binds a data set, and raises a
     `PrivacyBudgetMismatchError` if another ledger does.
 
