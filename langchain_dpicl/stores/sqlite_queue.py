@@ -67,18 +67,16 @@ class WriterQueue:
         if time.monotonic() < self._rest_until:
             return False
         try:
-            if self._number is None:
+            number = self._number
+            if number is None:
                 mode = self._path.stat().st_mode & 0o666  # who may write to the file may wait in its queue
-                self._number = os.open(f"{self._path}.queue", os.O_RDONLY | os.O_CREAT, mode)
-            if not self._is_waiting:
-                fcntl.flock(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-        except BlockingIOError:
-            pass
+                number = self._number = os.open(f"{self._path}.queue", os.O_RDONLY | os.O_CREAT, mode)
+            if self._is_waiting or not _took(number):
+                return self._wait(number, seconds)
         except OSError:  # a folder that this user may not write to, or a file system without such locks
             self._rest_until = time.monotonic() + _PAUSE
             return False
-        return self._wait(self._number, seconds)
+        return True
 
     def _wait(self, number: int, seconds: float) -> bool:
         is_held = False
@@ -113,3 +111,12 @@ class WriterQueue:
         if self._number is not None:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._number, fcntl.LOCK_UN)
+
+
+def _took(number: int) -> bool:
+    """Takes the lock of an open file unless somebody holds it."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

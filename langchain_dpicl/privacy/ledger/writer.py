@@ -321,8 +321,8 @@ class LedgerWriter:
         with self._turn(self._flushing):
             if self._seen[0] >= seq and self._state is state:
                 return  # another thread waited for this line, or a later one of the same chain
-            known, *later = self._visible
-            line = (later[0], later[1]) if known is state else (seq, head)
+            known, later, its_head = self._visible
+            line = (later, its_head) if known is state else (seq, head)
             flush(*line)
             self.flushes += 1
             # What is seen is durable: a line that a crash may lose must raise no alarm of a rollback.
