@@ -1,11 +1,20 @@
-"""The ledger's protocol: no state of the small scenes is wrong, and every planted mistake is found."""
+"""The ledger's protocol: no state of the small scenes and no schedule of the real writer is wrong; plants are found."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tests.faults.counts import Violation
+from tests.protocol import schedules
 from tests.protocol.model import Model
 from tests.protocol.scenes import PLANTS, SMALL
+from tests.protocol.slips import SLIPS
+
+SCHEDULES = 150
+ENOUGH = 400
+"""Schedules within which every slip is found."""
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -29,3 +38,25 @@ def test_a_planted_mistake_of_the_protocol_is_found(plant: str) -> None:
 def test_the_scenes_of_planted_mistakes_are_sound_without_them() -> None:
     for scene in {scene for scene, _ in PLANTS.values() if not scene.copies}:
         assert Model(scene).search().fault == ""
+
+
+@pytest.mark.usefixtures("simple_prices")
+def test_no_schedule_of_the_real_writer_burns_what_the_disk_does_not_hold() -> None:
+    found = [schedules.run(seed) for seed in range(SCHEDULES)]
+    lines, burnt = (sum(numbers) for numbers in zip(*found, strict=True))
+    assert lines > SCHEDULES
+    assert burnt > SCHEDULES
+
+
+@pytest.mark.usefixtures("simple_prices")
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_of_the_real_writer_is_found(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch, fault = SLIPS[slip]
+    patch(monkeypatch)
+    for seed in range(ENOUGH):
+        try:
+            schedules.run(seed)
+        except Violation as violation:
+            if re.search(fault, str(violation)):
+                return
+    pytest.fail(f"none of {ENOUGH} schedules found it")
