@@ -1,4 +1,4 @@
-"""The ledger's protocol, checked: every state of small scenes, random schedules of the real writer, disks cut short.
+"""The ledger's protocol, checked: every state of small scenes, and random schedules of the real writer.
 
-`make protocol` runs all of it; the unit tests in tests/unit_tests/privacy/ledger run the small scenes and every plant.
+`make protocol` runs all of it; tests/unit_tests/privacy/ledger/test_protocol.py the small scenes and every plant.
 """
