@@ -38,7 +38,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -113,6 +113,9 @@ providers: .venv-test/.ready  ## LangChain's classes of providers, newest and fl
 
 faults: .venv-test/.ready postgres  ## what a durable ledger meets: contention, kill -9, torn logs, full disks, bit rot, restored copies; counts (or ARGS="--only L2 --few")
 	.venv-test/bin/python tests/check_faults.py $(ARGS)
+
+protocol: .venv-test/.ready  ## the ledger's protocol: every state of the full scenes, every planted mistake, random schedules of the real writer (or ARGS="--only anchor --small")
+	.venv-test/bin/python tests/check_protocol.py $(ARGS)
 
 mutation: .venv-test/.ready  ## the 19 privacy bugs of published code, then small changes of langchain_dpicl/privacy: who notices (or ARGS=--all, ARGS="--again")
 	.venv-test/bin/python -m pip install $(PIP) --group mutation

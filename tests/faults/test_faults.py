@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import power
 from tests.faults.afresh import Afresh
 from tests.faults.catalogue import FAULTS, Fault
 from tests.faults.counts import Count, require
+from tests.faults.recorded_disk import CAN_RECORD
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +43,12 @@ def test_whatever_goes_wrong_in_a_trial_is_counted() -> None:
     assert (count.trials, len(ticks)) == (3, 3)
     assert count.violations[0] == "bad: too much was granted"
     assert count.violations[1].startswith("worse: IndexError at test_faults.py:")
+
+
+@pytest.mark.skipif(not CAN_RECORD, reason="SQLite's file system layer cannot be watched here")
+@pytest.mark.usefixtures("simple_prices")
+@pytest.mark.parametrize(("lies", "trials"), [("log", 20), ("folder", 60)])
+def test_a_ledger_that_does_not_wait_for_the_disk_is_found(lies: str, trials: int, tmp_path: Path) -> None:
+    count = Count()
+    power.lose_power(tmp_path, count, trials=trials, lies=lies, seed=3)
+    assert any("were granted and are gone" in words for words in count.violations)
