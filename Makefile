@@ -124,9 +124,9 @@ mutation: .venv-test/.ready  ## the 19 privacy bugs of published code, then smal
 fuzz: .venv-test/.ready  ## files of every kind, changed at random: readers raise our errors, or read what was written (or CASES=200000, SEED=...)
 	FUZZ_CASES=$(or $(CASES),20000) FUZZ_SEED=$(or $(SEED),0) .venv-test/bin/pytest -q -s --timeout 7200 tests/unit_tests/test_fuzzed_files.py
 
-notebooks: .venv-test/.ready  ## examples/notebooks on real kernels, whole; what came out is in out/notebooks (or ARGS=quickstart)
-	.venv-test/bin/python -m pip install $(PIP) --group notebooks
-	.venv-test/bin/python -m tests.notebooks $(ARGS)
+notebooks: .venv/.ready  ## examples/notebooks on real kernels, whole; what came out, as notebooks and pages, is in out/notebooks (or ARGS=quickstart)
+	.venv/bin/python -m pip install $(PIP) --group notebooks
+	.venv/bin/python -m tests.notebooks $(ARGS)
 
 cassettes: .venv-test/.ready  ## record cassettes/ again, from servers on this machine (or --real, with keys: cassettes/README.md)
 	.venv-test/bin/python -m tests.cassettes $(ARGS)
@@ -191,7 +191,7 @@ postgres:
 	} || echo "PostgreSQL is not installed and cannot be from here: its tests will be skipped (on CI they fail)"
 
 # A browser comes with the system, as PostgreSQL does; CHROMIUM=/path/to/one names another.
-docs: .venv-docs/.ready  ## the site, into out/site; a broken link stops it, and what headless Chromium finds: tables too wide for a phone, text on text, searches that miss
+docs: .venv-docs/.ready notebooks  ## the site, into out/site, with the notebooks and what comes out of them; a broken link stops it, and what headless Chromium finds: tables too wide for a phone, text on text, searches that miss
 	@command -v $(or $(CHROMIUM),chromium) > /dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium > /dev/null; \

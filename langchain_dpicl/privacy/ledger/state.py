@@ -45,6 +45,8 @@ class OpenReservation:
       label: their label, or None.
       count: how many tickets are open.
       stamp: when they were reserved (UTC); informative.
+      holder: random name of the process that reserved them; None in a ledger in memory and on lines of older versions.
+      mine: whether that is this process.
     """
 
     entry: int
@@ -53,6 +55,8 @@ class OpenReservation:
     label: str | None
     count: int
     stamp: str
+    holder: str | None = None
+    mine: bool = False
 
 
 @dataclass(slots=True)
@@ -66,6 +70,7 @@ class _UnsettledReservation:
     refundable: bool
     tenant: str
     stamp: str
+    holder: str | None
 
 
 def unit_cost(kind: Kind, amount: float) -> Amount:
@@ -130,10 +135,11 @@ class LedgerState:
         opened = self._open.get(entry)
         return opened is not None and (opened.component, opened.slot) == (component, slot)
 
-    def open_reservations(self) -> Iterator[OpenReservation]:
-        """Yields the reservations with tickets neither committed nor given back, in order."""
-        for entry, opened in sorted(self._open.items()):
-            yield OpenReservation(entry, opened.component, *opened.slot, opened.unsettled, opened.stamp)
+    def open_reservations(self, after: int = 0) -> Iterator[OpenReservation]:
+        """Yields the reservations behind a line with tickets neither committed nor given back, in order."""
+        for entry in sorted(entry for entry in self._open if entry > after):
+            it = self._open[entry]
+            yield OpenReservation(entry, it.component, *it.slot, it.unsettled, it.stamp, it.holder)
 
     def sealed_component(self, name: str) -> Component | None:
         """Returns the sealed terms of a component, or None."""
@@ -214,12 +220,14 @@ class LedgerState:
         tenant = body.get("tenant", "")
         if type(tenant) is not str:
             raise LedgerError("expected a tenant's name as text")
+        holder = body.get("holder")
+        _require(holder is None or isinstance(holder, str), "a process's name as text")
         modules = body.get("allowed_wrappers", [])
         _require(isinstance(modules, list | tuple) and all(isinstance(m, str) for m in modules), "names of modules")
         wrappers = self.allowed_wrappers
         self.allowed_wrappers |= frozenset(modules)
         self._open[record.seq] = _UnsettledReservation(
-            component.name, slot, unit, count, refundable, tenant, record.stamp
+            component.name, slot, unit, count, refundable, tenant, record.stamp, holder
         )
         self._charge(self._open[record.seq], count)
 
