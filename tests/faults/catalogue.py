@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.faults import contention, copies, disks, forks, kills, logs, openings, power, rot, stops, waits
+from tests.faults import contention, copies, disks, forks, kills, logs, openings, power, rot, stops, storms, waits
 from tests.faults.counts import Count
 from tests.faults.places import sqlite_places
 
@@ -92,6 +92,8 @@ SQLITE = [
     Fault("L5 edited columns, SQLite", rot.edit, _folder, 1, 1),
     Fault("L6 set back and forked, SQLite", copies.restore, _folder, 1, 20),
     Fault("L7 L14 no ledger, not this one, SQLite", openings.open_all, _folder, 1, 1),
+    # Last, and in a test in a process of its own: it imports all of the package, which makes forks slow.
+    Fault("L2 kill -9 of whole components, SQLite", storms.storm, _folder, 0, 1_000),
 ]
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import power
+from tests.faults import power, storms
 from tests.faults.afresh import Afresh
 from tests.faults.catalogue import FAULTS, Fault
-from tests.faults.counts import Count, require
+from tests.faults.counts import Count, Violation, require
 from tests.faults.recorded_disk import CAN_RECORD
 
 
@@ -29,6 +29,22 @@ def test_a_fault_costs_no_line_and_gives_nothing_back(fault: Fault, afresh: Afre
     assert found.violations == []
     assert found.trials >= fault.few
     assert found.seen or "copies" in fault.words
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_components_that_are_killed_make_no_more_private_calls_than_the_ledger_has_tickets(tmp_path: Path) -> None:
+    with Afresh() as process:
+        found = process.count("L2 kill -9 of whole components, SQLite", tmp_path, trials=10)
+    assert found.violations == []
+    assert sum(found.seen.values()) >= 5
+
+
+def test_a_private_call_without_a_ticket_is_found(tmp_path: Path) -> None:
+    ledger = storms.KilledLedger(tmp_path / "b.db", "voting")
+    ledger.check()
+    ledger.noted.write_bytes(b".")
+    with pytest.raises(Violation, match="1 private calls, 0 tickets"):
+        ledger.check()
 
 
 def test_whatever_goes_wrong_in_a_trial_is_counted() -> None:

@@ -180,7 +180,14 @@ class Model:
         has_named = has_named or self.plant == "nobody writes the name of the log"
         process = Process(is_up=True, seen=seen, base=base, has_named=has_named)
         is_named = world.is_named and world.has_log
-        yield f"{_name(number)} opens", world.replaced(number, process, has_log=True, is_named=is_named)
+        opened = world.replaced(number, process, has_log=True, is_named=is_named)
+        yield f"{_name(number)} opens", opened
+        if self.scene.anchor and world.lines:
+            # It waits for the disk, and tells the anchor of lines whose writers died before they did.
+            last = len(world.lines), world.lines[-1].uid
+            told = process._replace(seen=last if self._watches_seen else seen)
+            told_all = opened.replaced(number, told, durable=len(world.lines), anchor=last)
+            yield f"{_name(number)} opens, and tells the anchor", told_all
 
     def _steps_of(self, world: World, number: int, process: Process) -> Iterator[Step]:
         name = _name(number)
