@@ -86,8 +86,7 @@ class PrivateDirections(Opaque):
         """Stores new directions."""
         # One block for all of them: single small arrays would stay as holes in the heap once they are put together.
         rows = np.array([direction_of(row) for row in vectors], dtype=np.float32)
-        found = zip(new, rows, rows.any(axis=tuple(range(1, rows.ndim))).tolist(), strict=True)
-        self._held.reveal().update({name: row for name, row, is_some in found if is_some})
+        self._held.reveal().update({name: row for name, row in zip(new, rows, strict=True) if row.any()})
 
     def _known(self, texts: Mapping[bytes, str], *, is_all: bool = True) -> dict[bytes, NDArray[np.float32]]:
         """Returns the directions of these texts and, if no unit has others, drops those of other texts."""
