@@ -69,6 +69,10 @@ def check_ledger(
             problems.append(str(error))
             break
     is_whole = not problems
+    try:
+        getattr(store, "check", lambda: None)()
+    except LedgerError as error:
+        problems.append(str(error))
     if anchor is not None:
         problems.extend(anchor_problems(anchor, header, store))
         checked.append(f"anchor: {anchor.description}")

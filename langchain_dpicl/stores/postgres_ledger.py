@@ -14,7 +14,16 @@ from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores.connected import Connected
 from langchain_dpicl.stores.postgres_connection import PostgresConnection, Query, TransactionLock, hide_password
-from langchain_dpicl.stores.rows import LedgerHead, RowTransaction, header_of, header_text, last_of, records_of, row_of
+from langchain_dpicl.stores.rows import (
+    LedgerHead,
+    RowTransaction,
+    header_of,
+    header_text,
+    last_of,
+    record_of,
+    records_of,
+    row_of,
+)
 
 # A released version is never changed; new ones are added below. `setup()` migrates in one transaction; opening a ledger
 # only compares version numbers.
@@ -119,7 +128,12 @@ CREATE TRIGGER dpicl_lines_bound BEFORE INSERT ON {lines}
     FOR EACH ROW WHEN (NEW.kind = 'bind') EXECUTE FUNCTION {bound}();
 """
 
-MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS)
+# What is read at an opening although a snapshot sums it up.
+_NAMED = """
+CREATE INDEX dpicl_lines_named ON {lines} (ledger, kind, seq) WHERE kind IN ('bind', 'seal', 'snapshot');
+"""
+
+MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS, _NAMED)
 """Step n makes version n of version n - 1."""
 
 # Not `to_regclass`: it may go by what it knew before the lock of another set-up was waited for.
@@ -201,6 +215,12 @@ TIMEOUT = 60.0
 _ROW = "SELECT header, digest, seq, head FROM {ledgers} WHERE name = %s"
 _LAST = "SELECT seq, hash FROM {lines} WHERE ledger = %s ORDER BY seq DESC LIMIT 1"
 _LINES = "SELECT seq, prev, kind, body, stamp, hash FROM {lines} WHERE ledger = %s AND seq > %s ORDER BY seq LIMIT %s"
+_SNAPSHOT = """
+WITH last AS (SELECT max(seq) AS seq FROM {lines} WHERE ledger = %s AND kind = 'snapshot')
+SELECT lines.seq, prev, kind, body, stamp, hash FROM {lines} AS lines, last
+WHERE ledger = %s AND kind IN ('bind', 'seal', 'snapshot') AND lines.seq <= last.seq
+    AND (kind <> 'snapshot' OR lines.seq = last.seq) ORDER BY lines.seq
+"""
 _HASH = """
 SELECT hash FROM {lines} WHERE ledger = %s AND seq = %s
 UNION ALL SELECT digest FROM {ledgers} WHERE name = %s AND 0 = %s
@@ -415,6 +435,11 @@ class PostgresStore(_PostgresTables):
         _, head = self._standing(rows)
         after = min(after, head.seq)
         return records_of(lines, after=after, head=head, last=last_of(after, limit, head))
+
+    def last_snapshot(self) -> Sequence[LedgerRecord]:
+        """Returns the last snapshot after the lines before it that bind and seal, or nothing."""
+        (rows,) = self._read([(self._tables.query(_SNAPSHOT), [self._name, self._name])])
+        return [record_of(row) for row in rows]
 
     @contextlib.contextmanager
     def transaction(self, *, flush: bool = True) -> Iterator[LedgerTransaction]:

@@ -63,7 +63,7 @@ def records_of(
     Raises:
       LedgerError: a row is no line, or one of them is missing, or the last one is not `head`.
     """
-    records = tuple(_record_of(row) for row in rows)
+    records = tuple(record_of(row) for row in rows)
     numbers = [record.seq for record in records]
     end = head.seq if last is None else last
     is_whole = numbers == list(range(after + 1, end + 1))
@@ -75,7 +75,8 @@ def records_of(
     return records
 
 
-def _record_of(row: Sequence[Any]) -> LedgerRecord:
+def record_of(row: Sequence[Any]) -> LedgerRecord:
+    """Returns the line of a row."""
     if len(row) == len(COLUMNS) and type(row[0]) is int and all(type(value) is str for value in row[1:]):
         seq, prev, kind, text, stamp, digest = row
         body = _object_of(text)

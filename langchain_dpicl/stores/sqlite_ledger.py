@@ -17,12 +17,13 @@ from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores.connected import Connected
-from langchain_dpicl.stores.rows import COLUMNS, LedgerHead, RowTransaction, header_of, header_text, row_of
+from langchain_dpicl.stores.rows import COLUMNS, LedgerHead, RowTransaction, header_of, header_text, record_of, row_of
 from langchain_dpicl.stores.sqlite_file import (
     FileIdentity,
     OpenFiles,
     check_new_name,
     check_no_log,
+    check_pages,
     close_connection,
     errors_of,
     file_identity,
@@ -182,6 +183,13 @@ class SQLiteConnection:
         with self.lock:
             self.check_idle()
             self._ready().backup(target)
+
+    def check_pages(self) -> None:
+        """Reads all of the file, and refuses a broken one."""
+        with self.lock:
+            self.check_idle()
+            with errors_of(self.path):
+                check_pages(self._ready(), self.path)
 
     def settle(self) -> None:
         """Moves the log into the file as far as nobody is in the way."""
@@ -391,7 +399,13 @@ _HEAD = (
 )
 _OWNER = "SELECT ledgers.id, ledgers.name FROM bindings JOIN ledgers ON ledgers.id = ledger WHERE dataset = ?"
 _BIND = "INSERT INTO bindings (dataset, ledger) VALUES (?, ?)"
-_BOUND = "SELECT json_extract(body, '$.dataset_id'), ledger FROM lines WHERE kind = 'bind'"
+_NAMED = "INDEXED BY lines_named WHERE kind IN ('bind', 'seal', 'snapshot')"
+_BOUND = f"SELECT json_extract(body, '$.dataset_id'), ledger FROM lines {_NAMED} AND kind = 'bind'"  # noqa: S608  ours
+_SNAPSHOT = f"SELECT max(seq) FROM lines {_NAMED} AND kind = 'snapshot' AND ledger = ?"  # noqa: S608  our words
+_UP_TO = (
+    f"SELECT {', '.join(COLUMNS)} FROM lines {_NAMED} "  # noqa: S608  our columns
+    "AND (kind <> 'snapshot' OR seq = ?2) AND ledger = ?1 AND seq <= ?2 ORDER BY seq"
+)
 _BINDINGS = "SELECT dataset, ledger FROM bindings"
 
 
@@ -530,6 +544,19 @@ class SQLiteStore(Connected):
         with self._link.reading():
             return self._rows().head()
 
+    def last_snapshot(self) -> Sequence[LedgerRecord]:
+        """Returns the last snapshot after the lines before it that bind and seal, or nothing."""
+        with self._link.reading():
+            return self._rows().last_snapshot()
+
+    def check(self) -> None:
+        """Reads all of the file.
+
+        Raises:
+          LedgerError: its pages do not fit together.
+        """
+        self._link.check_pages()
+
     @contextlib.contextmanager
     def transaction(self, *, flush: bool = True) -> Iterator[LedgerTransaction]:
         """Opens the ledger for its only writer, after waiting for its turn; keeps lines only if the block ends well.
@@ -653,6 +680,11 @@ class _SQLiteRows:
             header = self.header()
             return header is not None and header.digest == head
         return self._link.ask(_HASH, self._number, seq) == [(head,)]
+
+    def last_snapshot(self) -> list[LedgerRecord]:
+        """Returns the last snapshot after the lines before it that bind and seal, or nothing."""
+        ((last,),) = self._link.ask(_SNAPSHOT, self._number)
+        return [] if last is None else [record_of(row) for row in self._link.ask(_UP_TO, self._number, last)]
 
     def lines(self, after: int, last: int) -> Iterable[Sequence[Any]]:
         return self._link.ask(_LINES, self._number, after, last)

@@ -159,6 +159,9 @@ class AnchoredWriter(OutageWriter):
         super()._start_anew()
         self._untold = {}
 
+    def _may_skip_to(self, seq: int) -> bool:
+        return seq <= self._first  # the hashes from the anchor's line on are compared with the anchor, or told to it
+
     def _take_back(self, writer: LineAppender) -> None:
         super()._take_back(writer)
         self._untold = {seq: head for seq, head in self._untold.items() if seq <= self._state.seq}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -18,6 +18,14 @@ SEAL = "seal"
 RESERVE = "reserve"
 COMMIT = "commit"
 GIVE_BACK = "give_back"
+SNAPSHOT = "snapshot"
+UPGRADE = "upgrade"
+
+RESERVED = frozenset({"blocks", "stream"})
+"""Members of a line's body that a later version will use; from format 2 on, this one refuses lines that have them."""
+
+SNAPSHOT_LINES = 4096
+"""A snapshot follows at least so many lines, and more where it is large itself."""
 
 Undo = Callable[[], object]
 """Takes one line back; lines are taken back in the opposite order."""
@@ -104,6 +112,97 @@ class LedgerState:
         self._open: dict[int, _UnsettledReservation] = {}
         self._used: dict[tuple[str, str], int] = {}
         self._unsettled: dict[tuple[str, Slot], int] = {}  # open tickets
+        self.format = header.ledger_format
+        self._named: list[list[Any]] = []  # number and hash of the lines that bind and seal
+        self._last_snapshot = 0  # its number
+
+    @classmethod
+    def from_snapshot(cls, header: LedgerHeader, lines: Sequence[LedgerRecord]) -> LedgerState:
+        """Returns the state after a snapshot, without the lines that it sums up.
+
+        Args:
+          header: of the ledger.
+          lines: those before the snapshot that bind and seal, then the snapshot.
+
+        Raises:
+          LedgerError: a line was changed, or they do not go together.
+        """
+        *named, last = lines
+        state, fault = cls(header), ""
+        for line in named:
+            state.seq, state.head = line.seq - 1, line.prev  # the lines between are in the snapshot
+            state.apply(line)
+        try:
+            state._take_over(last)
+        except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            msg = f"ledger: line {last.seq} is no snapshot of the lines before it ({fault}). Restore an untouched copy."
+            raise LedgerError(msg)
+        return state
+
+    def _take_over(self, record: LedgerRecord) -> None:
+        """Takes over the totals of a snapshot; the shares and bindings are there."""
+        body = record.body
+        _require(record.kind == SNAPSHOT and record.hash == record.computed_hash, "a snapshot that was not changed")
+        self.format = max(self.format, 2)
+        self.allowed_wrappers = frozenset(_text(module, "a module's name") for module in body["wrappers"])
+        for name, tenant, count in body["used"]:
+            self._used[self._components[name].name, _text(tenant, "a tenant's name")] = check_int("count", count, low=1)
+        for entry, name, template, label, unit, count, tenant, stamp, holder in body["open"]:
+            component, slot = self._components[name], (template, label)
+            _require(holder is None or isinstance(holder, str), "a process's name as text")
+            refundable = component.limit is not None or component.ticket(*slot).refundable
+            self._open[entry] = _UnsettledReservation(
+                name,
+                slot,
+                _amount(component, unit),
+                check_int("count", count, low=1),
+                refundable,
+                str(tenant),
+                stamp,
+                holder,
+            )
+            self._unsettled[name, slot] = self._unsettled.get((name, slot), 0) + count
+        for (name, slot), pair in zip(self._left, body["left"], strict=True):
+            component = self._components[name]
+            left = self._left[name, slot] = _amount(component, pair)
+            _require(0 <= left <= allowance(component, slot), "no more left than there was")
+        # Whatever was read is written again: nothing was left out, and no value is of another type.
+        self.seq, self.head = record.seq - 1, record.prev
+        self.apply(record)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns the totals after the lines applied so far: the body of a line `snapshot`, in a fixed order.
+
+        What `from_snapshot` needs to go on without the lines before it: names the lines that bind and seal, which are
+        read, and holds what the others add up to.
+        """
+        return {
+            "lines": self._named,
+            "left": [_pair(left) for left in self._left.values()],  # in the order of the shares and their slots
+            "used": sorted([*key, count] for key, count in self._used.items() if count),
+            "open": [
+                [
+                    entry,
+                    each.component,
+                    *each.slot,
+                    _pair(each.unit),
+                    each.unsettled,
+                    each.tenant,
+                    each.stamp,
+                    each.holder,
+                ]
+                for entry, each in sorted(self._open.items())
+            ],
+            "wrappers": sorted(self.allowed_wrappers),
+        }
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether so many lines follow the last snapshot that reading them takes longer than reading another."""
+        size = 10 * (len(self._open) + len(self._used))
+        return self.format > 1 and self.seq - self._last_snapshot >= max(SNAPSHOT_LINES, size)
 
     @property
     def sealed(self) -> tuple[SealedShare, ...]:
@@ -157,6 +256,7 @@ class LedgerState:
             raise LedgerError(msg)
         fault = ""
         try:
+            _require(self.format == 1 or not RESERVED & set(record.body), "members that this version reads")
             undo = self._RULES[record.kind](self, record)
         except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             fault = f"{type(error).__name__}: {error}"
@@ -177,7 +277,13 @@ class LedgerState:
         name = record.body["dataset_id"]
         _require(name not in self.bindings, "a data set not yet bound")
         self.bindings[name] = record.body
-        return lambda: self.bindings.pop(name)
+        self._named.append([record.seq, record.hash])
+
+        def undo() -> None:
+            self._named.pop()
+            del self.bindings[name]
+
+        return undo
 
     def _seal(self, record: LedgerRecord) -> Undo:
         terms = ShareTerms.from_dict(record.body)
@@ -195,8 +301,10 @@ class LedgerState:
         self.shares.update(dict.fromkeys(names, share))
         self._components.update({component.name: component for component in terms.components})
         self._left.update(left)
+        self._named.append([record.seq, record.hash])
 
         def undo() -> None:
+            self._named.pop()
             self._sealed.pop()
             for name in names:
                 del self.shares[name], self._components[name]
@@ -217,9 +325,7 @@ class LedgerState:
         left = self._left[place]
         _require(left >= unit * count, "no more than what is left")
         refundable = component.limit is not None or component.ticket(*slot).refundable
-        tenant = body.get("tenant", "")
-        if type(tenant) is not str:
-            raise LedgerError("expected a tenant's name as text")
+        tenant = _text(body.get("tenant", ""), "a tenant's name")
         holder = body.get("holder")
         _require(holder is None or isinstance(holder, str), "a process's name as text")
         modules = body.get("allowed_wrappers", [])
@@ -280,12 +386,33 @@ class LedgerState:
         settle(count)
         return entry, count, lambda: settle(-count)
 
+    def _snapshot(self, record: LedgerRecord) -> Undo:
+        _require(self.format > 1, "no snapshot in a ledger of format 1")
+        _require(record.body == self.snapshot(), "the totals of the lines before it")
+        before, self._last_snapshot = self._last_snapshot, record.seq
+
+        def undo() -> None:
+            self._last_snapshot = before
+
+        return undo
+
+    def _upgrade(self, record: LedgerRecord) -> Undo:
+        _require(self.format == 1 and record.body == {"format": 2}, "one step from format 1 to 2")
+        self.format = 2
+
+        def undo() -> None:
+            self.format = 1
+
+        return undo
+
     _RULES: ClassVar[dict[str, Callable[[LedgerState, LedgerRecord], Undo]]] = {
         BIND: _bind,
         SEAL: _seal,
         RESERVE: _reserve,
         COMMIT: _commit,
         GIVE_BACK: _give_back,
+        SNAPSHOT: _snapshot,
+        UPGRADE: _upgrade,
     }
 
 
@@ -295,6 +422,22 @@ def slots(component: Component) -> Iterator[Slot]:
         yield component.kind, None
     for ticket in component.tickets:
         yield ticket.template, ticket.label
+
+
+def _pair(amount: Amount) -> list[int]:
+    return [amount.numerator, amount.denominator]
+
+
+def _amount(component: Component, pair: Sequence[int]) -> Amount:
+    numerator, denominator = pair
+    amount = Fraction(numerator, denominator)
+    return int(amount) if component.kind == "tickets" and denominator == 1 else amount
+
+
+def _text(value: object, what: str) -> str:
+    if type(value) is not str:
+        raise LedgerError(f"expected {what} as text")
+    return value
 
 
 def _require(condition: bool, expected: str) -> None:

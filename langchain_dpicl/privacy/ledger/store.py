@@ -21,7 +21,8 @@ from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.accounting.events import canonical_json
 
-LEDGER_FORMAT = 1
+LEDGER_FORMAT = 2
+"""Of new ledgers. Those of format 1 have no snapshots and go on without until a line `upgrade`."""
 
 T = TypeVar("T")
 
@@ -89,8 +90,9 @@ class LedgerHeader:
           LedgerError: another format, or a field is missing, unknown or out of range.
         """
         _require_fields(cls, data)
-        if data["ledger_format"] != LEDGER_FORMAT:
-            msg = f"ledger: expected format {LEDGER_FORMAT}, found {data['ledger_format']!r}. Use the matching version."
+        if type(data["ledger_format"]) is not int or not 1 <= data["ledger_format"] <= LEDGER_FORMAT:
+            found = data["ledger_format"]
+            msg = f"ledger: expected format 1 to {LEDGER_FORMAT}, found {found!r}. Use the matching version."
             raise LedgerError(msg)
         fault = ""
         try:
@@ -128,10 +130,10 @@ class LedgerRecord:
     _text: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def read_from(self, text: str) -> Self:
-        """Returns this line, whose hash is computed from the text that its body was read from.
+        """Returns this line, whose body was just read from a text.
 
         Args:
-          text: the body, as stored.
+          text: the JSON text of the body, as its store holds it.
         """
         object.__setattr__(self, "_text", text)
         return self
@@ -229,12 +231,15 @@ class LedgerStore(Protocol):
     """Keeps one ledger. `tests/contracts/store.py` is the suite every implementation passes.
 
     A store, and its transactions, may also have `head()`, which returns the number and hash of the last line (0 and
-    the header's digest where there is none), so that unchanged ledgers are not read again. A store may have
-    `flush(seq, head)`, which looks up the line of this number and hash, and returns when it and all lines before it
-    survive what `durable` claims, or raises a `LedgerUnavailableError`; the lines of its `transaction(flush=False)`
-    are only visible when that ends, so that its lock is held for a shorter time. The transactions of a
+    the header's digest where there is none), so that unchanged ledgers are not read again. The transactions of a
     database of several ledgers have `bind(dataset_id)`, which records that this ledger binds a data set, and raises a
-    `PrivacyBudgetMismatchError` if another ledger does.
+    `PrivacyBudgetMismatchError` if another ledger does. A store may also have:
+      - `flush(seq, head)`: looks up the line of this number and hash, and returns when it and all lines before it
+        survive what `durable` claims, or raises a `LedgerUnavailableError`. The lines of its `transaction(flush=False)`
+        are only visible when that ends, so that its lock is held for a shorter time.
+      - `last_snapshot()`: returns the last line of that kind after the lines before it that bind and seal, or nothing.
+        Without it no snapshots are written.
+      - `check()`: reads all of its file, and raises a `LedgerError` if it is broken.
 
     Formal guarantees that an implementation gives:
       - One writer at a time over all processes; a transaction sees every line committed before it began.

@@ -32,6 +32,8 @@ from langchain_dpicl.privacy.ledger.state import (
     GIVE_BACK,
     RESERVE,
     SEAL,
+    SNAPSHOT,
+    UPGRADE,
     LedgerState,
     Slot,
     Undo,
@@ -150,6 +152,11 @@ class LineAppender:
             lines = [self._append(COMMIT, {"reservation": entry, "count": count}) for entry, count in commits]
             self.carried = _Carried(lines[0], self._waiting)
 
+    def add_snapshot(self) -> None:
+        """Adds a snapshot, of all lines up to here, if there are lines and it is time for one."""
+        if self._undos and self.state.needs_snapshot:
+            self._append(SNAPSHOT, self.state.snapshot())
+
     def take_back(self) -> bool:
         """Takes the lines back; returns whether the state is what it was before them."""
         while self._is_whole and self._undos:
@@ -229,7 +236,7 @@ class LedgerWriter:
         """Forgets what was read, so that the ledger is read from its first line."""
         self._state = LedgerState(self.header)
 
-    # The classes of `extensions.ledger_anchor` override the five methods below.
+    # The classes of `extensions.ledger_anchor` override the five methods below, and `_may_skip_to`.
 
     def _turn(self, lock: AbstractContextManager[bool]) -> AbstractContextManager[object]:
         """Waits until this thread may read or write, or may wait for the disk."""
@@ -281,6 +288,8 @@ class LedgerWriter:
                     self._read(view, is_writing=True)
                     writer = LineAppender(view, self._state, self._waiting, self._applied)
                     yield writer
+                    if hasattr(self.store, "last_snapshot"):
+                        writer.add_snapshot()
                     if writer.carried is not None:
                         self._waiting = {}
                         self._doubtful.append(writer.carried)
@@ -348,10 +357,15 @@ class LedgerWriter:
         self._note_visible()
 
     def _apply_new(self, source: LedgerStore | LedgerTransaction) -> None:
-        known = self._state
         # The last line seen must still be there: a restored older copy would give budget back.
-        number, seen = max(self._seen, (known.seq, known.head))
+        number, seen = max(self._seen, (self._state.seq, self._state.head))
+        if not self._state.seq and source is self.store:
+            self._take_snapshot()
+        known = self._state
         is_there = not number
+        if 0 < number < known.seq:  # a snapshot was taken over that others wrote since
+            line = next(iter(source.records(number - 1, limit=1)), None)
+            is_there = line is not None and line.hash == seen
         first = max(known.seq, 1)
         try:
             for place, record in enumerate(in_blocks(source, first - 1), start=first):
@@ -376,6 +390,18 @@ class LedgerWriter:
             f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
         )
 
+    def _take_snapshot(self) -> None:
+        """Takes over the last snapshot, so that only the lines after it are read; `verify` reads them all."""
+        find: Callable[[], Sequence[LedgerRecord]] | None = getattr(self.store, "last_snapshot", None)
+        lines = () if find is None else find()
+        if lines and self._may_skip_to(lines[-1].seq):
+            self._state = LedgerState.from_snapshot(self.header, lines)
+            self._applied(lines[-1])
+
+    def _may_skip_to(self, seq: int) -> bool:  # noqa: ARG002  an override does
+        """Whether the lines before `seq` need not be read."""
+        return True
+
     def _settle_doubts(self, source: LedgerStore | LedgerTransaction) -> None:
         """Finds out which of the doubtful commits stand; the others wait again.
 
@@ -392,8 +418,19 @@ class LedgerWriter:
             for entry, count in each.commits.items():
                 self._note_waiting(entry, count)
 
+    def upgrade(self) -> bool:
+        """Brings a ledger of format 1 to format 2; returns whether it was one."""
+        with self.exclusive() as writer:
+            if writer.state.format > 1:
+                return False
+            writer.append(UPGRADE, {"format": 2})
+            return True
+
     def verify(self) -> None:
-        """Recomputes the whole chain and every rule from the first line."""
+        """Recomputes the whole chain and every rule from the first line, and reads all of the store's file."""
+        check: Callable[[], None] | None = getattr(self.store, "check", None)
+        if check is not None:
+            check()
         if self.store.header() != self.header:
             raise LedgerError(f"ledger {self.header.ledger_id}: the header was changed. Nothing is granted.")
         with self.lock:

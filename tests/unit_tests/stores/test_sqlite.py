@@ -115,8 +115,8 @@ class TestOpening:
     def test_a_newer_version_is_refused(self, path: Path) -> None:
         made(path).close()
         with edited(path) as connection:
-            connection.execute("PRAGMA user_version = 3")
-        with pytest.raises(LedgerError, match=r"version 2 at most, found 3.*Upgrade"):
+            connection.execute("PRAGMA user_version = 4")
+        with pytest.raises(LedgerError, match=r"version 3 at most, found 4.*Upgrade"):
             SQLiteStore(path)
 
     def test_a_fault_that_sqlite_cannot_even_spell_is_a_broken_file(self, path: Path) -> None:
@@ -276,9 +276,9 @@ class TestMigrations:
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(open_it, range(8))) == [[0, 1]] * 8
         with edited(path) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+            assert connection.execute("PRAGMA user_version").fetchone() == (4,)
         monkeypatch.undo()
-        with pytest.raises(LedgerError, match="found 3"):
+        with pytest.raises(LedgerError, match="found 4"):
             SQLiteStore(path)
 
     def test_a_migration_that_fails_changes_nothing(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
