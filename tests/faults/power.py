@@ -86,11 +86,12 @@ class _Run:
     def _step(self) -> None:
         rng = self.rng
         what = rng.random()
+        may_open = self._opens_later or not self.faults
         if not self._hands:
-            self._open()
-            self._open()
+            for _ in range(2 * may_open):
+                self._open()
         elif len(self._hands) < 3 and what < 0.1:
-            if self._opens_later or not self.faults:
+            if may_open:
                 self._open()
         elif what < 0.22:
             self._hands.pop(rng.randrange(len(self._hands)))[0].close()
@@ -124,8 +125,8 @@ def lose_power(
 ) -> None:
     """Opens what a loss of power leaves at `trials` moments, some of each run.
 
-    With `failing` some waits for the disk fail, and lose what they waited for; with `lies` those for the "log" or the
-    "folder" do nothing.
+    With `failing` some waits for the disk fail, and lose what they waited for. Whoever opens the file after that does not
+    hear of it: nobody does unless `opens_after_failure`. With `lies` waits for the "log" or the "folder" do nothing.
     """
     if not CAN_RECORD:
         pytest.skip("SQLite's file system layer cannot be watched here")
