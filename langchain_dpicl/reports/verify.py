@@ -285,7 +285,7 @@ def check_receipt(receipt: Any, header: LedgerHeader, store: LedgerStore, count:
     last = count()
     if entry is None:
         return
-    line = next(iter(store.records(entry - 1)), None) if entry <= last else None
+    line = next(iter(store.records(entry - 1, limit=1)), None) if entry <= last else None
     fault = ""
     if line is None:
         fault = f"{last} lines"

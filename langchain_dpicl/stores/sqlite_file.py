@@ -14,6 +14,11 @@ from typing import NamedTuple
 
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 # The kind of the file is checked before its journal mode is set, so that opening changes nothing in a foreign file.
 
 
@@ -278,6 +283,19 @@ def remove_file(path: Path) -> None:
         Path(f"{path}{end}").unlink(missing_ok=True)
 
 
+def sync_log(number: int) -> None:
+    """Waits until the disk holds what was written to an open log, by whatever process.
+
+    Tests replace it, and `sync_folder`: a ledger waits for the disk nowhere else once it is made.
+    """
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS, where less leaves it in the disk's own memory
+        fcntl.fcntl(number, fcntl.F_FULLFSYNC)
+    elif hasattr(os, "fdatasync"):
+        os.fdatasync(number)
+    else:
+        os.fsync(number)
+
+
 def sync_folder(path: Path) -> None:
     """Makes the name of a new file as durable as its content."""
     if os.name == "posix":
@@ -397,7 +415,27 @@ class OpenFiles:
         self.path = path
         self.place = place
         self.log = log_of(path)
+        self._is_named = False
+        try:
+            # Opened before the first write through this connection, so that the system reports every failed write here.
+            # SQLite's locks are on the file and the index of the log: closing a descriptor of the log drops none.
+            number = os.open(f"{path}-wal", os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise LedgerUnavailableError(f"ledger {path}: expected its log, found: {reason}. Try again.") from None
+        self._number = number
+        weakref.finalize(self, os.close, number)
         _OPEN_FILES[id(self)] = self
+
+    def sync(self) -> None:
+        """Waits until the disk holds the log as it is now, and its name.
+
+        Where others moved the log into the file and began it anew meanwhile, they synchronised both before that.
+        """
+        sync_log(self._number)
+        if not self._is_named:  # whoever made the log may have died before it had its name written
+            sync_folder(self.path)
+            self._is_named = True
 
     @property
     def is_whole(self) -> bool:

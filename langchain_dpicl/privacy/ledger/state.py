@@ -19,6 +19,9 @@ RESERVE = "reserve"
 COMMIT = "commit"
 GIVE_BACK = "give_back"
 
+Undo = Callable[[], object]
+"""Takes one line back; lines are taken back in the opposite order."""
+
 Slot = tuple[str, str | None]
 """(template, label) of a ticket; (kind, None) of a pool."""
 
@@ -42,6 +45,8 @@ class OpenReservation:
       label: their label, or None.
       count: how many tickets are open.
       stamp: when they were reserved (UTC); informative.
+      holder: random name of the process that reserved them; None in a ledger in memory and on lines of older versions.
+      mine: whether that is this process.
     """
 
     entry: int
@@ -50,6 +55,8 @@ class OpenReservation:
     label: str | None
     count: int
     stamp: str
+    holder: str | None = None
+    mine: bool = False
 
 
 @dataclass(slots=True)
@@ -63,6 +70,7 @@ class _UnsettledReservation:
     refundable: bool
     tenant: str
     stamp: str
+    holder: str | None
 
 
 def unit_cost(kind: Kind, amount: float) -> Amount:
@@ -95,6 +103,7 @@ class LedgerState:
         self._left: dict[tuple[str, Slot], Amount] = {}
         self._open: dict[int, _UnsettledReservation] = {}
         self._used: dict[tuple[str, str], int] = {}
+        self._unsettled: dict[tuple[str, Slot], int] = {}  # open tickets
 
     @property
     def sealed(self) -> tuple[SealedShare, ...]:
@@ -117,28 +126,38 @@ class LedgerState:
         """Returns how many tickets of a component a tenant has; a line without a tenant counts for ""."""
         return self._used.get((component, tenant), 0)
 
-    def open_reservations(self) -> Iterator[OpenReservation]:
-        """Yields the reservations with tickets neither committed nor given back, in order."""
-        for entry, opened in sorted(self._open.items()):
-            yield OpenReservation(entry, opened.component, *opened.slot, opened.unsettled, opened.stamp)
+    def unsettled(self, component: str, slot: Slot) -> int:
+        """Returns how many tickets of a slot are reserved, and neither committed nor given back."""
+        return self._unsettled.get((component, slot), 0)
+
+    def is_of(self, entry: int, component: str, slot: Slot) -> bool:
+        """Returns whether a reservation has open tickets of a slot."""
+        opened = self._open.get(entry)
+        return opened is not None and (opened.component, opened.slot) == (component, slot)
+
+    def open_reservations(self, after: int = 0) -> Iterator[OpenReservation]:
+        """Yields the reservations behind a line with tickets neither committed nor given back, in order."""
+        for entry in sorted(entry for entry in self._open if entry > after):
+            it = self._open[entry]
+            yield OpenReservation(entry, it.component, *it.slot, it.unsettled, it.stamp, it.holder)
 
     def sealed_component(self, name: str) -> Component | None:
         """Returns the sealed terms of a component, or None."""
         return self._components.get(name)
 
-    def apply(self, record: LedgerRecord, *, is_hashed: bool = False) -> None:
-        """Applies the next line; `is_hashed`: its hash was computed just now from its content.
+    def apply(self, record: LedgerRecord) -> Undo:
+        """Applies the next line; returns what takes it back, for a line that does not stand in the end.
 
         Raises:
           LedgerError: the line does not follow in the chain, was changed, or breaks a rule; the state is unchanged.
         """
         follows = record.seq == self.seq + 1 and record.prev == self.head
-        if not follows or not (is_hashed or record.hash == record.computed_hash):
+        if not follows or record.hash != record.computed_hash:
             msg = f"ledger: line {self.seq + 1} does not follow from the lines before it. Restore an untouched copy."
             raise LedgerError(msg)
         fault = ""
         try:
-            self._RULES[record.kind](self, record)
+            undo = self._RULES[record.kind](self, record)
         except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             fault = f"{type(error).__name__}: {error}"
         if fault:
@@ -146,12 +165,21 @@ class LedgerState:
             raise LedgerError(msg)
         self.seq, self.head = record.seq, record.hash
 
-    def _bind(self, record: LedgerRecord) -> None:
+        def take_back() -> None:
+            undo()
+            self.seq, self.head = record.seq - 1, record.prev
+
+        return take_back
+
+    # Everything is checked before anything changes: a refused line leaves the state as it was.
+
+    def _bind(self, record: LedgerRecord) -> Undo:
         name = record.body["dataset_id"]
         _require(name not in self.bindings, "a data set not yet bound")
         self.bindings[name] = record.body
+        return lambda: self.bindings.pop(name)
 
-    def _seal(self, record: LedgerRecord) -> None:
+    def _seal(self, record: LedgerRecord) -> Undo:
         terms = ShareTerms.from_dict(record.body)
         names = [component.name for component in terms.components]
         _require(len(set(names)) == len(names) and not set(names) & set(self.shares), "components not yet sealed")
@@ -168,7 +196,16 @@ class LedgerState:
         self._components.update({component.name: component for component in terms.components})
         self._left.update(left)
 
-    def _reserve(self, record: LedgerRecord) -> None:
+        def undo() -> None:
+            self._sealed.pop()
+            for name in names:
+                del self.shares[name], self._components[name]
+            for key in left:
+                del self._left[key]
+
+        return undo
+
+    def _reserve(self, record: LedgerRecord) -> Undo:
         body = record.body
         component = self.sealed_component(body["component"])
         if component is None:
@@ -176,44 +213,78 @@ class LedgerState:
         slot: Slot = (body["template"], body["label"])
         count = check_int("count", body["count"], low=1)
         unit = unit_cost(component.kind, check_positive("amount", body["amount"]))
-        # Everything is checked before anything changes: a refused line leaves the state as it was.
-        left = self._left[component.name, slot] - unit * count
-        _require(left >= 0, "no more than what is left")
+        place = component.name, slot
+        left = self._left[place]
+        _require(left >= unit * count, "no more than what is left")
         refundable = component.limit is not None or component.ticket(*slot).refundable
         tenant = body.get("tenant", "")
         if type(tenant) is not str:
             raise LedgerError("expected a tenant's name as text")
+        holder = body.get("holder")
+        _require(holder is None or isinstance(holder, str), "a process's name as text")
         modules = body.get("allowed_wrappers", [])
         _require(isinstance(modules, list | tuple) and all(isinstance(m, str) for m in modules), "names of modules")
+        wrappers = self.allowed_wrappers
         self.allowed_wrappers |= frozenset(modules)
-        self._left[component.name, slot] = left
         self._open[record.seq] = _UnsettledReservation(
-            component.name, slot, unit, count, refundable, tenant, record.stamp
+            component.name, slot, unit, count, refundable, tenant, record.stamp, holder
         )
-        key = component.name, tenant
-        self._used[key] = self._used.get(key, 0) + count
+        self._charge(self._open[record.seq], count)
 
-    def _give_back(self, record: LedgerRecord) -> None:
-        entry = self._open[record.body["reservation"]]
-        _require(entry.refundable, "a refundable ticket")
-        count = self._settle(record)
+        def undo() -> None:
+            self.allowed_wrappers = wrappers
+            self._charge(self._open.pop(record.seq), -count)
+
+        return undo
+
+    def _charge(self, entry: _UnsettledReservation, count: int) -> None:
+        """Moves tickets out of a slot; a negative count moves them back."""
+        place, user = (entry.component, entry.slot), (entry.component, entry.tenant)
+        self._left[place] -= entry.unit * count
+        self._unsettled[place] = self._unsettled.get(place, 0) + count
+        self._used[user] = self._used.get(user, 0) + count
+
+    def _commit(self, record: LedgerRecord) -> Undo:
+        return self._settle(record)[2]
+
+    def _give_back(self, record: LedgerRecord) -> Undo:
+        _require(self._open[record.body["reservation"]].refundable, "a refundable ticket")
+        entry, count, undo = self._settle(record)
+        self._refund(entry, count)
+
+        def undo_both() -> None:
+            self._refund(entry, -count)
+            undo()
+
+        return undo_both
+
+    def _refund(self, entry: _UnsettledReservation, count: int) -> None:
+        """Lets tickets that were settled be reserved again."""
         self._left[entry.component, entry.slot] += entry.unit * count
         self._used[entry.component, entry.tenant] -= count
 
-    def _settle(self, record: LedgerRecord) -> int:
+    def _settle(self, record: LedgerRecord) -> tuple[_UnsettledReservation, int, Undo]:
         number = record.body["reservation"]
         entry = self._open[number]
         count = check_int("count", record.body["count"], low=1, high=entry.unsettled)
-        entry.unsettled -= count
-        if not entry.unsettled:
-            del self._open[number]
-        return count
+        place = entry.component, entry.slot
 
-    _RULES: ClassVar[dict[str, Callable[[LedgerState, LedgerRecord], object]]] = {
+        def settle(count: int) -> None:
+            entry.unsettled -= count
+            self._unsettled[place] -= count
+            if entry.unsettled:
+                self._open[number] = entry
+            else:
+                del self._open[number]
+
+        settle(count)
+        return entry, count, lambda: settle(-count)
+
+    _RULES: ClassVar[dict[str, Callable[[LedgerState, LedgerRecord], Undo]]] = {
         BIND: _bind,
         SEAL: _seal,
         RESERVE: _reserve,
-        COMMIT: _settle,
+        COMMIT: _commit,
         GIVE_BACK: _give_back,
     }
 

@@ -180,7 +180,7 @@ def test_a_chain_of_other_parts_is_refused_and_nothing_is_charged(kind):
     assert spent.remaining_epsilon == 20.0
 
 
-@pytest.mark.parametrize("evaluators", [[], [lambda run, example: 1], len, "exact_match"], ids=str)
+@pytest.mark.parametrize("evaluators", [[], [lambda run, example: 1], len, "exact_match"], ids=["none", "functions", "a function", "a name"])
 def test_other_evaluators_are_refused(evaluators):
     with pytest.raises(ConfigurationError, match="evaluators"):
         dp_evaluate(TEMPLATE | reader(), examples(), evaluators=evaluators, budget=budget(), epsilon=1.0)
@@ -270,7 +270,7 @@ def test_planted_bug_an_evaluator_that_remembers_breaks_the_neighbour_contract()
 
 PLANTS = {
     "nothing": (1, True, 1.0),
-    "a unit that counts once per record": (3, True, 1.0),
+    "a unit that counts once per record": (6, True, 1.0),
     "noise of one table for several": (1, True, 0.5),
     "no noise": (1, False, 1.0),
 }
@@ -278,8 +278,8 @@ PLANTS = {
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_planted_bugs_are_seen_by_the_neighbour_game(plant):
-    """A unit more or less: how much likelier is it that all its cells are high? Both chances at 1e-7 each."""
-    runs, (records, is_noisy, part) = 600, PLANTS[plant]
+    """A unit more or less: how much likelier is it that all its cells are high? Alarm 1e-6 for each chance."""
+    runs, (records, is_noisy, part) = 1_000, PLANTS[plant]
     release = OutcomePlan(PoissonUnits(1.0), OutcomeTable((2, 2)), DiscreteLaplaceMechanism(part), "add_remove")
 
     def high(rows):
@@ -287,6 +287,6 @@ def test_planted_bugs_are_seen_by_the_neighbour_game(plant):
         return all(table[0] >= 1 for table in tables)
 
     with_it, without = (sum(high(np.zeros((count, 2))) for _ in range(runs)) for count in (records, 0))
-    most = stats.beta.ppf(1 - 1e-7, without + 1, runs - without)
-    least = stats.beta.ppf(1e-7, with_it, runs - with_it + 1) if with_it else 0.0
+    most = stats.beta.ppf(1 - 1e-6, without + 1, runs - without)
+    least = stats.beta.ppf(1e-6, with_it, runs - with_it + 1) if with_it else 0.0
     assert (math.log(least / most) > 1.0) == (plant != "nothing")
