@@ -180,7 +180,9 @@ def test_a_chain_of_other_parts_is_refused_and_nothing_is_charged(kind):
     assert spent.remaining_epsilon == 20.0
 
 
-@pytest.mark.parametrize("evaluators", [[], [lambda run, example: 1], len, "exact_match"], ids=["none", "functions", "a function", "a name"])
+@pytest.mark.parametrize(
+    "evaluators", [[], [lambda run, example: 1], len, "exact_match"], ids=["none", "functions", "a function", "a name"]
+)
 def test_other_evaluators_are_refused(evaluators):
     with pytest.raises(ConfigurationError, match="evaluators"):
         dp_evaluate(TEMPLATE | reader(), examples(), evaluators=evaluators, budget=budget(), epsilon=1.0)
