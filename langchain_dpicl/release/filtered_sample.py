@@ -78,23 +78,23 @@ class FilterShare:
 class PoolTexts(Opaque):
     """The texts of the units of a pool, as they are compared with a query."""
 
-    __slots__ = ("_field", "_pool")
+    __slots__ = ("_field", "_holder")
 
     def __init__(self, pool: Pool, field: str) -> None:
-        self._pool = pool
+        self._holder = pool
         self._field = field
 
     def __len__(self) -> int:
-        return self._pool.num_units
+        return self._holder.num_units
 
     @property
     def version(self) -> int:
         """What a removal raises."""
-        return self._pool.version
+        return self._holder.version
 
     def own(self, place: int) -> Texts:
         """Returns the texts of one unit; none, where they cannot be read."""
-        found = run_guarded(lambda: tuple([record[self._field] for record in self._pool.records(place)]))
+        found = run_guarded(lambda: tuple([record[self._field] for record in self._holder.records(place)]))
         return () if found is None else found
 
 
