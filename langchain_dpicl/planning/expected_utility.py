@@ -12,7 +12,7 @@ import numpy as np
 
 from langchain_dpicl.options.base import option_of
 from langchain_dpicl.options.rows import Rows
-from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, wins_fairly
+from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, binomial_masses, wins_fairly
 from langchain_dpicl.privacy._validate import (
     ROW_SHAPES,
     RowShape,
@@ -209,6 +209,10 @@ class VoteChances:
     ceiling: float
 
 
+MUCH_NOISE = 0.03
+"""Chance of the right label that noise may take before a plan advises against it."""
+
+
 def shot_law(plan: ReleasePlan, public_size: int) -> ShotLaw:
     """Returns how many records a row in use shows, with the chance of each number."""
     sampler = plan.sampler
@@ -217,11 +221,10 @@ def shot_law(plan: ReleasePlan, public_size: int) -> ShotLaw:
     shots, slots = sampler.shots_per_slot, sampler.num_slots
     if isinstance(sampler, BalancedSlots | PartitionedSlots):
         return ((max(1, min(shots, public_size // slots)), 1.0),)
-    from scipy import stats
-
     places = sampler.num_rows if isinstance(sampler, AllocatedSlots) else slots
     # A slot holds Binomial(n, q / M) units before truncation.
-    chances = stats.binom.pmf(np.arange(shots), public_size, sampler.sampling_rate / places)
+    rate = np.array([sampler.sampling_rate / places])
+    [chances] = binomial_masses(public_size, rate, np.arange(min(shots, public_size + 1)))
     full = max(1.0 - float(chances.sum()), 1e-12)
     return (*((count, float(chances[count])) for count in range(1, shots)), (shots, full))
 
@@ -253,6 +256,29 @@ def vote_chances(
     )
 
 
+def right_chance(
+    plan: ReleasePlan,
+    public_size: int,
+    *,
+    facts: RowFacts,
+    threshold: float | None = None,
+    draws: int | None = None,
+) -> float:
+    """Returns what `vote_chances(...).right` is, without the other chances: for comparisons of many plans.
+
+    Args:
+      plan: as of `vote_chances`.
+      public_size: as of `vote_chances`.
+      facts: as of `vote_chances`.
+      threshold: as of `vote_chances`.
+      draws: as of `vote_chances`.
+    """
+    if threshold is not None and plan.mechanism.releases != "vector":
+        raise fail("threshold", f"None: {plan.mechanism.name} releases no noisy vector", threshold)
+    columns = _columns(plan, drawn_votes(plan, public_size, facts, draws=draws))
+    return _won(plan, columns, 0, _failed(plan, columns, threshold), threshold)
+
+
 def chances_of_votes(
     plan: ReleasePlan, votes: np.ndarray, *, threshold: float | None = None, ceiling: float = 1.0
 ) -> VoteChances:
@@ -264,16 +290,10 @@ def chances_of_votes(
       threshold: as of `vote_chances`.
       ceiling: what is reported as such.
     """
-    constants = [(np.full(len(votes), constant), 1) for constant in plan.constants]
-    labels = votes.shape[1]
-    columns = [*((votes[:, place], 1) for place in range(labels)), *constants]
-    winners = (0, *range(labels, len(columns)))
-    if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
-        failed = _test_fails(plan, plan.mechanism, columns)
-        won = [float(((1.0 - failed) * _wins(plan, columns, column)).mean()) for column in winners]
-    else:
-        failed = np.zeros(1) if threshold is None else _all_below(plan, columns, threshold)
-        won = [float(_wins(plan, columns, column, threshold=threshold).mean()) for column in winners]
+    columns = _columns(plan, votes)
+    winners = (0, *range(votes.shape[1], len(columns)))
+    failed = _failed(plan, columns, threshold)
+    won = [_won(plan, columns, column, failed, threshold) for column in winners]
     right, abstained = won[0], sum(won[1:]) + float(failed.mean())
     return VoteChances(
         right=right,
@@ -282,6 +302,26 @@ def chances_of_votes(
         without_noise=float(wins_fairly(votes).mean()),
         ceiling=ceiling,
     )
+
+
+def _columns(plan: ReleasePlan, votes: np.ndarray) -> list[_Column]:
+    """The votes of each label, then the plan's constants."""
+    constants = [(np.full(len(votes), constant), 1) for constant in plan.constants]
+    return [*((votes[:, place], 1) for place in range(votes.shape[1])), *constants]
+
+
+def _failed(plan: ReleasePlan, columns: list[_Column], threshold: float | None) -> np.ndarray:
+    """Returns float64[n] or float64[1]: the chance that a test or the threshold keeps every candidate back."""
+    if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
+        return _test_fails(plan, plan.mechanism, columns)
+    return np.zeros(1) if threshold is None else _all_below(plan, columns, threshold)
+
+
+def _won(plan: ReleasePlan, columns: list[_Column], column: int, failed: np.ndarray, threshold: float | None) -> float:
+    """Returns the mean chance that a column is released."""
+    if isinstance(plan.mechanism, ConfidentGNMaxMechanism):
+        return float(((1.0 - failed) * _wins(plan, columns, column)).mean())
+    return float(_wins(plan, columns, column, threshold=threshold).mean())
 
 
 def top_chances(plan: ReleasePlan, sums: np.ndarray, *, others: int = 0, rest: np.ndarray | None = None) -> np.ndarray:
@@ -365,7 +405,9 @@ def _normal_wins(gaps: list[_Column], least: np.ndarray | None, size: int) -> np
     noise = low + (_REACH - low) * nodes  # [n, z]
     chance = np.repeat(np.exp(-(noise**2) / 2.0), size // len(noise), axis=0)
     for gap, count in gaps:
-        chance *= _to_the(special.ndtr(gap[:, None] + noise), count)
+        # Votes are few whole numbers, and so are their gaps: each is integrated once.
+        different, places = np.unique(gap, return_inverse=True) if len(noise) == 1 else (gap, slice(None))
+        chance *= _to_the(special.ndtr(different[:, None] + noise), count)[places]
     return np.asarray((_REACH - low)[:, 0] * (chance @ weights) / np.sqrt(2.0 * np.pi))
 
 
@@ -518,7 +560,8 @@ class RowDesign:
     def sampler(self, public_size: int, *, num_batches: int = 1) -> Sampler:
         """Returns the sampler for a pool of `public_size` declared units."""
         if public_size < self.num_slots:
-            raise fail("public_size", f"at least num_slots={self.num_slots}", public_size, "Use fewer slots.")
+            expected = f"at least {self.num_slots} units, one for each row, for every label"
+            raise fail("public_size", expected, public_size, f"Set fewer rows: rows.{self.rows}.")
         if self.sampling == "fixed":
             return BalancedSlots(num_slots=self.num_slots, shots_per_slot=self.shots_per_slot, public_size=public_size)
         if self.sampling == "partition":

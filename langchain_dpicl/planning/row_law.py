@@ -88,12 +88,9 @@ class RowFacts:
           facts: at least one.
           weights: of each.
         """
-        names = ("right", "correlation", "rival", "silent")
-        numbers = {
-            name: float(np.average([getattr(one, name) for one in facts], weights=np.asarray(weights, np.float64)))
-            for name in names
-        }
-        return cls(**numbers, labels=facts[0].labels)
+        numbers = np.array([(one.right, one.correlation, one.rival, one.silent) for one in facts])
+        right, correlation, rival, silent = np.average(numbers, axis=0, weights=weights).tolist()
+        return cls(right, correlation, rival, facts[0].labels, silent)
 
     @property
     def rests_on(self) -> str:
@@ -125,9 +122,9 @@ class RowFacts:
 
     def shares(self) -> Floats:
         """Returns float64[questions, labels]: the chances of a row's vote on each of many questions, right first."""
-        right = np.repeat(self._right_quantiles(), _draws(self.labels))
+        right = np.repeat(_right_quantiles(self.right, self.correlation), _draws(self.labels))
         wrong = (1.0 - right) * (1.0 - self.silent)
-        return np.concatenate([right[:, None], wrong[:, None] * self._spread(right.size)], axis=1)
+        return np.concatenate([right[:, None], wrong[:, None] * _spread(self.rival, self.labels, right.size)], axis=1)
 
     def ceiling(self) -> float:
         """Returns the chance of the right label with any number of such rows and no noise: the most there is."""
@@ -146,7 +143,7 @@ class RowFacts:
           draws: draws at each of 128 nodes; None: as many as the time of one plan allows.
         """
         draws = draws or _draws(self.labels)
-        chances = used * self._right_quantiles()
+        chances = used * _right_quantiles(self.right, self.correlation)
         # Each node's quantiles are shifted against those of the others, by van der Corput's sequence.
         shift = _van_der_corput(_NODES)[:, None]
         quantiles = (np.arange(draws)[None, :] + shift) / draws
@@ -155,37 +152,48 @@ class RowFacts:
         other = np.where(chance < 1.0, (used - chance) / np.maximum(1.0 - chance, 1e-300), 0.0).clip(0.0, 1.0)
         rng = Generator(PCG64(_SEED + 1))
         wrong = rng.binomial((trials - right).astype(np.int64), other * (1.0 - self.silent))
-        spread = self._spread(right.size)
+        spread = _spread(self.rival, self.labels, right.size)
         return np.concatenate([right[:, None], rng.multinomial(wrong, spread).astype(np.float64)], axis=1)
 
-    def _right_quantiles(self) -> Floats:
-        """Returns float64[128]: midpoint quantiles of a question's share of right rows."""
-        from scipy import special
 
-        if self.correlation < 1e-3 or self.right in {0.0, 1.0}:
-            return np.full(_NODES, self.right)
-        alike = min(self.correlation, _ALIKE)
-        strength = (1.0 - alike) / alike
-        middle = (np.arange(_NODES) + 0.5) / _NODES
-        quantiles = special.betaincinv(self.right * strength, (1.0 - self.right) * strength, middle)
-        return np.asarray(np.nan_to_num(quantiles).clip(0.0, 1.0))
+@functools.lru_cache(maxsize=64)  # a choice among designs asks for the same rows at many sizes of a vote
+def _right_quantiles(right: float, correlation: float) -> Floats:
+    """Returns float64[128], read-only: midpoint quantiles of a question's share of right rows."""
+    from scipy import special
 
-    def _spread(self, num: int) -> Floats:
-        """Returns float64[num, labels - 1]: how each question's wrong votes are spread over the wrong labels."""
-        others = self.labels - 1
-        if others == 1:
-            return np.ones((num, 1))
-        rng = Generator(PCG64(_SEED))
-        even = 1.0 / others
-        rival = min(max(self.rival, even), 1.0)
-        if rival <= even + 1e-6:
-            return np.full((num, others), even)
-        alpha = max((1.0 - rival) / (rival - even) / others, 1e-6)
-        # A gamma number of a tiny shape is below every float, so it is drawn as a logarithm:
-        # G(a) has the law of G(a + 1) U^(1/a).
-        logs = np.log(rng.standard_gamma(alpha + 1.0, size=(num, others))) + np.log(rng.random((num, others))) / alpha
-        weights = np.exp(logs - logs.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+    if correlation < 1e-3 or right in {0.0, 1.0}:
+        return _kept(np.full(_NODES, right))
+    alike = min(correlation, _ALIKE)
+    strength = (1.0 - alike) / alike
+    middle = (np.arange(_NODES) + 0.5) / _NODES
+    quantiles = special.betaincinv(right * strength, (1.0 - right) * strength, middle)
+    return _kept(np.nan_to_num(quantiles).clip(0.0, 1.0))
+
+
+@functools.lru_cache(maxsize=16)
+def _spread(rival: float, labels: int, num: int) -> Floats:
+    """Returns float64[num, labels - 1], read-only: how each question's wrong votes are spread over the wrong labels."""
+    others = labels - 1
+    if others == 1:
+        return _kept(np.ones((num, 1)))
+    rng = Generator(PCG64(_SEED))
+    even = 1.0 / others
+    likely = min(max(rival, even), 1.0)
+    if likely <= even + 1e-6:
+        return _kept(np.full((num, others), even))
+    alpha = max((1.0 - likely) / (likely - even) / others, 1e-6)
+    # A gamma number of a tiny shape is below every float, so it is drawn as a logarithm:
+    # G(a) has the law of G(a + 1) U^(1/a).
+    logs = np.log(rng.standard_gamma(alpha + 1.0, size=(num, others))) + np.log(rng.random((num, others))) / alpha
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return _kept(weights / weights.sum(axis=1, keepdims=True))
+
+
+def _kept(numbers: Any) -> Floats:
+    """Returns an array that a cache can hand out: it cannot be changed."""
+    array = np.asarray(numbers, dtype=np.float64)
+    array.flags.writeable = False
+    return array
 
 
 ShotLaw: TypeAlias = Sequence[tuple[int, float]]
@@ -401,13 +409,22 @@ def _van_der_corput(count: int) -> Floats:
 
 def _binomial_quantiles(trials: int, chances: Floats, quantiles: Floats) -> Floats:
     """Returns float64[nodes, draws]: the quantiles of Binomial(trials, chances[node])."""
-    from scipy import special
-
     deviation = np.sqrt(trials * chances * (1.0 - chances))
     low = int(max(0.0, np.floor((trials * chances - 7.0 * deviation).min()) - 1.0))
     high = int(min(float(trials), np.ceil((trials * chances + 7.0 * deviation).max()) + 1.0))
     counts = np.arange(low, high + 1)
-    below = special.bdtr(counts[None, :].astype(np.float64), trials, chances[:, None])
+    below = np.cumsum(binomial_masses(trials, chances, counts), axis=1)
     below[:, -1] = 1.0
-    places = [np.searchsorted(row, wanted) for row, wanted in zip(below, quantiles, strict=True)]
-    return np.asarray(counts[np.asarray(places)], dtype=np.float64)
+    # Node by node on one ascending axis, on which each node has the interval from its number to the next.
+    first = np.arange(len(below), dtype=np.float64)[:, None]
+    places = np.searchsorted((first + below).ravel(), (first + quantiles).ravel()).reshape(quantiles.shape)
+    return np.asarray(counts[places % len(counts)], dtype=np.float64)
+
+
+def binomial_masses(trials: int, chances: Floats, counts: Ints) -> Floats:
+    """Returns float64[chances, counts]: the chance of each count under Binomial(trials, chance)."""
+    from scipy import special
+
+    ways = special.gammaln(trials + 1.0) - special.gammaln(counts + 1.0) - special.gammaln(trials - counts + 1.0)
+    each = np.asarray(chances)[:, None]
+    return np.asarray(np.exp(ways + special.xlogy(counts, each) + special.xlog1py(trials - counts, -each)))

@@ -17,6 +17,7 @@ from langchain_dpicl.planning.expected_utility import (
     RowDesign,
     noise_scale,
     occupancy,
+    right_chance,
     shot_law,
     vote_chances,
     with_redraw,
@@ -120,6 +121,19 @@ class RowsPlan(SharePlan):
         threshold = float(abstain_below or 0.0) * self.expected_rows if is_vector else None
         return expected_votes(self, source, calibrated=calibrated, labels=labels, threshold=threshold)
 
+    def noise_takes(self, source: RowSource, *, labels: int, calibrated: bool = False) -> float:
+        """Returns the chance of the right label that noise takes, roughly; rejected answers are not counted as taken.
+
+        Args:
+          source: where the numbers of rows come from.
+          labels: labels that an answer can have.
+          calibrated: as of `expected`.
+        """
+        law = shot_law(self.release, self.public_size)
+        facts = mean_facts(source, labels=labels, law=law, calibrated=calibrated)
+        found = vote_chances(self.release, self.public_size, facts=facts, draws=ROUGH_DRAWS)
+        return max(0.0, found.without_noise - found.right - found.abstain)
+
     def _numbers(self) -> dict[str, Any]:
         return {
             "mechanism": self.release.mechanism.name,
@@ -174,7 +188,7 @@ def expected_votes(
     chances = vote_chances(release, size, facts=facts, threshold=threshold)
 
     def right(other: RowFacts) -> float:
-        return vote_chances(release, size, facts=other, threshold=threshold, draws=ROUGH_DRAWS).right
+        return right_chance(release, size, facts=other, threshold=threshold, draws=ROUGH_DRAWS)
 
     low, high = rests.interval(right, labels=labels, law=law, calibrated=calibrated)
     return {
@@ -439,7 +453,7 @@ def _option(plan: QueryPlan, source: RowSource, calibrated: bool, calls: int, th
     size = plan.public_size
     labels = plan.width - len(plan.release.constants)
     facts = mean_facts(source, labels=labels, law=shot_law(plan.release, size), calibrated=calibrated)
-    right = vote_chances(plan.release, size, facts=facts, threshold=threshold).right
+    right = right_chance(plan.release, size, facts=facts, threshold=threshold)
     return QueryOption(plan, facts.right, right, plan.cost(calls_per_row=calls).private_calls, calibrated)
 
 

@@ -152,6 +152,8 @@ class DeclaredShares:
     def _fitted(self, name: str, requested: float, rest: Fraction) -> float:
         if exact(requested) > rest * (1 + ROUNDING_SLACK):
             advice = "Shares add up; declare components inside `with budget.plan():`, or lower them."
+            if not rest:
+                advice = "It is spent for good, or set aside. What was released stays free to use."
             raise budget_exceeded(f"{name} of budget {self.desk.header.name!r}", requested, rest, advice)
         return requested if exact(requested) <= rest else round_down(rest)
 

@@ -53,6 +53,8 @@ class OpenReservation:
       label: their label, or None.
       count: how many tickets are open.
       stamp: when they were reserved (UTC); informative.
+      holder: random name of the process that reserved them; None in a ledger in memory and on lines of older versions.
+      mine: whether that is this process.
     """
 
     entry: int
@@ -61,6 +63,8 @@ class OpenReservation:
     label: str | None
     count: int
     stamp: str
+    holder: str | None = None
+    mine: bool = False
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class _UnsettledReservation:
     refundable: bool
     tenant: str
     stamp: str
+    holder: str | None
 
 
 def unit_cost(kind: Kind, amount: float) -> Amount:
@@ -144,11 +149,13 @@ class LedgerState:
         self.allowed_wrappers = frozenset(_text(module, "a module's name") for module in body["wrappers"])
         for name, tenant, count in body["used"]:
             self._used[self._components[name].name, _text(tenant, "a tenant's name")] = check_int("count", count, low=1)
-        for entry, name, template, label, unit, count, tenant, stamp in body["open"]:
+        for entry, name, template, label, unit, count, tenant, stamp, holder in body["open"]:
             component, slot = self._components[name], (template, label)
             refundable = component.limit is not None or component.ticket(*slot).refundable
+            by = None if holder is None else str(holder)
+            check_int("count", count, low=1)
             self._open[entry] = _UnsettledReservation(
-                name, slot, _amount(component, unit), check_int("count", count, low=1), refundable, str(tenant), stamp
+                name, slot, _amount(component, unit), count, refundable, str(tenant), str(stamp), by
             )
             self._unsettled[name, slot] = self._unsettled.get((name, slot), 0) + count
         for (name, slot), pair in zip(self._left, body["left"], strict=True):
@@ -170,8 +177,8 @@ class LedgerState:
             "left": [_pair(left) for left in self._left.values()],  # in the order of the shares and their slots
             "used": sorted([*key, count] for key, count in self._used.items() if count),
             "open": [
-                [entry, each.component, *each.slot, _pair(each.unit), each.unsettled, each.tenant, each.stamp]
-                for entry, each in sorted(self._open.items())
+                [entry, it.component, *it.slot, _pair(it.unit), it.unsettled, it.tenant, it.stamp, it.holder]
+                for entry, it in sorted(self._open.items())
             ],
             "wrappers": sorted(self.allowed_wrappers),
         }
@@ -212,10 +219,11 @@ class LedgerState:
         opened = self._open.get(entry)
         return opened is not None and (opened.component, opened.slot) == (component, slot)
 
-    def open_reservations(self) -> Iterator[OpenReservation]:
-        """Yields the reservations with tickets neither committed nor given back, in order."""
-        for entry, opened in sorted(self._open.items()):
-            yield OpenReservation(entry, opened.component, *opened.slot, opened.unsettled, opened.stamp)
+    def open_reservations(self, after: int = 0) -> Iterator[OpenReservation]:
+        """Yields the reservations behind a line with tickets neither committed nor given back, in order."""
+        for entry in sorted(entry for entry in self._open if entry > after):
+            it = self._open[entry]
+            yield OpenReservation(entry, it.component, *it.slot, it.unsettled, it.stamp, it.holder)
 
     def sealed_component(self, name: str) -> Component | None:
         """Returns the sealed terms of a component, or None."""
@@ -303,12 +311,14 @@ class LedgerState:
         _require(left >= unit * count, "no more than what is left")
         refundable = component.limit is not None or component.ticket(*slot).refundable
         tenant = _text(body.get("tenant", ""), "a tenant's name")
+        holder = body.get("holder")
+        _require(holder is None or isinstance(holder, str), "a process's name as text")
         modules = body.get("allowed_wrappers", [])
         _require(isinstance(modules, list | tuple) and all(isinstance(m, str) for m in modules), "names of modules")
         wrappers = self.allowed_wrappers
         self.allowed_wrappers |= frozenset(modules)
         self._open[record.seq] = _UnsettledReservation(
-            component.name, slot, unit, count, refundable, tenant, record.stamp
+            component.name, slot, unit, count, refundable, tenant, record.stamp, holder
         )
         self._charge(self._open[record.seq], count)
 

@@ -504,6 +504,7 @@ class LedgerWriter:
             if self.store.durable:
                 # Makes the lines of two diverging copies differ, even for equal requests in the same second.
                 body["nonce"] = secrets.token_hex(8)
+                body["holder"] = process_name()
             return writer.append(RESERVE, body)
 
     def _check_same_terms(self, wanted: Component, sealed: Component) -> None:
@@ -570,6 +571,15 @@ class LedgerWriter:
             writer.append(GIVE_BACK, {"reservation": reservation, "count": count})
 
 
+_PROCESS_NAMES: dict[int, str] = {}
+
+
+def process_name() -> str:
+    """Returns a random name of this process, which says in its reservations' lines who holds them."""
+    # By number, so that a forked child has one of its own.
+    return _PROCESS_NAMES.setdefault(os.getpid(), secrets.token_hex(8))
+
+
 _WITH_WAITING: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
 
 
@@ -581,13 +591,23 @@ def write_all_waiting() -> None:
             writer.write_waiting()
 
 
+_SHOWN = frozenset({"extra_fields", "label_key", "labels", "public_size", "text_key"})
+"""What a declaration says of how records are shown and counted, and not of who is protected."""
+
+
 def _check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, Any]) -> None:
     """Refuses a declaration that differs from the bound one; a missing key counts as None."""
     if known is None:
         return
     changed = [key for key in {**known, **declaration} if known.get(key) != declaration.get(key)]
     if changed:
+        advice = "Declare it as before, and give a different data set a dataset_id (--dataset-id) of its own."
+        if set(changed) <= _SHOWN:
+            advice = (
+                "Declare it as before, or give the same records, declared otherwise, a dataset_id (--dataset-id) of "
+                "their own: what all data sets of a ledger spend adds up."
+            )
         raise PrivacyBudgetMismatchError(
             f"{declaration['dataset_id']!r}: expected the declaration this ledger holds, found another in {changed}. "
-            "Give a different data set a dataset_id of its own."
+            f"{advice}"
         )

@@ -117,7 +117,8 @@ def test_units_are_users_in_every_process_of_a_ledger(tmp_path: Path, restarted:
     path, spy = tmp_path / "budget.db", Spy()
     voter(people(), house(SQLiteStore.new(path))).invoke(CARD)
     for other in ({"unit_key": None}, {"records_per_unit": 1}, {"public_size": 21}, {"max_chars": 5}):
-        with pytest.raises(PrivacyBudgetMismatchError, match="expected the declaration this ledger holds"):
+        advice = "the same records, declared otherwise" if "public_size" in other else "give a different data set"
+        with pytest.raises(PrivacyBudgetMismatchError, match=f"the declaration this ledger holds, .*{advice}"):
             voter(people(**other), restarted(path))
     voter(people(), restarted(path), llm=spy).invoke(CARD)
     rows = [prompt for prompts in spy.private for prompt in prompts if CANARY in prompt]
