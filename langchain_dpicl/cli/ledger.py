@@ -82,11 +82,11 @@ def add_ledger(
     anchor.add_argument("--anchor", metavar="FILE", required=True, help=_SECOND_PLACE)
     backup = _action(actions, "backup", _backup, "copy an SQLite ledger while it is in use")
     backup.add_argument("out", type=_file, help="file to make")
+    _action(actions, "upgrade", _upgrade, "bring a ledger of format 1 to format 2, which opens from its last snapshot")
     _add_dangling(actions)
     metrics = _action(actions, "metrics", _metrics, "what is spent, left and open, in the text format of Prometheus")
     metrics.add_argument("--json", action="store_true", help="print JSON and nothing else")
     _add_bench(actions, run=bench)
-    _action(actions, "upgrade", _upgrade, "bring a ledger of format 1 to format 2, which opens from its last snapshot")
 
 
 def _action(
@@ -469,6 +469,18 @@ def _write_new(path: Path, text: str) -> None:
         raise ConfigurationError(f"--out: expected a file that is not there yet, found {path}.") from None
 
 
+def _upgrade(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.privacy.ledger.writer import LedgerWriter
+
+    with _open_ledger(arguments) as store:
+        header = store.header()
+        if header is None:
+            raise LedgerError("ledger: expected one, found none. Create it with `dpicl ledger create`.")
+        was_old = LedgerWriter(store, header).upgrade()
+    words = "brought to format 2; older versions of this software refuse it" if was_old else "is of format 2 already"
+    return CommandOutput(DONE, f"ledger {header.name!r} ({header.ledger_id}) {words}")
+
+
 def _dangling(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.budget.budget import Budget
 
@@ -516,18 +528,6 @@ def run_bench(arguments: argparse.Namespace, *, say: Callable[[str], object]) ->
 
 def _silence(_: str) -> None:
     """Says nothing: only the JSON is wanted."""
-
-
-def _upgrade(arguments: argparse.Namespace) -> CommandOutput:
-    from langchain_dpicl.privacy.ledger.writer import LedgerWriter
-
-    with _open_ledger(arguments) as store:
-        header = store.header()
-        if header is None:
-            raise LedgerError("ledger: expected one, found none. Create it with `dpicl ledger create`.")
-        was_old = LedgerWriter(store, header).upgrade()
-    words = "brought to format 2; older versions of this software refuse it" if was_old else "is of format 2 already"
-    return CommandOutput(DONE, f"ledger {header.name!r} ({header.ledger_id}) {words}")
 
 
 def _backup(arguments: argparse.Namespace) -> CommandOutput:

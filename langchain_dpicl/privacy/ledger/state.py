@@ -151,17 +151,11 @@ class LedgerState:
             self._used[self._components[name].name, _text(tenant, "a tenant's name")] = check_int("count", count, low=1)
         for entry, name, template, label, unit, count, tenant, stamp, holder in body["open"]:
             component, slot = self._components[name], (template, label)
-            _require(holder is None or isinstance(holder, str), "a process's name as text")
             refundable = component.limit is not None or component.ticket(*slot).refundable
+            by = None if holder is None else str(holder)
+            check_int("count", count, low=1)
             self._open[entry] = _UnsettledReservation(
-                name,
-                slot,
-                _amount(component, unit),
-                check_int("count", count, low=1),
-                refundable,
-                str(tenant),
-                stamp,
-                holder,
+                name, slot, _amount(component, unit), count, refundable, str(tenant), str(stamp), by
             )
             self._unsettled[name, slot] = self._unsettled.get((name, slot), 0) + count
         for (name, slot), pair in zip(self._left, body["left"], strict=True):
@@ -183,17 +177,8 @@ class LedgerState:
             "left": [_pair(left) for left in self._left.values()],  # in the order of the shares and their slots
             "used": sorted([*key, count] for key, count in self._used.items() if count),
             "open": [
-                [
-                    entry,
-                    each.component,
-                    *each.slot,
-                    _pair(each.unit),
-                    each.unsettled,
-                    each.tenant,
-                    each.stamp,
-                    each.holder,
-                ]
-                for entry, each in sorted(self._open.items())
+                [entry, it.component, *it.slot, _pair(it.unit), it.unsettled, it.tenant, it.stamp, it.holder]
+                for entry, it in sorted(self._open.items())
             ],
             "wrappers": sorted(self.allowed_wrappers),
         }

@@ -130,10 +130,10 @@ class LedgerRecord:
     _text: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def read_from(self, text: str) -> Self:
-        """Returns this line, whose body was just read from a text.
+        """Returns this line, whose hash is computed from the text that its body was read from.
 
         Args:
-          text: the JSON text of the body, as its store holds it.
+          text: the body, as stored.
         """
         object.__setattr__(self, "_text", text)
         return self
