@@ -278,8 +278,9 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
             return self._limit_concurrency(self.rows.ask, config)(prompts)
         limit = calls_at_once(config) or concurrency_limit()
         rows = self.rows.ask(prompts)
-        # The public call is one of those that may be in flight.
-        return AskBeside(rows if limit is None else LimitConcurrency(rows, limit - 1), public)
+        # The public calls are some of those that may be in flight: one, and with calibration one for each input.
+        beside = 1 + len(self.task.content_free)
+        return AskBeside(rows if limit is None else LimitConcurrency(rows, max(1, limit - beside)), public)
 
     @override
     def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> EffectGenerator[VoteOutcome]:

@@ -439,7 +439,8 @@ class OpenFiles:
             reason = error.strerror or type(error).__name__
             raise LedgerUnavailableError(f"ledger {path}: expected its log, found: {reason}. Try again.") from None
         self._number = number
-        weakref.finalize(self, os.close, number)
+        # Not when the interpreter ends: commits that wait are written then, and the disk is waited for.
+        weakref.finalize(self, os.close, number).atexit = False
         _OPEN_FILES[id(self)] = self
 
     def sync(self) -> None:

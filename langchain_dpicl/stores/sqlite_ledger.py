@@ -123,7 +123,9 @@ class SQLiteConnection:
                     "place. Nothing is granted."
                 )
             self._wait_for_disk(held)
-        self._check_log()
+        if not held.is_whole:
+            self._give_up()
+            raise self._log_error()
 
     def _wait_for_disk(self, held: OpenFiles) -> None:
         fault = ""
@@ -241,7 +243,11 @@ class SQLiteConnection:
         if self.connection is None or (held is not None and held.is_whole):
             return
         self._give_up()
-        raise LedgerUnavailableError(
+        raise self._log_error()
+
+    def _log_error(self) -> LedgerUnavailableError:
+        """Returns the error of a log that is not the one beside the file; the caller raises it."""
+        return LedgerUnavailableError(
             f"ledger {self.path}: expected the log that was opened with it, found another or none. Nothing is granted; "
             "the next call opens it anew. A process that holds a ledger must not open, copy or hash its files itself, "
             "which drops its locks: use backup."

@@ -82,10 +82,11 @@ class AskBeside:
     """Computes private rows while a public question is asked; the answer is the rows alone.
 
     Formal guarantees:
-      - Neither call ends the other: the effect answers, or raises, after both have ended. Only Ctrl-C and a cancelled
-        task stop both.
-      - A public call that failed beside the rows is made again, alone, after all private calls have ended, and only
-        that one raises: whether an answer comes does not depend on the load that the private calls were.
+      - Neither call ends the other: the effect answers after both have ended. A cancelled task stops both; after Ctrl-C
+        the thread of the public call ends by itself.
+      - A public call that failed beside the rows is made again after all private calls of this answer have ended, and
+        only that one raises: whether an answer comes does not depend on how many of them are in flight. A provider's
+        limit for a minute may still count them, see `docs/known-limitations.md`.
       - What is raised holds neither rows nor prompts.
     """
 
@@ -101,8 +102,13 @@ class AskBeside:
                 target=contextvars.copy_context().run, args=(self.public.try_once,), name="dpicl-public", daemon=True
             )
             aside.start()
-            rows: OpaqueRows = self.rows.run()
-            aside.join()
+            try:
+                rows: OpaqueRows = self.rows.run()
+            except Exception:
+                aside.join()
+                raise
+            with _dropped(rows):
+                aside.join()
         else:  # the loop is stopped here, and what a thread waits for may be one of its calls
             self.public.try_once()
             rows = self.rows.run()
@@ -116,7 +122,8 @@ class AskBeside:
         aside = asyncio.ensure_future(self.public.atry_once())
         try:
             rows: OpaqueRows = await self.rows.arun()
-            await aside
+            with _dropped(rows):
+                await aside
         except asyncio.CancelledError:
             aside.cancel()
             await asyncio.wait([aside])

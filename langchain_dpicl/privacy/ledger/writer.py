@@ -407,14 +407,14 @@ class LedgerWriter:
 
         Outside of a transaction one that is not there may still come: the database may be at work on it.
         """
-        doubtful, self._doubtful = self._doubtful, []
-        for each in doubtful:
+        doubtful: list[_Carried] = []
+        lost: list[_Carried] = []
+        for each in self._doubtful:
             line = None if each.is_durable else next(iter(source.records(each.line.seq - 1, limit=1)), None)
-            if each.is_durable or (line is not None and line.hash == each.line.hash):
-                continue
-            if source is self.store:
-                self._doubtful.append(each)
-                continue
+            if not each.is_durable and (line is None or line.hash != each.line.hash):
+                (doubtful if source is self.store else lost).append(each)
+        self._doubtful = doubtful  # only after the last read, which may fail
+        for each in lost:
             for entry, count in each.commits.items():
                 self._note_waiting(entry, count)
 

@@ -16,6 +16,9 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_dpicl import DPVotingRunnable, Rows, Serving
 from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.backends.rows.public_beside import AskBeside, Outage, PublicAnswer
+from langchain_dpicl.backends.rows.rows import OpaqueRows
+from langchain_dpicl.backends.sync_async import Effect
 from langchain_dpicl.exceptions import ModelCallError
 from tests.contracts.front_room import CANARY
 from tests.unit_tests.backends.rows.test_label_rows import private_things
@@ -202,3 +205,54 @@ def test_a_spent_share_answers_zero_shot_with_one_public_call(is_async: bool) ->
     chat.log.clear()
     assert ask(runnable, is_async=is_async) == "card"
     assert chat.log == [("public", "began"), ("public", "ended")]
+
+
+class GivenRows(Effect):
+    """Rows that are there at once."""
+
+    def __init__(self, box: OpaqueRows) -> None:
+        self.box = box
+
+    def run(self) -> OpaqueRows:
+        return self.box
+
+    async def arun(self) -> OpaqueRows:
+        return self.box
+
+
+class NeverAnswers(Effect):
+    """A public call that hangs until it is stopped."""
+
+    def run(self) -> Any:
+        raise KeyboardInterrupt
+
+    async def arun(self) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_an_answer_that_is_cancelled_while_the_public_call_hangs_holds_no_rows() -> None:
+    box = OpaqueRows(CANARY)
+    beside = AskBeside(GivenRows(box), PublicAnswer(NeverAnswers, Outage()))
+    task = asyncio.ensure_future(beside.arun())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(IndexError):  # the box is empty
+        box.take()
+
+
+def test_a_stop_while_the_public_call_is_waited_for_leaves_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = OpaqueRows(CANARY)
+    asked = PublicAnswer(lambda: GivenRows(OpaqueRows("a")), Outage())
+
+    class Interrupted(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            super().join(timeout)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        AskBeside(GivenRows(box), asked).run()
+    with pytest.raises(IndexError):
+        box.take()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,9 +119,15 @@ def test_a_process_that_ends_writes_what_waits(tmp_path: Path) -> None:
         "held = budget.declare('c', tickets=[Ticket('t', PureEvent(0.1), max_count=3)]).reserve('t')\n"
         "held.burn()\n"
         "held.commit()\n"
+        "from langchain_dpicl.stores import sqlite_file\n"
+        "sync = sqlite_file.sync_log\n"
+        "sqlite_file.sync_log = lambda number: (sync(number), print('on the disk'))\n"
     )
     root = Path(__file__).resolve().parents[4]
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=root, env={**os.environ}, timeout=300)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(path)], check=True, cwd=root, capture_output=True, text=True, timeout=300
+    )
+    assert ended.stdout.splitlines()[-1:] == ["on the disk"]
     with SQLiteStore(path) as store:
         assert Budget.open(store).dangling() == ()
         assert [line.kind for line in store.records()][-1] == "commit"
@@ -194,3 +199,24 @@ def test_a_line_whose_stored_text_was_changed_is_refused(tmp_path: Path) -> None
         assert text != line._text
         with pytest.raises(LedgerError, match="does not follow"):
             state.apply(line.read_from(text))
+
+
+def test_a_read_that_fails_behind_a_lost_answer_loses_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = WatchedStore()
+    ledger = budget(store=store)
+    share = taken(ledger)
+    used(share).commit()
+    store.at_commit = on("reserve", UNAVAILABLE)
+    with pytest.raises(LedgerUnavailableError):
+        share.reserve("t")
+    with monkeypatch.context() as patch:
+
+        def lost(*_: object, **__: object) -> None:
+            raise UNAVAILABLE
+
+        patch.setattr(store, "records", lost)
+        with pytest.raises(LedgerUnavailableError):
+            share.remaining("t")
+    ledger.settle()
+    assert kinds(store).count("commit") == 1
+    assert ledger.dangling() == ()
