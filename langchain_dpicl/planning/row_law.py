@@ -89,7 +89,8 @@ class RowFacts:
           weights: of each.
         """
         numbers = np.array([(one.right, one.correlation, one.rival, one.silent) for one in facts])
-        right, correlation, rival, silent = np.average(numbers, axis=0, weights=weights).tolist()
+        means = np.average(numbers, axis=0, weights=weights).clip(0.0, 1.0)  # a mean of ones may be rounded above 1
+        right, correlation, rival, silent = means.tolist()
         return cls(right, correlation, rival, facts[0].labels, silent)
 
     @property

@@ -119,12 +119,15 @@ def _best_order(rho: float, x: FloatArray) -> FloatArray:
     """Minimises the bound over orders: the derivative (2a - 1) rho - x + log(1 - 1/a) increases in a."""
     low = np.full_like(x, -30.0)
     high = np.log((x / rho + 1.0) / 2.0 + 0.35 / rho + 1.0)
-    for _ in range(45):
-        middle = (low + high) / 2.0
-        alpha = 1.0 + np.exp(middle)
-        rising = (2.0 * alpha - 1.0) * rho - x + (middle - np.log(alpha)) > 0.0
-        low, high = np.where(rising, low, middle), np.where(rising, middle, high)
-    best: FloatArray = 1.0 + np.exp(high)
+    at = (low + high) / 2.0
+    for step in range(14):
+        alpha = 1.0 + np.exp(at)
+        slope = (2.0 * alpha - 1.0) * rho - x + (at - np.log(alpha))
+        low, high = np.where(slope > 0.0, low, at), np.where(slope > 0.0, at, high)
+        # Newton's steps in log(alpha - 1), inside the bounds, after some halves of them.
+        near = at - slope / (2.0 * (alpha - 1.0) * rho + 1.0 / alpha)
+        at = np.where((step < 6) | (near < low) | (near > high), (low + high) / 2.0, near)
+    best: FloatArray = 1.0 + np.exp(at)
     return best
 
 
@@ -256,6 +259,8 @@ def solve(curve: Curve, delta: float, top: float) -> float:
     else:
         return math.inf
     for _ in range(10):
+        if high - low <= 1e-14 * high:
+            break
         x = np.linspace(low, high, 65)
         first = int(np.argmax(curve(x) <= delta))
         if first == 0:

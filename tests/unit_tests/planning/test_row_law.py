@@ -133,3 +133,10 @@ def test_a_guess_is_wider_on_its_poor_side_than_what_it_says() -> None:
     low, high = guess.interval(lambda facts: facts.right, labels=4, law=((1, 1.0),))
     assert low < guess.facts(labels=4, shots=1).right < high
     assert guess.facts(labels=4, shots=10**9).right == pytest.approx(0.25 + 0.75 * 0.95)
+
+
+def test_a_mean_of_facts_at_an_end_of_their_range_stays_in_it() -> None:
+    """A weighted mean of ones is 1.0000000000000002 with some weights, these among them."""
+    weights = np.random.default_rng([8, 3]).random(8)
+    assert np.average(np.ones((8, 1)), axis=0, weights=weights)[0] > 1.0
+    assert RowFacts.mean([RowFacts(1.0, 0.0, 1.0, 2)] * 8, weights.tolist()) == RowFacts(1.0, 0.0, 1.0, 2)
