@@ -38,7 +38,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-evaluate bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -114,6 +114,9 @@ providers: .venv-test/.ready  ## LangChain's classes of providers, newest and fl
 faults: .venv-test/.ready postgres  ## what a durable ledger meets: contention, kill -9, torn logs, full disks, bit rot, restored copies; counts (or ARGS="--only L2 --few")
 	.venv-test/bin/python tests/check_faults.py $(ARGS)
 
+protocol: .venv-test/.ready  ## the ledger's protocol: every state of the full scenes, every planted mistake, random schedules of the real writer (or ARGS="--only anchor --small")
+	.venv-test/bin/python tests/check_protocol.py $(ARGS)
+
 mutation: .venv-test/.ready  ## the 19 privacy bugs of published code, then small changes of langchain_dpicl/privacy: who notices (or ARGS=--all, ARGS="--again")
 	.venv-test/bin/python -m pip install $(PIP) --group mutation
 	.venv-test/bin/python tests/check_mutation.py $(ARGS)
@@ -121,9 +124,9 @@ mutation: .venv-test/.ready  ## the 19 privacy bugs of published code, then smal
 fuzz: .venv-test/.ready  ## files of every kind, changed at random: readers raise our errors, or read what was written (or CASES=200000, SEED=...)
 	FUZZ_CASES=$(or $(CASES),20000) FUZZ_SEED=$(or $(SEED),0) .venv-test/bin/pytest -q -s --timeout 7200 tests/unit_tests/test_fuzzed_files.py
 
-notebooks: .venv-test/.ready  ## examples/notebooks on real kernels, whole; what came out is in out/notebooks (or ARGS=quickstart)
-	.venv-test/bin/python -m pip install $(PIP) --group notebooks
-	.venv-test/bin/python -m tests.notebooks $(ARGS)
+notebooks: .venv/.ready  ## examples/notebooks on real kernels, whole; what came out, as notebooks and pages, is in out/notebooks (or ARGS=quickstart)
+	.venv/bin/python -m pip install $(PIP) --group notebooks
+	.venv/bin/python -m tests.notebooks $(ARGS)
 
 cassettes: .venv-test/.ready  ## record cassettes/ again, from servers on this machine (or --real, with keys: cassettes/README.md)
 	.venv-test/bin/python -m tests.cassettes $(ARGS)
@@ -176,6 +179,9 @@ bench-retrieval: .venv/.ready  ## votes of retrieved documents beside votes of a
 bench-ledger: .venv-test/.ready postgres  ## what a durable ledger costs: pairs per second and waits at 1, 8, 64 processes (or ARGS="--seconds 20")
 	.venv-test/bin/python benchmarks/bench_ledger.py $(ARGS)
 
+bench-evaluate: .venv-test/.ready  ## what an evaluation under privacy costs: interval, choice and time, with goals (or ARGS="--records 200")
+	.venv-test/bin/python benchmarks/bench_evaluate.py $(ARGS)
+
 bench-ray: .venv-test/.ready postgres  ## texts per second at 1, 2, 4 workers of a Ray cluster, with a model that makes one wait (or ARGS="--items 96")
 	.venv-test/bin/python benchmarks/bench_ray.py $(ARGS)
 
@@ -188,7 +194,7 @@ postgres:
 	} || echo "PostgreSQL is not installed and cannot be from here: its tests will be skipped (on CI they fail)"
 
 # A browser comes with the system, as PostgreSQL does; CHROMIUM=/path/to/one names another.
-docs: .venv-docs/.ready  ## the site, into out/site; a broken link stops it, and what headless Chromium finds: tables too wide for a phone, text on text, searches that miss
+docs: .venv-docs/.ready notebooks  ## the site, into out/site, with the notebooks and what comes out of them; a broken link stops it, and what headless Chromium finds: tables too wide for a phone, text on text, searches that miss
 	@command -v $(or $(CHROMIUM),chromium) > /dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium > /dev/null; \

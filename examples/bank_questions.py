@@ -132,6 +132,25 @@ _NEW_QUESTIONS = {
         "Is it possible to cancel a top up of {amount} that I just made?",
     ),
 }
+# Titles of a bank's help pages, which are public: four for each of `LABELS`, in their order.
+PUBLIC_LINES = (
+    "Why did a shop decline my card?",
+    "What does it mean that a card payment is pending?",
+    "How do I get a refund for something that I paid by card?",
+    "What do card payments abroad cost?",
+    "When does a transfer arrive?",
+    "How do I cancel a transfer?",
+    "How do I send money to somebody at another bank?",
+    "Why did my transfer fail?",
+    "How much cash can I take out in a day?",
+    "What does a cash withdrawal abroad cost?",
+    "What do I do if an ATM gives me too little cash?",
+    "Where do I find the next ATM?",
+    "How do I top up my account by card?",
+    "When does a top up arrive on my balance?",
+    "Can I top up in cash?",
+    "Why was my top up declined?",
+)
 _NEW_FIRST = "Oliver Renata Goran Mireille Kofi Ayumi Stefan Ximena Bram Farah".split()
 _NEW_LAST = "Castellano Oyelaran Dubois Nakamura Steiner Vukovic Lindgren Aziz Barros Whelan".split()
 _NEW_CITIES = "Geneva Malaga Tallinn Bordeaux Sofia Aarhus Galway Genoa Leipzig Poznan".split()

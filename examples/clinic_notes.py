@@ -102,7 +102,7 @@ _NEW_NOTES = {
     ),
 }
 
-# What a health site asks its readers; nobody has sorted it.
+# What a health site asks its readers: four lines for each of `LABELS`, in their order.
 PUBLIC_LINES = (
     "Why do my gums bleed when I brush my teeth?",
     "What helps against toothache at night?",

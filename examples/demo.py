@@ -1,26 +1,30 @@
 """What leaks and what it costs to stop it, offline: questions to a bank, and notes of a clinic.
 
-Both are sorted into four queues whose names say nothing: what a queue is for, only the records show. Real records in a
+Both are sorted into four queues whose names say nothing: what a queue is for, the records show. Real records in a
 prompt are copied, and an attacker tells whose record it is. Then the same task with what a private release leaves:
-made-up demonstrations for the bank, public lines that the notes have labelled for the clinic.
+made-up demonstrations for the bank, public lines that the notes have labelled for the clinic. Beside it stands what is
+free: no examples, examples that the model invents, and public examples that somebody sorts by hand.
 
-Run with `make demo`. Everything runs on the embedded model, which writes keywords rather than sentences; the "private"
-records are made up by `bank_questions.py` and `clinic_notes.py`. A picture is saved to `out/demo.png`.
+Epsilon holds for a person: `unit_key` names the customer or patient of each record.
+
+Run with `make demo`; it takes less than a minute on two cores. Everything runs on the embedded model, which writes
+keywords rather than sentences; the "private" records are made up by `bank_questions.py` and `clinic_notes.py`. A
+picture is saved to `out/demo.png`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
+import functools
 import multiprocessing
+import random
 import statistics
 import sys
 import textwrap
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,6 +74,8 @@ SHOTS = 3
 """Demonstrations of each queue."""
 SCORED = 50
 """Members, and others, that the attacker is asked about, for each release."""
+NONE = "none (zero-shot)"
+PUBLIC = "public, sorted by hand"
 REAL = "real records, not private"
 TRIES = 20
 RED, BLUE = "#b3261e", "#1f5fa8"
@@ -85,6 +91,7 @@ class Domain:
     topics: tuple[str, ...]
     private: Callable[..., list[Record]]
     new: Callable[..., list[Record]]
+    public: tuple[str, ...]
     release: Callable[[Domain, EmbeddedLLM, PrivateExamples, PrivacyBudgetCallbackHandler], list[Record]]
     released: str
 
@@ -104,7 +111,8 @@ class Domain:
 
     def records(self) -> list[Record]:
         """Twice as many as one data set has: half of them are in it, and the attacker has to find out which."""
-        return self.in_queues(self.private(num_per_label=2 * SIZE))
+        records = self.in_queues(self.private(num_per_label=2 * SIZE))
+        return [{**record, "person": str(number)} for number, record in enumerate(records)]
 
     def in_queues(self, records: list[Record]) -> list[Record]:
         """Returns records with the name of their queue as label."""
@@ -117,9 +125,10 @@ class Domain:
 
 
 def private_examples(domain: Domain, records: Sequence[Record]) -> PrivateExamples:
-    """Wraps records, each of another person: from here on nothing shows them."""
+    """Wraps records: from here on nothing shows them, and epsilon holds for a person."""
     return PrivateExamples(
         records,
+        unit_key="person",
         label_key="label",
         labels=QUEUES,
         public_size=dict.fromkeys(QUEUES, SIZE),
@@ -155,7 +164,7 @@ def labelled(
         llm=model,  # sees the private prompts
         budget=budget,
         epsilon=budget.epsilon,
-        public_inputs=clinic_notes.PUBLIC_LINES,
+        public_inputs=domain.public,
         example_prompt=f"{domain.instruction}\n\n{domain.wording['example_prompt'].template}",
         suffix=domain.wording["suffix"],
         rows=Rows(slots=40, shots=8),
@@ -171,6 +180,7 @@ BANK = Domain(
     topics=bank_questions.LABELS,
     private=bank_questions.bank_questions,
     new=bank_questions.new_questions,
+    public=bank_questions.PUBLIC_LINES,
     release=made_up,
     released="made-up questions",
 )
@@ -181,6 +191,7 @@ CLINIC = Domain(
     topics=clinic_notes.LABELS,
     private=clinic_notes.clinic_notes,
     new=clinic_notes.new_notes,
+    public=clinic_notes.PUBLIC_LINES,
     release=labelled,
     released="labels of public lines",
 )
@@ -188,11 +199,16 @@ CLINIC = Domain(
 
 @dataclass(frozen=True)
 class Measured:
-    """Right answers on new texts, and the attacker's success; one number per repetition, in [0, 1]."""
+    """Right answers on new texts, and the attacker's success; one number per repetition, in [0, 1].
+
+    Of a private release also what the last one released, and the budget report of each.
+    """
 
     name: str
     right: list[float]
     attacked: list[float] = field(default_factory=list)
+    released: list[Record] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -201,9 +217,12 @@ class Story:
 
     domain: Domain
     copied: Record | None
-    released: list[Record]
-    report: str
     rows: list[Measured]
+
+    @property
+    def shown(self) -> Measured:
+        """The private release whose texts and report are shown."""
+        return self.of(private_name(SHOWN))
 
     def of(self, name: str) -> Measured:
         """Returns the row of a method."""
@@ -253,57 +272,99 @@ def attacked(records: Sequence[Record], target: Target, *, size: int, prompts: i
     return success(membership_attack(records, target, progress=False, **shape))
 
 
-def measure(
-    domain: Domain, model: EmbeddedLLM, *, repeats: int, queries: int, epsilons: Sequence[float] = EPSILONS
-) -> Story:
-    """Measures every method, prints the table as it grows, and returns all of it."""
-    records, asked = domain.records(), domain.in_queues(domain.new(num_per_label=queries))
-    rows: list[Measured] = []
-    shown: list[Record] = []
-    report = ""
+def without_examples(domain: Domain, model: EmbeddedLLM, asked: Sequence[Record], _: int) -> Measured:
+    """Asks the model alone; there is nothing to repeat."""
+    return Measured(NONE, [accuracy(domain, model, [], asked)])
 
-    def add(row: Measured) -> None:
-        rows.append(row)
-        print(f"   {row.name:<28}{spread(row.right):>16}{spread(row.attacked):>16}", flush=True)
 
-    print(f"   {'examples in the prompt':<28}{'right answers':>16}{'attacker':>16}")
-    add(Measured("none (zero-shot)", [accuracy(domain, model, [], asked)]))
+def from_instruction(domain: Domain, model: EmbeddedLLM, asked: Sequence[Record], repeats: int) -> Measured:
+    """Lets the model write its examples from an instruction and the names of the queues."""
+    task = GenerationTask(domain.instruction, domain.generation)
     written = [
         demonstrations_from_instruction(
-            llm=model,
-            label_key="label",
-            labels=QUEUES,
-            task=GenerationTask(domain.instruction, domain.generation),
-            shots_per_label=SHOTS,
-            max_tokens=16,
+            llm=model, label_key="label", labels=QUEUES, task=task, shots_per_label=SHOTS, max_tokens=16
         ).examples
         for _ in range(repeats)
     ]
-    add(Measured("from an instruction", [accuracy(domain, model, examples, asked) for examples in written]))
-    for epsilon in epsilons:
-        right: list[float] = []
+    return Measured("from an instruction", [accuracy(domain, model, examples, asked) for examples in written])
 
-        def make(members: Sequence[Any], epsilon: float = epsilon, right: list[float] = right) -> Any:
-            nonlocal shown, report
-            budget = PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=DELTA)
-            examples = domain.release(domain, model, private_examples(domain, members), budget)
-            right.append(accuracy(domain, model, examples, asked))
-            if epsilon == SHOWN:
-                shown, report = examples, str(budget.report())
-            return domain.prompt(examples)
 
-        target = prompt_target(make, model, labels=QUEUES)
-        found = attacked(records, target, size=SIZE * len(QUEUES), prompts=repeats, members=SCORED)
-        add(Measured(private_name(epsilon), right, found))
-    size = SHOTS * len(QUEUES)
+def public_examples(domain: Domain, model: EmbeddedLLM, asked: Sequence[Record], repeats: int) -> Measured:
+    """Takes public lines, sorted by a person who knows the queues; each time others."""
+    each = len(domain.public) // len(QUEUES)
+    chosen = [
+        [
+            {"text": line, "label": queue}
+            for place, queue in enumerate(QUEUES)
+            for line in random.sample(domain.public[place * each : (place + 1) * each], SHOTS)
+        ]
+        for _ in range(repeats)
+    ]
+    return Measured(PUBLIC, [accuracy(domain, model, examples, asked) for examples in chosen])
+
+
+def private_release(
+    domain: Domain, model: EmbeddedLLM, asked: Sequence[Record], repeats: int, *, epsilon: float
+) -> Measured:
+    """Releases examples, each time from other records, and attacks them."""
+    found = Measured(private_name(epsilon), [])
+
+    def make(members: Sequence[Any]) -> Any:
+        budget = PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=DELTA)
+        found.released[:] = domain.release(domain, model, private_examples(domain, members), budget)
+        found.reports.append(str(budget.report()))
+        found.right.append(accuracy(domain, model, found.released, asked))
+        return domain.prompt(found.released)
+
+    target = prompt_target(make, model, labels=QUEUES)
+    size = SIZE * len(QUEUES)
+    found.attacked.extend(attacked(domain.records(), target, size=size, prompts=repeats, members=SCORED))
+    return found
+
+
+def real_records(domain: Domain, model: EmbeddedLLM, asked: Sequence[Record], repeats: int) -> Measured:
+    """Puts real records into the prompt, and attacks them."""
+    records, size = domain.records(), SHOTS * len(QUEUES)
     real = few_shot_without_privacy(model, labels=QUEUES, **domain.wording)
-    found = attacked(records, real, size=size, prompts=4 * repeats, members=size)
     chosen = [
         real_demonstrations_without_privacy(private_examples(domain, records), shots_per_label=SHOTS).examples
         for _ in range(repeats)
     ]
-    add(Measured(REAL, [accuracy(domain, model, examples, asked) for examples in chosen], found))
-    return Story(domain, copied_record(domain, model), shown, report, rows)
+    right = [accuracy(domain, model, examples, asked) for examples in chosen]
+    return Measured(REAL, right, attacked(records, real, size=size, prompts=4 * repeats, members=size))
+
+
+def measure(
+    domain: Domain,
+    model: EmbeddedLLM,
+    *,
+    repeats: int,
+    queries: int,
+    epsilons: Sequence[float] = EPSILONS,
+    submit: Callable[..., Future[Any]] | None = None,
+) -> Callable[[], Story]:
+    """Starts all measurements, through `submit` on other processes; returns what prints the table and the story."""
+    asked = domain.in_queues(domain.new(num_per_label=queries))
+    private = [functools.partial(private_release, epsilon=epsilon) for epsilon in epsilons]
+    methods = (without_examples, from_instruction, public_examples, *private, real_records)
+    started = [_started(submit, method, domain, model, asked, repeats) for method in methods]
+    copied = _started(submit, copied_record, domain, model)
+
+    def collect() -> Story:
+        print(f"\n== {domain.title}: mean and standard deviation of {repeats} releases each")
+        print(f"   {'examples in the prompt':<28}{'right answers':>16}{'attacker':>16}")
+        rows: list[Measured] = []
+        for each in started:
+            rows.append(each())
+            print(f"   {rows[-1].name:<28}{spread(rows[-1].right):>16}{spread(rows[-1].attacked):>16}", flush=True)
+        return Story(domain, copied(), rows)
+
+    return collect
+
+
+def _started(submit: Callable[..., Future[Any]] | None, work: Callable[..., Any], *given: Any) -> Callable[[], Any]:
+    """Starts work on another process, or leaves it until its result is asked for."""
+    return submit(work, *given).result if submit else functools.partial(work, *given)
 
 
 def spread(values: Sequence[float]) -> str:
@@ -321,10 +382,10 @@ def tell(story: Story, model: EmbeddedLLM) -> None:
     else:
         print(f"      {story.copied['text']}\n      ^ somebody's record, word for word")
     print(f"   What leaves at epsilon {SHOWN:g} ({story.domain.released}):")
-    for example in one_per_queue(story.released):
+    for example in one_per_queue(story.shown.released):
         print(f"      [{example['label']}] {example['text']}")
     print("   A stock chain answers with it, free:")
-    chain = story.domain.prompt(story.released) | model.bind(max_tokens=4, stop=["\n"]) | StrOutputParser()
+    chain = story.domain.prompt(story.shown.released) | model.bind(max_tokens=4, stop=["\n"]) | StrOutputParser()
     for query in story.domain.in_queues(story.domain.new(num_per_label=1))[:2]:
         answer = chain.invoke({"input": query["text"]}).strip()
         print(f"      {query['text']} -> {answer} (right: {query['label']})")
@@ -338,14 +399,9 @@ def one_per_queue(examples: Sequence[Record]) -> list[Record]:
     return [first[queue] for queue in QUEUES if queue in first]
 
 
-def measure_and_tell(domain: Domain, *, repeats: int, queries: int) -> tuple[Story, str]:
-    """Measures and tells of a domain; returns the story and what was printed, for the process that asked."""
-    warnings.simplefilter("ignore", RestsOnGuessWarning)  # what answers are worth is measured
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        model = EmbeddedLLM()
-        story = measure(domain, model, repeats=repeats, queries=queries)
-        tell(story, model)
-    return story, printed.getvalue()
+def quiet() -> None:
+    """Warns of no guess: what answers are worth is measured here."""
+    warnings.simplefilter("ignore", RestsOnGuessWarning)
 
 
 def main() -> int:
@@ -354,22 +410,19 @@ def main() -> int:
     parser.add_argument("--queries", type=int, default=40, help="new texts per queue")
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore", RestsOnGuessWarning)  # what answers are worth is measured below
+    quiet()
     started = time.perf_counter()
     model = EmbeddedLLM()
     print("Attacker: shown a record that was used and one that was not, how often does it name the used one?")
     print("50 % is guessing. It is one attacker, and no proof: the proof is the budget report at the end.")
     runs = {"repeats": arguments.repeats, "queries": arguments.queries}
-    head = "\n== {}: mean and standard deviation of {} releases each"
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        other = pool.submit(measure_and_tell, CLINIC, **runs)  # on the second core, meanwhile
-        print(head.format(BANK.title, arguments.repeats), flush=True)
-        bank = measure(BANK, model, **runs)
-        tell(bank, model)
-        clinic, said = other.result()
-        print(f"{head.format(CLINIC.title, arguments.repeats)}\n{said}", end="")
-    print(f"\n== the budget report of one run ({BANK.title})\n{bank.report}")
-    stories = (bank, clinic)
+    context = multiprocessing.get_context("spawn")
+    stories: list[Story] = []
+    with ProcessPoolExecutor(2, mp_context=context, initializer=quiet) as pool:
+        for collect in [measure(domain, model, submit=pool.submit, **runs) for domain in (BANK, CLINIC)]:
+            stories.append(collect())
+            tell(stories[-1], model)
+    print(f"\n== the budget report of one run ({BANK.title})\n{stories[0].shown.reports[-1]}")
     picture = draw(stories, arguments.out)
     print(f"\npicture: {picture}" if picture else "\nno picture: pip install matplotlib")
     print(f"done in {time.perf_counter() - started:.0f} s")
@@ -396,7 +449,12 @@ def draw(stories: Sequence[Story], folder: Path) -> Path | None:
         copied = [story.copied] if story.copied else []
         boxes = [
             (0.98, "A prompt of real records copies one", copied, RED),
-            (0.54, f"Released at epsilon {SHOWN:g}: {story.domain.released}", one_per_queue(story.released)[:3], BLUE),
+            (
+                0.54,
+                f"Released at epsilon {SHOWN:g}: {story.domain.released}",
+                one_per_queue(story.shown.released)[:3],
+                BLUE,
+            ),
         ]
         for height, title, examples, color in boxes:
             words.text(0, height, title, color=color, va="top", fontsize=12, fontweight="bold")
@@ -417,13 +475,15 @@ def draw(stories: Sequence[Story], folder: Path) -> Path | None:
             axes.set_xlim(-0.4, len(names) - 0.4)
             axes.spines[["top", "right"]].set_visible(False)
         attacker.axhline(50, ls=":", color="0.4")
-        attacker.annotate("guessing", (2.55, 50.6), color="0.4")
+        attacker.annotate("guessing", (-0.35, 51), color="0.4")
         attacker.set_ylim(35, 105)
-        for row, style in zip(story.rows[:2], (":", "--"), strict=True):
-            right.axhline(100 * statistics.mean(row.right), ls=style, color="0.4", label=f"free: {row.name}")
-        right.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 0.02))
+        for row, style in zip(story.rows[:3], (":", "--", "-."), strict=True):
+            mean, error = 100 * statistics.mean(row.right), 100 * statistics.pstdev(row.right)
+            right.axhline(mean, ls=style, color="0.4", label=f"free: {row.name}")
+            right.axhspan(mean - error, mean + error, color="0.4", alpha=0.12, lw=0)
+        right.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
         right.set_ylim(0, 100)
-    figure.suptitle(f"Embedded model, delta {DELTA:g}, one record, add_remove; bars: standard deviation of releases")
+    figure.suptitle(f"Embedded model, delta {DELTA:g}, one person, add_remove; bars: standard deviation of releases")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "demo.png"
     figure.tight_layout()

@@ -7,6 +7,7 @@ import difflib
 import functools
 import inspect
 import re
+import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -125,3 +126,16 @@ def _call(name: str, function: Callable[..., Any]) -> str:
             is_named = parameter.kind is parameter.KEYWORD_ONLY
             shown.append(f"{parameter.name}=..." if is_named else parameter.name)
     return f"{name}({', '.join([*shown, '...'])})"
+
+
+def warn_caller(warning: Warning) -> None:
+    """Warns at the line of the program that called the package, however deep the call is."""
+    level, frame = 1, inspect.currentframe()
+    package = __name__.partition(".")[0]
+    while (
+        frame is not None
+        and frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] == package
+    ):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(warning, stacklevel=level)

@@ -72,10 +72,11 @@ class Template:
         """
         out = ""
         for literal, name in self.pieces:
-            out += literal
-            if name is not None:
-                value = values.get(name, "")
-                out += shown[name].get(value, value) if shown and name in shown else value
+            if name is None:
+                out += literal
+                continue
+            value = values.get(name, "")
+            out += literal + (shown[name].get(value, value) if shown and name in shown else value)
         return out
 
     def fill_before(self, field: str, values: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ DPICLError
         +-- LedgerRollbackError          lines seen before are gone or changed: an older copy was put in its place
 
 RestsOnGuessWarning (UserWarning)        a component was built without a rehearsal: what it is worth is a guess
+NoisyPlanWarning (UserWarning)           noise decides much of what a component will release; see dpicl plan
 ExactSizeWarning (UserWarning)           a declared public_size reads like a count of the records
 """
 
@@ -51,6 +52,10 @@ class UnsilencableModelError(ConfigurationError):
 
 class RestsOnGuessWarning(UserWarning):
     """A component was built without a rehearsal: what its answers are worth rests on a guess about the model."""
+
+
+class NoisyPlanWarning(UserWarning):
+    """Noise decides much of what a component will release, by public numbers alone; nothing is spent yet."""
 
 
 class ExactSizeWarning(UserWarning):
@@ -169,6 +174,7 @@ __all__ = [
     "MemoError",
     "ModelCallError",
     "NoPrivacyBudgetError",
+    "NoisyPlanWarning",
     "PrivacyBudgetError",
     "PrivacyBudgetExceededError",
     "PrivacyBudgetMismatchError",

@@ -13,7 +13,9 @@ from typing_extensions import override
 
 from langchain_dpicl._construction import awaitable
 from langchain_dpicl.backends.resolve import as_model
-from langchain_dpicl.backends.sync_async import EffectGenerator
+from langchain_dpicl.backends.rows.label_rows import Prompts
+from langchain_dpicl.backends.rows.public_beside import AskBeside, PublicAnswer
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, LimitConcurrency, concurrency_limit
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving
@@ -34,7 +36,7 @@ from langchain_dpicl.results import Receipt, VotingResult
 from langchain_dpicl.runs.answer_memo import AnswerMemo, scope_of_plan, traits_of
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries
-from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, served
+from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, calls_at_once, served
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.labels import (
     VoteOutcome,
@@ -109,6 +111,10 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
       - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
         delta, for adaptively chosen queries; epsilon is an upper bound.
       - Noise is added for every declared label, with or without votes; a row that fails votes for nothing.
+      - Over an API the public prompt is asked beside the private rows, after the ticket burnt. Where that call fails it
+        is made again alone, after all others have ended; only where it fails again is there no answer, and the ticket
+        stays spent. From then on the public prompt goes first until it is answered, so an outage costs one ticket per
+        answer in flight. `Serving(public_first=True)`: it costs none.
 
     Build it with `from_private_examples`. Input: the query as text (or a message, or a prompt value), or a dict of the
     wording's variables. Queries are public: only the private records are protected.
@@ -217,7 +223,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         plan = _plan(private, voting, chosen, noise_multiplier=noise.multiplier, abstain_below=below, **terms)
         plan.design.check_wordings(voting.wording.num_wordings)
         voting, scorer, reading = reader_of(engine, voting, is_wanted=chosen.calibrate)
-        chosen.check(voting, reading)
+        chosen.check(voting, reading, plan)
         released = {"with_scores": answers.scores, "abstain_below": below}
         public = {**plan.to_dict(), **voting.to_dict(), **reading, **released, **chosen.reported}
         component = component if component is not None else spender.fresh_name("voting")
@@ -243,25 +249,44 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
 
     @override
     def _prepare(self, query: Query, config: RunnableConfig) -> EffectGenerator[Any]:
-        """Asks the public prompt, which detects an outage before a ticket is charged and gives the zero-shot answer."""
+        """Asks the public prompt, which shows an outage before a ticket is charged, unless it goes beside the rows."""
         render = self.wording.renderer(self.task.queries(query))
-        [row] = yield self.rows.request_public_rows([render(())])
-        return render, row
+        public = self.rows.public_row(render(()))
+        if self.public_first or not self.rows.asks_beside(calls_at_once(config) or concurrency_limit()):
+            yield public
+        return render, public
 
     @override
     def _released(
         self, query: Query, prepared: Any, ticket: Reservation, config: RunnableConfig, keep: Callable[[Any], None]
     ) -> EffectGenerator[VoteOutcome]:
+        render, public = prepared
         released = yield from release_once(
             self.private,
             ticket,
             plan=self.plan.release,
-            rows=self._limit_concurrency(self.rows.ask, config),
-            render=prepared[0],
+            rows=partial(self._asked, public, config=config),
+            render=render,
             width=len(self.labels),
             keep=lambda release: keep(self._outcome(release)),
         )
         return self._outcome(released)
+
+    def _asked(self, public: PublicAnswer, prompts: Prompts, *, config: RunnableConfig) -> Effect:
+        """Returns the effect for the private rows; the public prompt goes beside them where it was not asked yet."""
+        if public.value is not None:
+            return self._limit_concurrency(self.rows.ask, config)(prompts)
+        limit = calls_at_once(config) or concurrency_limit()
+        rows = self.rows.ask(prompts)
+        # The public calls are some of those that may be in flight: one, and with calibration one for each input.
+        beside = 1 + len(self.task.content_free)
+        return AskBeside(rows if limit is None else LimitConcurrency(rows, max(1, limit - beside)), public)
+
+    @override
+    def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> EffectGenerator[VoteOutcome]:
+        render, public = prepared
+        [row] = public.value if public.value is not None else (yield public)
+        return (yield from super()._zero_shot(query, (render, row), config))
 
     def _outcome(self, released: Release) -> VoteOutcome:
         if released.values is None:  # an index: of a label, or of the constant candidate behind them

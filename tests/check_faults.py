@@ -27,16 +27,20 @@ SHOWN = 5
 
 
 class Progress:
-    """One line that follows the trials, where somebody looks."""
+    """One line that follows the work, where somebody looks."""
 
-    def __init__(self, words: str, total: int) -> None:
-        self._words, self._total, self._done, self._last = words, total, 0, 0.0
+    def __init__(self, words: str, total: int | None = None) -> None:
+        self._words, self._done, self._last = words, 0, 0.0
+        self._of = "" if total is None else f" of about {total:,}"
 
     def tick(self) -> None:
-        self._done += 1
+        self.show(self._done + 1)
+
+    def show(self, done: int) -> None:
+        self._done = done
         if sys.stderr.isatty() and time.monotonic() - self._last > 0.2:
             self._last = time.monotonic()
-            print(f"\r{self._words}: {self._done} of about {self._total}\x1b[K", end="", file=sys.stderr, flush=True)
+            print(f"\r{self._words}: {done:,}{self._of}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         if sys.stderr.isatty():

@@ -10,6 +10,7 @@ from typing import Any
 
 from langchain_dpicl.exceptions import LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord
+from langchain_dpicl.privacy.ledger.writer import write_all_waiting
 
 
 def is_on_loop() -> bool:
@@ -59,10 +60,10 @@ class WatchedStore(InMemoryStore):
         self._seen("header")
         return super().header()
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
         self._seen("records")
         self.at_read()
-        return super().records(after)
+        return super().records(after, limit=limit)
 
     def head(self) -> tuple[int, str]:
         self._seen("head")
@@ -100,6 +101,42 @@ class WatchedStore(InMemoryStore):
         other = WatchedStore(self.delay)
         other._header, other._lines = self._header, list(self._lines)
         return other
+
+
+class EarlyStore(WatchedStore):
+    """Gives its lock up when lines are visible, and has them on its disk after `flush`, as a database server does.
+
+    Attributes:
+      on_disk: how many lines a restart of the server keeps.
+      at_flush: called before a flush puts the lines that are visible by then on the disk.
+    """
+
+    description = "a server with a disk"
+
+    def __init__(self, delay: float = 0.0) -> None:
+        super().__init__(delay)
+        self.on_disk = 0
+        self.at_flush: Callable[[], object] = lambda: None
+
+    @contextlib.contextmanager
+    def transaction(self, *, flush: bool = True) -> Iterator[Any]:
+        with super().transaction() as view:
+            yield view
+        if flush:
+            self.flush(*self.head())
+
+    def flush(self, seq: int, head: str) -> None:
+        self._seen("flush")
+        self.at_flush()
+        with self._lock:
+            if seq and (seq > len(self._lines) or self._lines[seq - 1].hash != head):
+                raise LedgerUnavailableError("the line is gone")
+            self.on_disk = len(self._lines)
+
+    def restart(self) -> None:
+        """Loses what was visible only."""
+        with self._lock:
+            del self._lines[self.on_disk :]
 
 
 def on(kind: str, error: BaseException, *, times: int = 1) -> Callable[[list[str]], None]:
@@ -223,6 +260,7 @@ async def halfway(work: Coroutine[Any, Any, Any], until: Callable[[], bool]) -> 
 def spent(store: InMemoryStore) -> Mapping[str, int]:
     """Tickets by what became of them, as the lines alone tell."""
     out = {"reserve": 0, "commit": 0, "give_back": 0}
+    write_all_waiting()
     for line in store.records():
         if line.kind in out:
             out[line.kind] += line.body["count"]

@@ -11,6 +11,7 @@ from langchain_dpicl import Budget, LabelAnswers, LabelledPool, Noise, PrivateEx
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.options import ConfidentGNMax
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.ledger.writer import write_all_waiting
 from tests.contracts.front_room import CANARY
 
 LABELS = ("card", "transfer")
@@ -107,6 +108,7 @@ def labeler(private: PrivateExamples | None = None, *, budget: Any = None, **opt
 
 
 def lines(budget: Budget) -> list[Any]:
+    write_all_waiting()
     return list(budget._store.records())
 
 

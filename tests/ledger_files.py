@@ -30,7 +30,7 @@ def spend(budget: Budget) -> list[Reservation]:
     pool = budget.gdp_pool("labels", epsilon=0.5)
     second = pool.reserve(mu=pool.mu / 2)
     second.burn()
-    second.commit()
+    second.commit(wait=True)
     return [first, second]
 
 

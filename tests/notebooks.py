@@ -1,13 +1,13 @@
 """Runs the notebooks of `examples/notebooks`: code cells in this process, for tests, or on a real kernel.
 
 `python -m tests.notebooks` (make notebooks) executes each on a kernel of its own, as a reader would, and writes what
-came out to `out/notebooks`: the notebook with its outputs, and every picture. Needs nbclient and ipykernel.
+came out to `out/notebooks`: the notebook with its outputs, and a page in Markdown with its pictures, which `make docs`
+puts on the site. Needs nbclient, nbconvert and ipykernel.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import io
 import json
@@ -22,6 +22,22 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 PATIENCE = 300
+# nbconvert's page, with printed text in fences: indented, a line of it could be read as an item of a list. Warnings name
+# places of this machine, and are left to the notebook.
+PAGE = """{%- extends 'markdown/index.md.j2' -%}
+{%- block stream %}{% if output.name == 'stdout' %}
+```text
+{{ output.text | strip_ansi | trim }}
+```
+{% endif %}{% endblock stream %}
+{%- block data_text scoped %}
+```text
+{{ output.data['text/plain'] | strip_ansi }}
+```
+{% endblock data_text %}
+{%- block data_png %}
+![{{ cell.metadata.get('alt', 'What the lines above draw') }}]({{ output.metadata.filenames['image/png'] }})
+{% endblock data_png %}"""
 
 
 @dataclass(frozen=True)
@@ -79,28 +95,39 @@ def _run_cell(text: str, name: str, names: dict[str, Any]) -> Any:
 
 
 def run_on_kernel(path: Path, out: Path) -> str:
-    """Executes a notebook on a kernel of this Python; returns what to say of it."""
+    """Executes a notebook on a kernel of this Python, and makes its page; returns what to say of it."""
     import nbformat
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
+    from nbclient.util import run_sync
 
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     started = time.perf_counter()
     place = {"metadata": {"path": str(path.parent)}}
+    patience = {"timeout": PATIENCE, "startup_timeout": PATIENCE}
     with tempfile.TemporaryDirectory() as folder:
         kernel = AsyncKernelManager(transport="ipc", ip=f"{folder}/kernel")  # opens no port
-        NotebookClient(book, km=kernel, timeout=PATIENCE, resources=place).execute()
+        try:
+            NotebookClient(book, km=kernel, resources=place, coalesce_streams=True, **patience).execute()
+        finally:
+            run_sync(kernel.shutdown_kernel)(now=True)  # of a kernel that was handed in nbclient takes no care
     seconds = time.perf_counter() - started
     out.mkdir(parents=True, exist_ok=True)
     nbformat.write(book, out / path.name)
-    pictures = 0
-    for cell in book.cells:
-        for output in cell.get("outputs", ()):
-            if picture := output.get("data", {}).get("image/png"):
-                pictures += 1
-                (out / f"{path.stem}-{pictures}.png").write_bytes(base64.b64decode(picture))
+    pictures = write_page(book, path.stem, out)
     return f"{path.name:<28}{len(book.cells)} cells, {pictures} pictures, {seconds:.0f} s"
+
+
+def write_page(book: Any, name: str, out: Path) -> int:
+    """Writes an executed notebook as NAME.md, with its pictures beside it; returns how many there are."""
+    from nbconvert import MarkdownExporter
+
+    page, resources = MarkdownExporter(raw_template=PAGE).from_notebook_node(book, {"unique_key": name})
+    (out / f"{name}.md").write_text(page.strip() + "\n", encoding="utf-8")
+    for file, content in resources["outputs"].items():
+        (out / file).write_bytes(content)
+    return len(resources["outputs"])
 
 
 def main() -> None:

@@ -96,14 +96,14 @@ def front() -> Figure:
     """The README's picture: what `make demo` finds at the bank, in letters that a phone can show."""
     sys.path.insert(0, str(EXAMPLES))
     demo = importlib.import_module("demo")
-    story = demo.measure(demo.BANK, EmbeddedLLM(), repeats=8, queries=40, epsilons=(demo.SHOWN,))
+    story = demo.measure(demo.BANK, EmbeddedLLM(), repeats=8, queries=40, epsilons=(demo.SHOWN,))()
     if story.copied is None:
         raise SystemExit("expected a copied record with a phone number, found none: draw again")
     # 390 px on a phone, drawn at twice that: 7.8 inches at 100 dots, so 16 points are 11 px there.
     figure = Figure(figsize=(7.8, 7.2))
     words, bars = figure.subplots(2, 1, height_ratios=(2.6, 5))
     words.axis("off")
-    released = next(iter(demo.one_per_queue(story.released)))
+    released = next(iter(demo.one_per_queue(story.shown.released)))
     sides = (
         (0.0, "A prompt of real records", story.copied, demo.RED),
         (0.53, "Released privately", released, demo.BLUE),

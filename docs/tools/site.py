@@ -1,9 +1,10 @@
 """Hooks of mkdocs: pages written for a repository browser, as pages of the site.
 
-Files beside docs/ (the changelog, the security policy) become pages. A link that leaves docs/ leads to such a page, or
-else to the repository. Headings get the anchors that a repository browser gives them. Formulas, which are written as
-plain text there, get raised and lowered signs here. Tables say in each cell what its column is, and drawings have their
-tall variants beside them, for telephones.
+Files beside docs/ (the changelog, the security policy) become pages, and so do the notebooks of examples/, with what
+came out of them in this build. A link that leaves docs/ leads to such a page, or else to the repository. Headings get
+the anchors that a repository browser gives them. Formulas, which are written as plain text there, get raised and
+lowered signs here. Tables say in each cell what its column is, and drawings have their tall variants beside them, for
+telephones.
 """
 
 from __future__ import annotations
@@ -17,13 +18,21 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[2]
 # README is the front of the repository, as docs/index.md is that of the site.
 PAGES = {"SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-LINKED = {**PAGES, "README.md": "index.md", "docs/proofs": "proofs/README.md"}
+# What `make notebooks` wrote: the page of each notebook, and its pictures.
+OUTPUTS = ROOT / "out" / "notebooks"
+NOTEBOOKS = {
+    path.relative_to(ROOT).as_posix(): f"notebooks/{path.stem}.md"
+    for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+}
+BESIDE = {**PAGES, **NOTEBOOKS}
+LINKED = {**BESIDE, "README.md": "index.md", "docs/proofs": "proofs/README.md"}
 FENCED = re.compile(r"^( *)(```+).*?^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 FORMULA_IN_ITEM = re.compile(r"^ {6,7}(?=\S)", re.MULTILINE)
 CONTINUED = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
@@ -41,7 +50,8 @@ HAT = re.compile(r"\bP\^(?=[( ])")
 # Names and options up to this length are not broken at their dashes.
 WHOLE = re.compile(r"(?<!</span>)<code>([^<\n]{1,30})</code>")
 
-TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+# One with a caption is the table of a value in a notebook, two columns wide.
+TABLE = re.compile(r"<table>(?!<caption>).*?</table>", re.DOTALL)
 HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
 TABLE_ROW = re.compile(r"(?<=<tr>).*?(?=</tr>)", re.DOTALL)
 CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
@@ -56,6 +66,7 @@ BOOSTS = {
     "benchmarks.md": 0.1,
     "proofs/": 0.1,
     "reference/": 0.5,
+    "notebooks/": 0.5,
 }
 # Its cards take the room of the table of contents.
 LANDING = "index.md"
@@ -83,6 +94,15 @@ def on_files(files: Any, config: Any) -> Any:
     """Adds the pages that stand beside docs/."""
     for name, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    for name, page in NOTEBOOKS.items():
+        ran = OUTPUTS / Path(page).name
+        if not ran.exists():
+            raise PluginError(f"{ran.relative_to(ROOT)} is missing: run make notebooks, as make docs does")
+        title, _, rest = ran.read_text(encoding="utf-8").partition("\n\n")
+        said = f"[This notebook]({project()['urls']['Homepage']}/blob/main/{name}) ran when the site was built."
+        files.append(File.generated(config, page, content=f"{title}\n\n{said}\n\n{rest}"))
+        for picture in sorted(OUTPUTS.glob(f"{ran.stem}_*.png")):
+            files.append(File.generated(config, f"notebooks/{picture.name}", content=picture.read_bytes()))
     return files
 
 
@@ -97,7 +117,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["search"] = {"boost": boost}
     if page.file.src_uri == LANDING:
         page.meta["hide"] = ["toc"]
-    beside = {shown: ROOT / name for name, shown in PAGES.items()}
+    beside = {shown: ROOT / name for name, shown in BESIDE.items()}
     source = beside.get(page.file.src_uri, ROOT / "docs" / page.file.src_uri)
     parts, end = [], 0
     for fence in FENCED.finditer(markdown):
@@ -163,7 +183,7 @@ def _set(tag: str, text: str, *, bare: str) -> str:
 
 
 def _read(text: str, source: Path, shown: str) -> str:
-    text = _formulas(text) if shown not in PAGES.values() else text
+    text = _formulas(text) if shown not in BESIDE.values() else text
     # A proof page says on two lines where its code is and where its tests are.
     text = re.sub(r"(?<=[^\n])\n(?=Tests: )", "\n\n", text)
     text = CONTINUED.sub("    ", FORMULA_IN_ITEM.sub("        ", text))

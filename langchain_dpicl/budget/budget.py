@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.private_calls.method_checks import allowed_wrappers
+from langchain_dpicl.budget.use import BudgetUse, CountingAnchoredWriter, CountingWriter, SpentHook, check_part
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy._validate import Adjacency, check_epsilon
+from langchain_dpicl.privacy._validate import Adjacency, check_epsilon, check_int, fail
 from langchain_dpicl.privacy.extensions.joint_plans import (
     GdpPool,
     JointPlan,
@@ -18,9 +22,7 @@ from langchain_dpicl.privacy.extensions.joint_plans import (
     open_plan,
 )
 from langchain_dpicl.privacy.extensions.ledger_anchor import (
-    AnchoredWriter,
     LedgerAnchor,
-    OutageWriter,
     check_anchor,
     write_anchor,
 )
@@ -29,7 +31,7 @@ from langchain_dpicl.privacy.ledger.budget import LedgerBudget, check_store
 from langchain_dpicl.privacy.ledger.state import OpenReservation
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind
-from langchain_dpicl.privacy.ledger.writer import LedgerWriter
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter, process_name
 from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
 from langchain_dpicl.reports.verify import check_receipt
 
@@ -68,6 +70,7 @@ class Budget(LedgerBudget):
       4.0
     """
 
+    _desk: CountingWriter
     _promises: PlannedPromises
 
     def __init__(
@@ -90,12 +93,12 @@ class Budget(LedgerBudget):
             write_anchor(self._anchor, wanted.ledger_id, (0, wanted.digest))
         return super()._created(wanted)
 
-    def _opened(self, header: LedgerHeader) -> LedgerWriter:
+    def _opened(self, header: LedgerHeader) -> CountingWriter:
         if self._anchor is None:
-            desk = OutageWriter(self._store, header, allowed_wrappers=allowed_wrappers)
+            desk = CountingWriter(self._store, header, allowed_wrappers=allowed_wrappers)
             desk.refresh()
             return desk
-        anchored = AnchoredWriter(self._store, header, self._anchor, allowed_wrappers=allowed_wrappers)
+        anchored = CountingAnchoredWriter(self._store, header, self._anchor, allowed_wrappers=allowed_wrappers)
         anchored.open(adopt_anchor=self._adopts)
         return anchored
 
@@ -226,21 +229,96 @@ class Budget(LedgerBudget):
         """
         check_receipt(receipt, self._desk.header, self._store, lambda: self._desk.refresh().seq)
 
-    def dangling(self) -> tuple[OpenReservation, ...]:
+    def dangling(
+        self, *, after: int = 0, limit: int = 1000, older_than: timedelta | None = None
+    ) -> tuple[OpenReservation, ...]:
         """Returns the reservations with tickets neither committed nor given back, in order. For the operator.
 
         They count as spent. Some are in use, in this or another process; the others were left by a crash, a failure, or
         a block that was charged more than it released. Reports leave them out, because they tell when a model failed.
+
+        Args:
+          after: number of a line; only later ones are returned. Pass the last `entry` of a page to get the next.
+          limit: at most so many.
+          older_than: only those that were reserved so long ago, by the time stamps of their lines.
+
+        Raises:
+          ConfigurationError: an argument is out of range.
         """
+        check_int("after", after, low=0)
+        check_int("limit", limit, low=1)
+        if older_than is not None and not isinstance(older_than, timedelta):
+            raise fail("older_than", "a timedelta, or None", type(older_than).__name__)
         with self._desk.lock:
-            return tuple(self._desk.refresh().open_reservations())
+            opened = self._desk.refresh().open_reservations(after)
+            page = (self._with_holder(each) for each in opened if _is_older(each.stamp, older_than))
+            return tuple(itertools.islice((each for each in page if each.count), limit))
+
+    def _with_holder(self, opened: OpenReservation) -> OpenReservation:
+        """Returns what is open once the commits that wait here are written, and whether this process holds it."""
+        count = opened.count - self._desk.waiting(opened.entry)
+        mine = opened.holder == process_name() if self.durable else True
+        return replace(opened, count=count, mine=mine)
+
+    def use(self) -> BudgetUse:
+        """Returns what is spent, left and open in all processes, and what this process did, in time O(components).
+
+        Raises:
+          LedgerError: the ledger cannot be read.
+        """
+        return self._desk.use()
+
+    def on_spent(self, part: float, hook: SpentHook, *, component: str | None = None) -> None:
+        """Calls a hook once, as soon as a part of the budget is charged; it warns, and guards nothing.
+
+        The hook is called in the thread of the reservation of this process that finds so much charged, by any process,
+        after its tickets were granted. What it raises is logged by type.
+
+        Args:
+          part: above 0, at most 1. Of the ledger's epsilon or delta, whichever is further; of a component: of the
+            tickets of that template and label of which least is left, or of the pool.
+          hook: is called with the use of the budget.
+          component: public name of a share, declared here or sealed by any process; None: the whole ledger.
+
+        Raises:
+          ConfigurationError: an argument is out of range, or no such component is known.
+        """
+        check_part(part)
+        if not callable(hook):
+            raise fail("hook", "something to call with a BudgetUse", type(hook).__name__)
+        if component is not None and component not in {*self._desk.refresh().shares, *self._promises.names()}:
+            advice = "Declare it first, or build its component."
+            raise fail("component", "a component of this ledger", component, advice)
+        self._desk.add_hook(part, hook, component)
+
+    def settle(self) -> None:
+        """Writes the commits that wait for the next line of this process.
+
+        Raises:
+          LedgerError: they cannot be written now; they go on waiting.
+        """
+        self._desk.write_waiting()
 
     def close(self) -> None:
-        """Closes the store, if it can be closed. The budget and its shares cannot be used afterwards."""
+        """Writes the commits that wait, and closes the store, if it can be closed. Nothing can be used afterwards."""
         close = getattr(self._store, "close", None)
-        if close is not None:
-            close()
+        try:
+            self.settle()
+        finally:
+            if close is not None:
+                close()
 
     def _make_pool(self, name: str, kind: Kind, epsilon: float, delta: float | None, gap: float) -> Component:
         at = self._delta_for(check_epsilon(epsilon), delta)
         return as_pool(Component(name=name, kind=kind, epsilon=epsilon, delta=at, implementation_delta=gap))
+
+
+def _is_older(stamp: str, age: timedelta | None) -> bool:
+    """Returns whether a line was written so long ago; true where its stamp is no time, so that nobody overlooks it."""
+    if age is None:
+        return True
+    try:
+        written = datetime.fromisoformat(stamp)
+    except ValueError:
+        return True
+    return written.tzinfo is None or datetime.now(UTC) - written >= age

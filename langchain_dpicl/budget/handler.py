@@ -15,6 +15,7 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.use import BudgetUse, SpentHook
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     DPICLError,
@@ -316,6 +317,14 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
     def zcdp_pool(self, component: str, *, epsilon: float, delta: float | None = None) -> ZCdpPool:
         """Reserves a zCDP pool; see `Budget.zcdp_pool`."""
         return self.budget.zcdp_pool(component, epsilon=epsilon, delta=delta)
+
+    def use(self) -> BudgetUse:
+        """Returns what is spent, left and open; see `Budget.use`."""
+        return self.budget.use()
+
+    def on_spent(self, part: float, hook: SpentHook, *, component: str | None = None) -> None:
+        """Calls a hook once, as soon as a part is charged; see `Budget.on_spent`."""
+        self.budget.on_spent(part, hook, component=component)
 
     def bind(self, private: PrivateExamples) -> None:
         """Binds private examples to the ledger; see `Budget.bind`."""

@@ -170,6 +170,10 @@ def _text_lines(data: Data, found: _Found) -> Iterable[str]:
         yield f"longer than max_chars = {_MAX_CHARS:,}: {len(long):,}, cut there ({_places(long)})"
     if repeated := len(texts) - len({text for _, text in texts}):
         yield f"equal to an earlier one: {repeated:,}"
+    known = {data.text_key, data.label_key, data.unit_key, *(data.fields or ())}
+    more = [name for name in found.names() if name not in known and _may_be_text(found, name)]
+    if more:
+        yield f"further texts: {more}; dropped, unless declared: data.fields, for prompts that show them too"
 
 
 def _label_lines(data: Data, found: _Found, declared: _Declared) -> Iterable[str]:
@@ -327,6 +331,12 @@ def _may_be_declared(label: str) -> bool:
     except ConfigurationError:
         return False
     return True
+
+
+def _may_be_text(found: _Found, name: str) -> bool:
+    """Whether a field holds words of its own on most records: neither a label nor a name."""
+    texts = {value for _, value in found.values(name) if isinstance(value, str) and " " in value.strip()}
+    return 2 * len(texts) > len(found.records)
 
 
 def _may_be_label(found: _Found, name: str) -> bool:

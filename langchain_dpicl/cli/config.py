@@ -321,14 +321,20 @@ def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect
 
 def _option(options: Sequence[type[Option]], table: Mapping[str, Any]) -> Option:
     """Returns the first of the option values that takes the table."""
-    fits = [option for option in options if set(table) <= set(inspect.signature(option).parameters)]
+    fits = [option for option in options if _takes(option, table)]
     faults = []
     for option in fits or options[:1]:
         try:
             return option.from_dict(table)
         except ConfigurationError as error:
             faults.append(str(error))
-    raise ConfigurationError(faults[0])
+    others = [] if fits else [other.__name__ for other in OPTIONS if _takes(other, table)]
+    advice = f" These keys are of {' or '.join(others)}, in the settings file of another command." if others else ""
+    raise ConfigurationError(f"{faults[0]}{advice}")
+
+
+def _takes(option: type[Option], table: Mapping[str, Any]) -> bool:
+    return set(table) <= set(inspect.signature(option).parameters)
 
 
 def _grammar(table: Mapping[str, Any]) -> Any:

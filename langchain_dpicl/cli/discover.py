@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_dpicl.cli.config import Settings, read_settings
 from langchain_dpicl.cli.exit_codes import DONE
 from langchain_dpicl.cli.inputs import private_examples
+from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.spending import (
     BUDGET_NOTES,
     RELEASED,
@@ -89,7 +90,19 @@ def run_discover(arguments: argparse.Namespace, *, say: Say) -> int:
     if arguments.json:
         say(released.to_json())
     elif not arguments.quiet:
-        say("\n".join((_discovery_text(run.plan), "", *_counts_text(released), "", str(budget.report()))))
+        say(
+            "\n".join(
+                (
+                    _discovery_text(run.plan),
+                    "",
+                    *_counts_text(released),
+                    "",
+                    str(budget.report()),
+                    "",
+                    *remaining_text(budget.budget),
+                )
+            )
+        )
     return DONE
 
 

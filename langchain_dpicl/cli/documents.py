@@ -24,6 +24,7 @@ from langchain_dpicl.cli.spending import (
     public_lines,
     release,
     share_of,
+    warn_of_embedded,
 )
 from langchain_dpicl.options import Decoding, LogitNoise, Noise
 from langchain_dpicl.options.rows import noise_of
@@ -38,6 +39,7 @@ _NOTES = f"""\
 {SEES_RECORDS} Topics are keywords of a public vocabulary that many units
 hold: --vocabulary names a file of keywords, one a line; --public-texts one of public texts, one a line, whose most
 frequent words are taken; without either they are the words of the embedded model. Never name a file of the records.
+Records are declared without labels; if their ledger holds them with labels, give another --dataset-id. Both add up.
 
 With --dry-run, or without --out, the plan is printed; nothing is read and nothing is spent. {RELEASED}{BUDGET_NOTES}"""
 
@@ -70,6 +72,7 @@ def run_documents(arguments: argparse.Namespace, *, say: Say, complain: Say) -> 
         return DONE
     check_target(arguments, settings)
     topics = _topics(arguments, settings)
+    warn_of_embedded(settings)
     budget = budget_of(settings)
     made: DocumentSynthesizer = settings.door(
         private_examples(settings),

@@ -24,8 +24,11 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from langchain_dpicl.budget.budget import Budget
     from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
+    from langchain_dpicl.privacy.ledger.state import OpenReservation
     from langchain_dpicl.privacy.ledger.store import LedgerStore
     from langchain_dpicl.reports.ledger_audit import LedgerCheckResult
     from langchain_dpicl.reports.report import PrivacyReport
@@ -59,8 +62,10 @@ def redact(text: str, typed: Sequence[str] = ()) -> str:
     return _SECRET.sub(r"\1<hidden>", _ADDRESS.sub(r"\1://<address>", text))
 
 
-def add_ledger(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None:
-    """Adds `dpicl ledger` and its commands."""
+def add_ledger(
+    commands: Any, *, run: Callable[[argparse.Namespace], int], bench: Callable[[argparse.Namespace], int]
+) -> None:
+    """Adds `dpicl ledger` and its commands; `bench` runs the one that says what it measures row by row."""
     command = commands.add_parser(
         "ledger",
         help="create, show, verify, export or back up a ledger",
@@ -77,6 +82,11 @@ def add_ledger(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> No
     anchor.add_argument("--anchor", metavar="FILE", required=True, help=_SECOND_PLACE)
     backup = _action(actions, "backup", _backup, "copy an SQLite ledger while it is in use")
     backup.add_argument("out", type=_file, help="file to make")
+    _action(actions, "upgrade", _upgrade, "bring a ledger of format 1 to format 2, which opens from its last snapshot")
+    _add_dangling(actions)
+    metrics = _action(actions, "metrics", _metrics, "what is spent, left and open, in the text format of Prometheus")
+    metrics.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    _add_bench(actions, run=bench)
 
 
 def _action(
@@ -130,6 +140,39 @@ def _add_verify(actions: Any) -> None:
     command.add_argument("--anchor", metavar="FILE", help="the line it remembers has to be there")
     command.add_argument("--receipt", type=_file, metavar="FILE", action="append", default=[], help="receipts as JSON")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+def _add_dangling(actions: Any) -> None:
+    command = _action(actions, "dangling", _dangling, "reservations neither committed nor given back, page by page")
+    command.add_argument("--older", type=_duration, metavar="TIME", help="only those of so long ago: 90s, 30m, 1h, 2d")
+    command.add_argument("--after", type=int, default=0, metavar="LINE", help="begin behind this line")
+    command.add_argument("--limit", type=int, default=1000, metavar="N", help="at most so many (default: 1000)")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+def _duration(text: str) -> timedelta:
+    from datetime import timedelta
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None or len(found[1]) > _LONGEST:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m, 1h or 2d, found {text!r}")
+    return timedelta(**{_UNITS[found[2]]: float(found[1])})
+
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_LONGEST = 8  # digits that a `timedelta` of days can hold
+
+
+def _add_bench(actions: Any, *, run: Callable[[argparse.Namespace], int]) -> None:
+    text = "measure ledgers on this disk: plain fsync, pairs of reserve and commit per second, waits"
+    command = actions.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("where", type=_file, metavar="PATH", help="a folder, or a file beside which to measure")
+    command.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 8, 64], metavar="N", help="at once (default: 1 8 64)"
+    )
+    command.add_argument("--seconds", type=float, default=3.0, help="for each of them (default: 3)")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    command.set_defaults(run=run)
 
 
 # --- opening ------------------------------------------------------------------------------------------------------
@@ -267,7 +310,7 @@ def _check_anchor(where: str | None, store: LedgerStore) -> None:
 
     anchor, header = _anchor(where), store.header()
     if anchor is not None and header is not None:
-        for problem in anchor_problems(anchor, header, list(store.records())):
+        for problem in anchor_problems(anchor, header, store):
             raise LedgerRollbackError(problem)
 
 
@@ -282,14 +325,26 @@ def _deltas(text: str | None) -> list[float] | None:
 
 def _report_text(budget: Budget, report: PrivacyReport, arguments: argparse.Namespace) -> str:
     remaining = {"epsilon": budget.remaining_epsilon, "delta": budget.remaining_delta}
-    open_ones = [_plain(entry) for entry in budget.dangling()]
+    open_ones = [_plain(entry) for entry in _all_open(budget)]
     _draw(report, arguments)
     if arguments.json:
-        data = {"report": report.to_dict(), "remaining": remaining, "dangling": open_ones}
+        data = {
+            "report": report.to_dict(),
+            "remaining": remaining,
+            "use": budget.use().ledger_dict(),
+            "dangling": open_ones,
+        }
         return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if arguments.markdown:
         return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(remaining, open_ones))
-    return "\n".join([report.to_text(), "", *_operator_text(remaining, open_ones)])
+    return "\n".join([report.to_text(), "", *remaining_text(budget), *_operator_text(open_ones)])
+
+
+def _all_open(budget: Budget) -> Iterator[OpenReservation]:
+    page: Sequence[OpenReservation] = budget.dangling()
+    while page:
+        yield from page
+        page = budget.dangling(after=page[-1].entry)
 
 
 def _draw(report: PrivacyReport, arguments: argparse.Namespace) -> None:
@@ -302,7 +357,10 @@ def _draw(report: PrivacyReport, arguments: argparse.Namespace) -> None:
 
 
 def _plain(entry: Any) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in ("entry", "component", "template", "label", "count", "stamp")}
+    return {name: getattr(entry, name) for name in _OPEN_FIELDS}
+
+
+_OPEN_FIELDS = ("entry", "component", "template", "label", "count", "stamp", "holder")
 
 
 _OPEN_WORDS = (
@@ -311,16 +369,29 @@ _OPEN_WORDS = (
 )
 
 
-def _operator_text(remaining: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
-    epsilon, delta = format_rounded_down(remaining["epsilon"]), format_rounded_down(remaining["delta"])
+def remaining_text(budget: Budget) -> Iterator[str]:
+    """Yields what is left of a budget, and of the shares that its components have sealed."""
+    epsilon, delta = format_rounded_down(budget.remaining_epsilon), format_rounded_down(budget.remaining_delta)
     yield f"  remaining epsilon {epsilon}, delta {delta}"
+    use = budget.use()
+    for component, tickets in use.tickets.items():
+        yield f"    of {component}: {tickets.left:,} tickets"
+    for component, amount in use.pools.items():
+        yield f"    of {component}: {amount:.6g} of its pool"
+
+
+def _operator_text(open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield f"  open reservations: {len(open_ones)}"
-    for entry in open_ones:
-        label = "" if entry["label"] is None else f" for label {entry['label']!r}"
-        what = f"{entry['component']!r}, {entry['template']} x {entry['count']}{label}"
-        yield f"    line {entry['entry']}, {entry['stamp']}: {what}"
+    yield from (_open_line(entry) for entry in open_ones)
     if open_ones:
         yield "  " + _OPEN_WORDS
+
+
+def _open_line(entry: dict[str, Any]) -> str:
+    label = "" if entry["label"] is None else f" for label {entry['label']!r}"
+    what = f"{entry['component']!r}, {entry['template']} x {entry['count']}{label}"
+    holder = "" if entry["holder"] is None else f", process {entry['holder']}"
+    return f"    line {entry['entry']}, {entry['stamp']}: {what}{holder}"
 
 
 def _operator_markdown(amounts: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -396,6 +467,67 @@ def _write_new(path: Path, text: str) -> None:
             os.fsync(file.fileno())
     except FileExistsError:
         raise ConfigurationError(f"--out: expected a file that is not there yet, found {path}.") from None
+
+
+def _upgrade(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.privacy.ledger.writer import LedgerWriter
+
+    with _open_ledger(arguments) as store:
+        header = store.header()
+        if header is None:
+            raise LedgerError("ledger: expected one, found none. Create it with `dpicl ledger create`.")
+        was_old = LedgerWriter(store, header).upgrade()
+    words = "brought to format 2; older versions of this software refuse it" if was_old else "is of format 2 already"
+    return CommandOutput(DONE, f"ledger {header.name!r} ({header.ledger_id}) {words}")
+
+
+def _dangling(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.budget.budget import Budget
+
+    with _open_ledger(arguments) as store:
+        page = {"after": arguments.after, "limit": arguments.limit, "older_than": arguments.older}
+        open_ones = [_plain(entry) for entry in Budget.open(store).dangling(**page)]
+    if arguments.json:
+        return CommandOutput(DONE, json.dumps({"dangling": open_ones}, indent=2, ensure_ascii=False))
+    return CommandOutput(DONE, "\n".join(_dangling_lines(open_ones, arguments.limit)))
+
+
+def _dangling_lines(open_ones: Sequence[dict[str, Any]], limit: int) -> Iterator[str]:
+    yield f"open reservations: {len(open_ones)}{' on this page' if len(open_ones) == limit else ''}"
+    yield from (_open_line(entry) for entry in open_ones)
+    if len(open_ones) == limit:
+        yield f"  the next page: --after {open_ones[-1]['entry']}"
+    if open_ones:
+        yield "  " + _OPEN_WORDS
+
+
+def _metrics(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.budget.budget import Budget
+    from langchain_dpicl.budget.use import prometheus_text
+
+    with _open_ledger(arguments) as store:
+        budget = Budget.open(store)
+        use = budget.use()
+        name, ledger_id = budget.name, budget.ledger_id
+    if arguments.json:
+        data = {"ledger": name, "ledger_id": ledger_id, **use.ledger_dict()}
+        return CommandOutput(DONE, json.dumps(data, indent=2, ensure_ascii=False))
+    return CommandOutput(DONE, prometheus_text(use, ledger=name, ledger_id=ledger_id, process=False).rstrip("\n"))
+
+
+def run_bench(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:
+    """Runs `dpicl ledger bench`."""
+    from langchain_dpicl.cli.ledger_bench import bench
+
+    rows = _silence if arguments.json else say
+    found = bench(arguments.where, processes=arguments.processes, seconds=arguments.seconds, say=rows)
+    if arguments.json:
+        say(json.dumps(found, indent=2, allow_nan=False))
+    return WRONG if any(row["refused"] for row in found["rows"]) else DONE
+
+
+def _silence(_: str) -> None:
+    """Says nothing: only the JSON is wanted."""
 
 
 def _backup(arguments: argparse.Namespace) -> CommandOutput:

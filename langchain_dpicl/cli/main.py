@@ -22,7 +22,7 @@ from langchain_dpicl.cli.discover import add_discover, run_discover
 from langchain_dpicl.cli.documents import add_documents, run_documents
 from langchain_dpicl.cli.exit_codes import BAD_INPUT, DONE, INTERRUPTED, exit_code_of
 from langchain_dpicl.cli.inputs import read_json
-from langchain_dpicl.cli.ledger import add_ledger, redact, run_ledger
+from langchain_dpicl.cli.ledger import add_ledger, redact, run_bench, run_ledger
 from langchain_dpicl.cli.parser import CommandGroup, CommandParser, page_of
 from langchain_dpicl.cli.plan import add_plan, plan_output
 from langchain_dpicl.cli.rehearse import add_rehearse, add_try, run_rehearse, run_try
@@ -99,7 +99,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_train(spend, run=functools.partial(run_train, say=_say, complain=_complain))
 
     budgets = CommandGroup(commands, "budgets")
-    add_ledger(budgets, run=_ledger)
+    add_ledger(budgets, run=_ledger, bench=functools.partial(run_bench, say=_say))
 
     trust = CommandGroup(commands, "trust")
     add_audit(trust, run=functools.partial(run_audit, say=_say))

@@ -104,7 +104,7 @@ def _num_labels(settings: Settings, source: RowSource) -> int:
 def _needed(settings: Settings, name: str) -> Any:
     value = settings.get(name)
     if value is None:
-        raise fail(name, "a number", None, f"Give --set {name}=N.")
+        raise fail(name, "a number", None, f"Give --{name.replace('_', '-')} N.")
     return value
 
 
@@ -168,21 +168,26 @@ def _rule(settings: Settings) -> TokenRule:
 
 
 def _generation(settings: Settings, sizes: Sizes, compares: bool) -> Output:
-    from langchain_dpicl.generation.plan import local_cost, published_epsilon, signal_of
+    from langchain_dpicl.generation.plan import local_cost, noise_advice, published_epsilon, signal_of
     from langchain_dpicl.planning.expected_utility import RowDesign
 
-    rule, design, agreement = (
-        _rule(settings),
-        RowDesign.of(settings.get("rows")) or RowDesign.choose(),
-        _agreed(settings),
-    )
+    # A run has the same rows: no more than the smallest label declares units.
+    rule, agreement, smallest = _rule(settings), _agreed(settings), min(sizes.values())
+    asked = RowDesign.of(settings.get("rows"), smallest_size=smallest)
+    design = RowDesign.choose(smallest_size=smallest) if asked is None else asked
     plan, caps = _generation_plan(settings, sizes, design, rule), settings.cost.record_tokens
     agreed: dict[str, Any] = {"one_shot": agreement, "public_agreement": settings.guess.public_agreement}
+    signal = signal_of(plan, **agreed)
     out: Output = {
         "plan": plan.to_dict(),
         "cost": _cost_of(plan.cost(record_tokens=caps), settings),
         "local": dataclasses.asdict(local_cost(plan, record_tokens=caps)),
-        "signal": {"one_shot_agreement": agreement, "rests_on": "a guess", **signal_of(plan, **agreed)},
+        "signal": {
+            "one_shot_agreement": agreement,
+            "rests_on": "a guess",
+            **signal,
+            "advice": noise_advice(signal),
+        },
         "options": [],
     }
     if rule.is_logit:
@@ -192,15 +197,13 @@ def _generation(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     return out
 
 
-_AGREEMENT = 0.6
-"""Share of one-shot rows that are taken to want the same token."""
-
-
 def _agreed(settings: Settings) -> float:
     """Returns the guessed agreement on tokens, which no rehearsal measures."""
+    from langchain_dpicl.generation.plan import AGREEMENT
+
     if others := settings.guess.given("skill", "growth", "correlation", "rehearsal"):
         raise fail("guess", "agreement and public_agreement for a generation", list(others))
-    return _AGREEMENT if settings.guess.agreement is None else settings.guess.agreement
+    return AGREEMENT if settings.guess.agreement is None else settings.guess.agreement
 
 
 def _writing(settings: Settings) -> dict[str, Any]:
@@ -338,6 +341,8 @@ def _token_signal_text(signal: dict[str, Any]) -> list[str]:
         lines.append(
             f"         its chance after the public prompt: {public:.1f} % (guess.public_agreement); not measured"
         )
+    if signal["advice"]:
+        lines.append(f"advice   do not spend like this: {signal['advice']}")
     return lines
 
 
@@ -377,9 +382,6 @@ def _generation_option_text(option: dict[str, Any], *, has_logits: bool) -> str:
 
 
 # -- what votes rest on ----------------------------------------------------------------------------------------------
-
-_MUCH = 0.03
-"""Chance of the right label that noise may take before the plan advises against it."""
 
 
 def _source(settings: Settings) -> RowSource:
@@ -443,6 +445,8 @@ def _verdict(signal: Output, source: RowSource, proposal: Proposal | None) -> Ou
 
 def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer queries") -> list[str]:
     """Returns the lines on the right label, what it rests on, and what is free."""
+    from langchain_dpicl.planning.expected_utility import MUCH_NOISE
+
     signal = out["signal"]
     numbers = {name: 100 * signal[name] for name in _SHOWN}
     lines = [
@@ -456,7 +460,7 @@ def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer qu
     if "free" in out:
         lines.append(f"free     {_percent(out['free']['right'])} by {out['free']['name']}, at epsilon 0")
         lines.append(f"verdict  {out['verdict']}")
-    if signal["noise_takes"] > _MUCH:
+    if signal["noise_takes"] > MUCH_NOISE:
         lines.append(
             f"advice   do not spend like this: the noise takes {_points(signal['noise_takes'])}; {fewer}, "
             "declare more records, or raise epsilon"

@@ -12,7 +12,7 @@ from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_s
 from langchain_dpicl.cli.inputs import check_out, load_model, read_records
 from langchain_dpicl.cli.plan import toml_lines
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.options import LabelAnswers
+from langchain_dpicl.options import FewShotTask, LabelAnswers
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
@@ -135,9 +135,16 @@ def _rehearsed(
 ) -> Rehearsal | None:
     """Says what it will cost, asks whether to go on, and rehearses; None: not to go on."""
     from langchain_dpicl.rehearsal.asking import rehearse
+    from langchain_dpicl.tasks.public_records import PublicRecords
 
+    data = settings.data
+    keys: dict[str, Any] = {"text_key": data.text_key, "label_key": _label_key(settings), "labels": data.labels}
+    # Before a cost is shown, and before a model is made.
+    PublicRecords.of(examples, _wording(settings), **keys, instead="")
     answers = settings.get("answers") or LabelAnswers()
     words = _cost_text(_cost(arguments, settings, answers, len(examples)), settings)
+    if len(examples) > arguments.examples:
+        words = f"{arguments.examples} of {len(examples):,} examples (--examples): {words}"
     if asks and not arguments.yes and not confirm(words):
         say("Nothing was asked.")
         return None
@@ -147,9 +154,7 @@ def _rehearsed(
         load_model(settings.model),
         examples,
         **settings.only(*_WORDING),
-        text_key=settings.data.text_key,
-        label_key=_label_key(settings),
-        labels=settings.data.labels,
+        **keys,
         answers=answers,
         shots=arguments.shots,
         max_examples=arguments.examples,
@@ -157,6 +162,12 @@ def _rehearsed(
         origin=arguments.origin or "same",
         progress=False if arguments.quiet or arguments.json else None,
     )
+
+
+def _wording(settings: Settings) -> FewShotTask:
+    """Returns the templates of the settings."""
+    given = {"task": None, "example_prompt": None, "suffix": None, "prefix": "", **settings.only(*_WORDING)}
+    return FewShotTask.of(given["task"], given["example_prompt"], given["suffix"], given["prefix"])
 
 
 def _with_text_label(record: Any, label_key: str) -> Any:
@@ -265,6 +276,7 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         record_tokens=prices.record_tokens,
         query_tokens=prices.query_tokens,
         answer_tokens=prices.answer_tokens,
+        progress=False if arguments.quiet or arguments.json else None,
     )
     written = (
         []
@@ -275,12 +287,29 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         more = {} if arguments.demonstrations is None else {"demonstrations": written}
         say(json.dumps({**trial.to_dict(), **more}, indent=2))
     elif not arguments.quiet:
+        if arguments.public is not None:
+            say("\n".join(_assumptions(settings, rehearsal, has_instruction=bool(free))))
         say(trial.table())
         for row in written:
             say(_DEMONSTRATION.format(**row))
         if trial.recommended is not None:
             say("\n".join(toml_lines(trial.recommended.settings)))
     return 0
+
+
+def _assumptions(settings: Settings, rehearsal: Rehearsal, *, has_instruction: bool) -> Iterator[str]:
+    """Yields what was assumed for want of an option, and what could not be tried."""
+    assumed = [] if settings.data.public_size is not None else [f"{_MADE_UP_SIZE:,} declared units (--public-size)"]
+    assumed += [] if settings.get("max_queries") else ["100 answers (--max-queries)"]
+    if settings.model.name == "embedded":
+        assumed.append("the embedded model, for trying things out (--model)")
+    if assumed:
+        yield f"assumed: {', '.join(assumed)}"
+    missing = [] if has_instruction else ["instruction only (the embedded model with the usual wording has it)"]
+    if True not in rehearsal.readings and (settings.get("answers") or LabelAnswers()).calibrate is None:
+        missing.append("calibrated (needs label probabilities and a query of one variable, or one called input)")
+    if missing:
+        yield f"not tried: {', '.join(missing)}"
 
 
 _DEMONSTRATION = (

@@ -29,6 +29,7 @@ from langchain_dpicl.cli.spending import (
     rehearsed,
     release,
     share_of,
+    warn_of_embedded,
 )
 from langchain_dpicl.cli.workers import add_workers, check_workers, driver_model, executor_of
 from langchain_dpicl.exceptions import ConfigurationError
@@ -111,6 +112,7 @@ def _demonstrate(call: Call) -> int:
     if arguments.dry_run:
         return dry_run(call)
     check_target(arguments, settings)
+    warn_of_embedded(settings)
     budget = budget_of(settings)
     model = driver_model(arguments, settings)
     made = settings.door(

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings
 from langchain_dpicl.cli.exit_codes import DONE, INTERRUPTED, exit_code_of
 from langchain_dpicl.cli.inputs import check_out, read_records
+from langchain_dpicl.cli.ledger import remaining_text
 from langchain_dpicl.cli.parser import Parser
 from langchain_dpicl.cli.plan import planned
 from langchain_dpicl.exceptions import ConfigurationError, RunInterruptedError
@@ -99,6 +101,13 @@ def check_target(arguments: argparse.Namespace, settings: Settings) -> None:
     memo = getattr(settings.get("serving"), "memo", None)
     named = [path for path in (*kept, memo) if isinstance(path, str | Path) and "://" not in str(path)]
     check_out(needed_out(arguments), records_of(settings), *paths, *named)
+
+
+def warn_of_embedded(settings: Settings) -> None:
+    """Warns before a budget is spent on texts by the model that is there for trying things out."""
+    if settings.model.name == "embedded":
+        words = "the embedded model writes keywords and phrases of its own public text; --model names one that writes"
+        warnings.warn(words, stacklevel=2)
 
 
 def needed_out(arguments: argparse.Namespace) -> Path:
@@ -236,8 +245,13 @@ def release(run: Any, call: Call, *, shown: Callable[[Any], str], budget: Any, h
     if arguments.json:
         call.say(run.result.to_json())
     elif not arguments.quiet:
-        call.say(str(budget.report()))
+        say_report(call, budget)
     return code
+
+
+def say_report(call: Call, budget: PrivacyBudgetCallbackHandler) -> None:
+    """Prints the report of a budget, and below it what is left."""
+    call.say("\n".join([str(budget.report()), "", *remaining_text(budget.budget)]))
 
 
 def _continuation(*, has_workers: bool, is_durable: bool) -> str:

@@ -27,6 +27,7 @@ from langchain_dpicl.cli.spending import (
     public_items,
     records_of,
     rehearsed,
+    say_report,
     share_of,
 )
 from langchain_dpicl.exceptions import ConfigurationError
@@ -71,7 +72,8 @@ def run_vote(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
     if arguments.queries is not None:
         asked += public_items(arguments.queries, None if records is None else Path(records), "--queries")
     if not asked and not (arguments.dry_run and call.settings.get("max_queries")):
-        raise ConfigurationError("--query, --queries: expected a question, found none. Give --query TEXT.")
+        advice = "Give --query TEXT, or for a plan --dry-run --max-queries N."
+        raise ConfigurationError(f"--query, --queries: expected a question, found none. {advice}")
     component = {"max_queries": len(asked), **call.settings.component}
     call = dataclasses.replace(call, settings=dataclasses.replace(call.settings, component=component))
     if arguments.dry_run:
@@ -96,7 +98,7 @@ def _answer(call: Call, asked: Sequence[Any]) -> int:
     with _appending(arguments.out) as out:
         _ask(call, voter, queries, out)
     if not call.is_quiet:
-        call.say(str(budget.report()))
+        say_report(call, budget)
     return DONE
 
 
@@ -143,9 +145,12 @@ def _line(query: Any, result: VotingResult) -> str:
 
 def _query_of(item: Any, voter: DPVotingRunnable, text_key: str) -> Any:
     """Returns a question as the component takes it: the fields of a line that are variables of the question."""
-    if not isinstance(item, Mapping):
-        return item
     names = voter.wording.input_variables
+    if not isinstance(item, Mapping):
+        if len(names) > 1:
+            advice = "Put one question on a line of a .jsonl or .csv file, for --queries."
+            raise fail("question", f"the fields {list(names)}", "one text", advice)
+        return item
     usual = names[0] if len(names) == 1 else "input"
     keys = {name: text_key if name == usual and name not in item else name for name in names}
     if missing := [key for key in keys.values() if key not in item]:

@@ -472,6 +472,12 @@ class Workplace(Uncopyable):
             raise fail("memo", f"room for {num_jobs} answers", size, f"Open it with size={num_jobs} or more.")
         return self.private, budget, self.memo
 
+    def settle(self) -> None:
+        """Writes the commits that wait; what cannot be written now goes on waiting."""
+        if self.budget is not None:
+            with suppress(LedgerError):
+                resolve_budget(self.budget, None).settle()
+
     def __repr__(self) -> str:
         shown = {"private": self.private, "budget": self.budget, "memo": self.memo}
         parts = ", ".join(f"{name}={value and type(value).__name__}" for name, value in shown.items())
@@ -591,7 +597,14 @@ class Worker:
 
     def do(self, key: str, job: Any) -> JobResult:
         """Runs one job of an order that has begun."""
-        return _guarded_result(lambda: self._works[key](job))
+        return _guarded_result(lambda: self._done(key, job))
+
+    def _done(self, key: str, job: Any) -> JobResult:
+        try:
+            return self._works[key](job)
+        finally:  # a worker is killed when it is no longer needed
+            if self._place is not None:
+                self._place.settle()
 
     def _begun(self, work: Job) -> JobResult:
         if self._place is None:

@@ -17,6 +17,7 @@ from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.discovery import public_vocabulary
 from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
 from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, make_script
+from langchain_dpicl.generation.plan import warn_of_noise
 from langchain_dpicl.generation.synthesizer import DraftRun
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
 from langchain_dpicl.options import Rows, Topics
@@ -217,6 +218,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             candidates=made.candidates,
             partition=by_topic.dataset_id,
         )
+        warn_of_noise(plan.generation)
         script = TopicDecodingSpec.of(dataclasses.replace(made, margin=public_margin(plan.generation.release)))
         shown = plan.to_dict()
         public = {**shown, "generation": {**shown["generation"], **script.to_dict()}}

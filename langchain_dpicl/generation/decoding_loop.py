@@ -455,7 +455,8 @@ def check_example_prompt(example_prompt: Any, fields: Collection[str]) -> None:
         return
     extra = sorted(set(getattr(example_prompt, "input_variables", ())) - set(fields))
     if extra:
-        raise fail("example_prompt", f"variables among {sorted(fields)}", extra)
+        advice = "A demonstration has one text: join several in the records, such as a premise and a hypothesis."
+        raise fail("example_prompt", f"variables among {sorted(fields)}", extra, advice)
     problem = ""
     try:
         example_prompt.invoke(dict.fromkeys(fields, "text"))

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard
 
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl._calls import warn_caller
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, NoisyPlanWarning
 from langchain_dpicl.generation.token_mechanisms import TOKEN_MECHANISMS, TokenRule, temperature_of
 from langchain_dpicl.planning.design_search import search_designs, shapes_like
 from langchain_dpicl.planning.expected_utility import (
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 GUESSED = "a guess"
 """What the chances of a plan rest on where nothing was rehearsed."""
+AGREEMENT = 0.6
+"""Share of one-shot rows that are taken to want the same token, where nothing is known of the model."""
+_MOSTLY = 0.5
+"""Below this part of the chance that a token would have without noise, noise decides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,6 +525,25 @@ def signal_of(plan: GenerationPlan, *, one_shot: float, public_agreement: float 
     return {**stated, **plan.expected(agreement, label=label, public_agreement=public)}
 
 
+def noise_advice(signal: Mapping[str, Any]) -> str:
+    """Returns what noise does and what to change, where it decides most tokens; otherwise nothing.
+
+    Args:
+      signal: of `signal_of`.
+    """
+    if signal["right_token_prob"] >= _MOSTLY * signal.get("ceiling_prob", 1.0):
+        return ""
+    whose = "" if signal["label"] is None else f" of {signal['label']}"
+    advice = "release fewer or shorter texts, or raise epsilon"
+    return f"noise decides most tokens; use more records{whose}, {advice}"
+
+
+def warn_of_noise(plan: GenerationPlan) -> None:
+    """Warns the program if noise decides most tokens of a plan, by the usual guess about the model."""
+    if advice := noise_advice(signal_of(plan, one_shot=AGREEMENT)):
+        warn_caller(NoisyPlanWarning(f"By a guess about the model, {advice}. `dpicl plan` compares designs."))
+
+
 def _leaders(options: Sequence[DesignOption]) -> list[DesignOption]:
     """Returns the options to continue from: the best or, if some sample from a softmax, the best of both kinds.
 
@@ -555,7 +579,7 @@ def compare(
     max_tokens: int = 60,
     candidates: int = 101,
     record_tokens: int = 60,
-    agreement: float = 0.6,
+    agreement: float = AGREEMENT,
     public_agreement: float | None = None,
     full_vocabulary: bool = False,
     rule: TokenRule | None = None,

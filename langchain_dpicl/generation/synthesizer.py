@@ -38,7 +38,7 @@ from langchain_dpicl.generation.decoding_loop import (
     write_draft,
 )
 from langchain_dpicl.generation.grammars import Grammar
-from langchain_dpicl.generation.plan import GenerationPlan, deal_name, plan_generation, template_name
+from langchain_dpicl.generation.plan import GenerationPlan, deal_name, plan_generation, template_name, warn_of_noise
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
 from langchain_dpicl.options import LocalExecutor
 from langchain_dpicl.options.base import LLM, Where, option_of
@@ -691,6 +691,7 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
             candidates=script.candidates,
             partition=private.dataset_id,
         )
+        warn_of_noise(plan)
         # The margin follows from the calibrated clip, which is known only now.
         script = dataclasses.replace(script, margin=public_margin(plan.release))
         public = {**plan.to_dict(), **script.to_dict()}

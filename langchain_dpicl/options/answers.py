@@ -136,6 +136,9 @@ class Serving(Option):
       tenant_max_queries: charged queries per tenant (`config["configurable"]["tenant"]`), over all processes; None: as
         many as the share pays for.
       on_exhausted: "raise", or "zero_shot": the public model alone answers, for free; the result says so.
+      public_first: True: the public prompt is asked before a ticket is reserved, so an outage of the model is free.
+        False: voting over an API asks it beside the private rows, which takes half the time; the first answer of an
+        outage costs its ticket. Other components ask it first in any case.
     """
 
     max_query_chars: Count | None = None
@@ -143,6 +146,7 @@ class Serving(Option):
     memo: Live = None
     tenant_max_queries: Count | None = None
     on_exhausted: Exhausted = "raise"
+    public_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)

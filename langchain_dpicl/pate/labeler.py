@@ -317,7 +317,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         )
         plan.design.check_wordings(words.wording.num_wordings)
         words, scorer, read = reader_of(engine, words, is_wanted=shape.calibrate, other=other)
-        shape.check(words, read)
+        shape.check(words, read, plan)
         shown = {"text_key": inputs.text_key, "content_free_inputs": list(reading.content_free)}
         public = {**plan.to_dict(), **words.to_dict(), **read, **shown, "abstain_below": least, **shape.reported}
         public |= {"other_label": reading.other_label} if other else {}

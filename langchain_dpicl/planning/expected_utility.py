@@ -209,6 +209,10 @@ class VoteChances:
     ceiling: float
 
 
+MUCH_NOISE = 0.03
+"""Chance of the right label that noise may take before a plan advises against it."""
+
+
 def shot_law(plan: ReleasePlan, public_size: int) -> ShotLaw:
     """Returns how many records a row in use shows, with the chance of each number."""
     sampler = plan.sampler
@@ -556,7 +560,8 @@ class RowDesign:
     def sampler(self, public_size: int, *, num_batches: int = 1) -> Sampler:
         """Returns the sampler for a pool of `public_size` declared units."""
         if public_size < self.num_slots:
-            raise fail("public_size", f"at least num_slots={self.num_slots}", public_size, "Use fewer slots.")
+            expected = f"at least {self.num_slots} units, one for each row, for every label"
+            raise fail("public_size", expected, public_size, f"Set fewer rows: rows.{self.rows}.")
         if self.sampling == "fixed":
             return BalancedSlots(num_slots=self.num_slots, shots_per_slot=self.shots_per_slot, public_size=public_size)
         if self.sampling == "partition":

@@ -274,7 +274,9 @@ class _Asking:
         calls = 1 + len(asked.content_free) if True in readings else 1
         most = _cost(len(public.records), possible, _MANY, fits=fits, calls=calls).public_calls
         if most > check_int("max_calls", max_calls, low=1):
-            advice = "Give fewer examples (max_examples=), fewer shots, or a larger max_calls=."
+            advice = (
+                "Give fewer examples (max_examples=, --examples), fewer shots, or a larger max_calls= (--max-calls)."
+            )
             raise fail("max_calls", f"at least the {most:,} calls that this rehearsal may need", max_calls, advice)
         name = getattr(engine, "name", type(engine).__name__)
         return cls(public, asked, scorer, name, readings, possible, origin, most)
@@ -386,13 +388,14 @@ class _Asking:
 
     def _query(self, record: Mapping[str, str]) -> tuple[str, ...]:
         """Returns the query's variables: `input` is the text, others are the record's fields of that name."""
-        names = self.task.wording.input_variables
-        if len(names) == 1:
-            return (record[self.public.text_key],)
-        values = {"input": record[self.public.text_key], **record}
+        names, text = self.task.wording.input_variables, record.get(self.public.text_key)
+        if len(names) == 1 and text is not None:
+            return (text,)
+        values = record if text is None else {"input": text, **record}
         missing = [name for name in names if name not in values]
         if missing:
-            raise fail("suffix", f"variables among 'input' and the examples' fields {list(record)}", missing)
+            fields = f"the fields that example_prompt shows, {list(record)}, and 'input', which is text_key"
+            raise fail("suffix", f"variables among {fields}", missing)
         return tuple(values[name] for name in names)
 
 

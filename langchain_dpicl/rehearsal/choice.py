@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -13,8 +12,9 @@ import numpy as np
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
+from langchain_dpicl._calls import warn_caller
 from langchain_dpicl.backends.base import RowHint, row_hint_of
-from langchain_dpicl.exceptions import RestsOnGuessWarning
+from langchain_dpicl.exceptions import NoisyPlanWarning, RestsOnGuessWarning
 from langchain_dpicl.options.base import html_table
 from langchain_dpicl.options.rows import NoiseName, Rows
 from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, RowDesign, right_chance, shot_law
@@ -23,6 +23,7 @@ from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.rehearsal.rehearsal import WIDER, Rehearsal
 from langchain_dpicl.runs.query_plan import (
     QueryPlan,
+    RowsPlan,
     candidate_shapes,
     declared_design,
     design_of_queries,
@@ -374,12 +375,13 @@ class ChosenRows:
         """What a component's public plan says of the rehearsal that chose its rows."""
         return {"rehearsal": self.source.summary()} if isinstance(self.source, Rehearsal) else {}
 
-    def check(self, task: VotingTask, reading: Mapping[str, str]) -> None:
-        """Refuses a rehearsal of another task or model; without one, warns that the plan rests on a guess.
+    def check(self, task: VotingTask, reading: Mapping[str, str], plan: RowsPlan) -> None:
+        """Refuses a rehearsal of another task or model; warns of a plan that rests on a guess, and of much noise.
 
         Args:
           task: the labels and wording of the component.
           reading: what its reports say of the model.
+          plan: what will run.
         """
         if isinstance(self.source, Rehearsal):
             self.source.check_fits(
@@ -390,15 +392,24 @@ class ChosenRows:
                 content_free=task.content_free,
             )
         else:
-            warnings.warn(RestsOnGuessWarning(GUESSED), stacklevel=_CALLER)
+            warn_caller(RestsOnGuessWarning(GUESSED))
+        readings = getattr(self.source, "readings", (False,))
+        calibrated = bool(self.calibrate) if self.calibrate in readings else readings[0]
+        taken = plan.noise_takes(self.source, labels=len(task.labels), calibrated=calibrated)
+        if taken > _TOO_MUCH_NOISE:
+            warn_caller(NoisyPlanWarning(TOO_NOISY.format(points=100 * taken, rests=self.source.rests_on)))
 
 
 GUESSED = (
-    "What this component's answers are worth rests on a guess about the model. rehearse(llm, public_examples) measures "
-    "it for nothing; give the result as rows=."
+    "What this component's answers are worth rests on a guess about the model. rehearse(llm, public_examples), or "
+    "`dpicl rehearse FILE`, measures it for nothing; give the result as rows=, or --rehearsal."
 )
-_CALLER = 4
-"""Frames from the warning to the program that builds a component in a blocking call."""
+_TOO_MUCH_NOISE = 0.07
+"""Chance of the right label that noise may take before a component warns; a plan advises against less."""
+TOO_NOISY = (
+    "Do not spend like this: noise takes {points:.0f} points of the chance of a right label, by {rests}. Ask fewer "
+    "questions, use more records, or raise epsilon; `dpicl plan` compares designs."
+)
 
 
 def chosen_rows(

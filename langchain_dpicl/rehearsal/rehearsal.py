@@ -439,7 +439,8 @@ class Rehearsal:
             lines.append(line)
         lines.append("at most: a vote of any number of such rows, without noise. +-: 90 %.")
         if self.origin == "same":
-            lines.append(f"{4 * len(self.gold)} examples, four times as many, would halve it.")
+            more = 4 * len(self.gold)
+            lines.append(f"{more} examples (max_examples=, --examples), four times as many, would halve it.")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from langchain_dpicl.rehearsal.choice import (
     verdict_of,
 )
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
+from langchain_dpicl.runs.release_run import new_bar, tick
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 _MOST_OF = 0.5
@@ -122,18 +123,18 @@ class Trial:
             private = (
                 f"private {unsure.component} at epsilon {unsure.epsilon:g}: {_percent(unsure.right)} ({unsure.span})"
             )
-            told = f"perhaps better than {_percent(free.right)} ({free.name})"
-            return f"none: {private} may be {told}; {self._how}"
+            return f"none yet: {private} is perhaps better than {_percent(free.right)} ({free.name}); {self._how}"
         if free.right <= 1.0 / self.num_labels + _BY_CHANCE:
             guessing = _percent(1.0 / self.num_labels)
-            return f"do not spend: nothing tried is better than guessing among {self.num_labels} labels ({guessing})"
+            what = f"nothing tried is better than guessing among {self.num_labels} labels ({guessing})"
+            return f"do not spend: {what}; another model or wording may be"
         return f"do not spend: {free.name} says {_percent(free.right)} for nothing"
 
     @property
     def _how(self) -> str:
         """What would make it surer."""
         if self.is_same:
-            return "four times as many public examples halve the range"
+            return "four times as many public examples (max_examples=, --examples) halve the range"
         return "examples of the records' own domain would make it surer"
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,6 +160,7 @@ class Trial:
         lines += [f"{rival.name:<{wide}}{_percent(rival.right):>6}  free, epsilon 0" for rival in self.free]
         for option in self.options:
             lines += _option_lines(option, wide)
+        lines += _LEGEND
         lines.append(f"recommended: {self.advice}")
         return "\n".join(lines)
 
@@ -179,6 +181,10 @@ def _thriftiest(options: Sequence[TriedOption]) -> TriedOption | None:
     return min(enough, key=lambda one: (one.epsilon, -one.gain), default=None)
 
 
+_LEGEND = (
+    "right: of answers; range: nine times in ten; at most: without noise; 40 x 4: 40 votes of prompts of 4 records,",
+    "fill: records drawn for each place of a prompt",
+)
 _BY_CHANCE = 0.05
 """Above guessing by no more than this, what is free tells nothing."""
 
@@ -212,6 +218,7 @@ def try_components(
     record_tokens: int = 60,
     query_tokens: int = 60,
     answer_tokens: int = 1,
+    progress: bool | None = False,
 ) -> Trial:
     """Compares what is free with private votes and labels at several epsilons, before anything is spent.
 
@@ -231,6 +238,7 @@ def try_components(
       record_tokens: cap of a record.
       query_tokens: cap of a query.
       answer_tokens: cap of an answer.
+      progress: True shows a bar, False hides it, None shows it on a terminal only.
 
     Raises:
       ConfigurationError: a number is out of range, or a delta that a ledger would refuse.
@@ -277,13 +285,19 @@ def try_components(
         )
 
     prompts = [rival for rival in free_rivals(rehearsal) if not rival.shots]
+    plans: list[TriedOption] = []
+    asked = [(*what, epsilon) for what in counts for epsilon in epsilons]
+    with new_bar(len(asked), "plan", "plans", progress=progress) as bar:
+        for terms in asked:
+            plans.append(option(*terms))
+            tick(bar)
     return Trial(
         rests_on=rehearsal.rests_on,
         num_labels=len(rehearsal.labels),
         public_size=public_size,
         delta=delta,
         free=(*prompts, *also, best_votes(rehearsal)),
-        options=(*(option(*asked, epsilon) for asked in counts for epsilon in epsilons), *private),
+        options=(*plans, *private),
         is_same=rehearsal.origin == "same",
     )
 

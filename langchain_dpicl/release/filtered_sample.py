@@ -75,6 +75,29 @@ class FilterShare:
         return self.owns(ticket) and (ticket.template, ticket.event) == (QUERY_TEMPLATE, NoEvent())
 
 
+class PoolTexts(Opaque):
+    """The texts of the units of a pool, as they are compared with a query."""
+
+    __slots__ = ("_field", "_holder")
+
+    def __init__(self, pool: Pool, field: str) -> None:
+        self._holder = pool
+        self._field = field
+
+    def __len__(self) -> int:
+        return self._holder.num_units
+
+    @property
+    def version(self) -> int:
+        """What a removal raises."""
+        return self._holder.version
+
+    def own(self, place: int) -> Texts:
+        """Returns the texts of one unit; none, where they cannot be read."""
+        found = run_guarded(lambda: tuple([record[self._field] for record in self._holder.records(place)]))
+        return () if found is None else found
+
+
 class FilteredSample(Opaque):
     """Answers any number of queries from the units that take part in each; shows nothing, refuses copies.
 
@@ -112,7 +135,7 @@ class FilteredSample(Opaque):
         self.plan = plan
         self._private = pool
         self._texts = texts
-        self._field = field
+        self._units = PoolTexts(pool, field)
         self._balances = balances
         self._payer = payer
         self._gates: dict[int, FairSemaphore] = {}
@@ -162,7 +185,7 @@ class FilteredSample(Opaque):
         gate = self._gate
         held = yield AcquireGate(gate)
         try:
-            ask = run_guarded(lambda: self._texts.ask(self._units(), None))
+            ask = run_guarded(lambda: self._texts.ask(self._units, None))
             if ask is None:
                 raise ModelCallError(NOT_COMPUTED)
             yield ask
@@ -181,7 +204,7 @@ class FilteredSample(Opaque):
         home, gate = os.getpid(), self._gate
         held = yield AcquireGate(gate)
         try:
-            ask = run_guarded(lambda: self._texts.ask(self._units(), direction))
+            ask = run_guarded(lambda: self._texts.ask(self._units, direction))
             if ask is None:
                 raise ModelCallError(NOT_COMPUTED)
             near: OpaqueRows = yield ask
@@ -192,7 +215,7 @@ class FilteredSample(Opaque):
                 raise refused
             if seated is None:
                 raise ModelCallError(NOT_COMPUTED)
-            ticket.commit()
+            ticket.commit(wait=True)
             self._balances.confirm(settled())
             return _ParticipantRows(seated)
         finally:
@@ -204,14 +227,6 @@ class FilteredSample(Opaque):
         """The turn of this process: a gate that was held when it forked stays shut in the child."""
         here = os.getpid()
         return self._gates.get(here) or self._gates.setdefault(here, FairSemaphore(1))
-
-    def _units(self) -> list[Texts]:
-        return [self._own(place) for place in range(self._private.num_units)]
-
-    def _own(self, place: int) -> Texts:
-        """Returns the texts of one unit; none, where they cannot be read."""
-        found = run_guarded(lambda: tuple([record[self._field] for record in self._private.records(place)]))
-        return () if found is None else found
 
     def _assign_rows(self, near: OpaqueRows, settled: int) -> Seated:
         """Debits whoever takes part, and says who has a row."""

@@ -204,6 +204,8 @@ def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
 
     def every(render: Callable[[Sequence[Record]], T], *part: Callable[[Sample], Sample]) -> Rendered[T]:
         rows = list(enumerate(part[0](sample) if part else sample))
+        if isinstance(render, SlotRenderers) and len(render.by_wording) == 1:
+            render = render.by_wording[0]  # the same for every place
         found = run_guarded(lambda: tuple([rendered(place, row, render) for place, row in rows]))
         if found is not None:
             return found

@@ -18,7 +18,7 @@ from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.ledger.state import RESERVE, LedgerState
-from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction, in_blocks
 from langchain_dpicl.reports.report import PrivacyReport, ShareEntry, verify_report
 from langchain_dpicl.reports.verify import UNREADABLE, describe_fault
 
@@ -61,18 +61,23 @@ def check_ledger(
     header = store.header()
     if header is None:
         raise LedgerError("ledger: expected one, found none. Create it with `dpicl ledger create`.")
-    records = list(store.records())
     state, problems, checked = LedgerState(header), [], []
-    try:
-        for record in records:
+    for record in in_blocks(store):
+        try:
             state.apply(record)
+        except LedgerError as error:
+            problems.append(str(error))
+            break
+    is_whole = not problems
+    try:
+        getattr(store, "check", lambda: None)()
     except LedgerError as error:
         problems.append(str(error))
     if anchor is not None:
-        problems.extend(anchor_problems(anchor, header, records))
+        problems.extend(anchor_problems(anchor, header, store))
         checked.append(f"anchor: {anchor.description}")
     for number, receipt in enumerate(receipts, start=1):
-        problems.extend(f"receipt {number}: {problem}" for problem in _receipt_problems(receipt, header, records))
+        problems.extend(f"receipt {number}: {problem}" for problem in _receipt_problems(receipt, header, store))
     if receipts:
         checked.append(f"receipts: {len(receipts)}")
     report, epsilon, wrong = _recheck_prices(store, header, state)
@@ -81,7 +86,7 @@ def check_ledger(
         lines=state.seq,
         head=state.head,
         shares=len(state.sealed),
-        epsilon=math.inf if state.seq < len(records) else epsilon,
+        epsilon=epsilon if is_whole else math.inf,
         promised=report.epsilon,
         delta=report.delta,
         checked=tuple(checked),
@@ -103,7 +108,7 @@ def _recheck_prices(
     return report, verified.epsilon, list(verified.problems)
 
 
-def anchor_problems(anchor: LedgerAnchor, header: LedgerHeader, records: Sequence[LedgerRecord]) -> Iterator[str]:
+def anchor_problems(anchor: LedgerAnchor, header: LedgerHeader, store: LedgerStore) -> Iterator[str]:
     """Yields a problem unless the chain holds the anchor's line."""
     known = anchor.read(header.ledger_id)
     if known is None:
@@ -111,30 +116,27 @@ def anchor_problems(anchor: LedgerAnchor, header: LedgerHeader, records: Sequenc
         yield f"anchor: {anchor.description} has never seen ledger {header.ledger_id}: it proves nothing. {advice}"
         return
     seq, head = known
-    if _hash_of(seq, header, records) != head:
+    line = _line(store, seq)
+    if head != (header.digest if seq == 0 else line and line.hash):
         yield f"anchor: {anchor.description} has seen line {seq}, which is gone or changed: an older copy, or a fork"
 
 
-def _hash_of(seq: int, header: LedgerHeader, records: Sequence[LedgerRecord]) -> str | None:
-    if seq == 0:
-        return header.digest
-    return records[seq - 1].hash if 0 < seq <= len(records) else None
+def _line(store: LedgerStore, seq: int) -> LedgerRecord | None:
+    """Returns one line, or None where the ledger has none of this number."""
+    return next(iter(store.records(seq - 1, limit=1)), None) if seq > 0 else None
 
 
-def _receipt_problems(
-    receipt: Mapping[str, Any], header: LedgerHeader, records: Sequence[LedgerRecord]
-) -> Iterator[str]:
+def _receipt_problems(receipt: Mapping[str, Any], header: LedgerHeader, store: LedgerStore) -> Iterator[str]:
     ledger_id, entry, entry_hash = (receipt.get(name) for name in ("ledger_id", "entry", "entry_hash"))
     if ledger_id != header.ledger_id:
         yield f"expected one of ledger {header.ledger_id}, found one of {ledger_id!r}"
         return
     if entry is None:  # a cached answer, or one without private records: nothing was charged
         return
-    is_there = type(entry) is int and 0 < entry <= len(records)
-    if not is_there or (entry_hash is not None and records[entry - 1].hash != entry_hash):
+    record = _line(store, entry) if type(entry) is int else None
+    if record is None or (entry_hash is not None and record.hash != entry_hash):
         yield f"line {entry!r}, which it was given for, is gone or changed: an older copy, or a fork"
         return
-    record = records[entry - 1]
     is_paid = record.kind == RESERVE and isinstance(record.body, Mapping)
     paid_by = record.body.get("component") if is_paid else None
     if paid_by is None or paid_by != receipt.get("component", paid_by):
@@ -195,9 +197,9 @@ class ExportedLedger:
         """Returns the header of the ledger that was exported."""
         return self._header
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
         """Returns every line with `seq > after`, as it stands in the file."""
-        return self._records[after:]
+        return self._records[after : None if limit is None else after + limit]
 
     def transaction(self) -> AbstractContextManager[LedgerTransaction]:
         """Refuses.
@@ -223,7 +225,7 @@ def export_lines(store: LedgerStore) -> Iterator[str]:
         raise LedgerError("export: expected a ledger, found none. Create one with `dpicl ledger create`.")
     yield canonical_json({"dpicl_ledger_export": EXPORT_FORMAT, "header": header.to_dict()})
     count, head = 0, header.digest
-    for record in store.records():
+    for record in in_blocks(store):
         yield canonical_json({"record": record.to_dict()})
         count, head = count + 1, record.hash
     yield canonical_json({"end": {"records": count, "head": head}})

@@ -92,7 +92,7 @@ class IndividualFilter(Uncopyable):
         try:
             with pay(FILTER_TEMPLATE) as ticket:
                 opened = self._made(ticket, MemoryBalances(self.plan.participations))
-                ticket.commit()
+                ticket.commit(wait=True)
         except PrivacyBudgetExceededError as error:
             self._explain(error)
             raise
@@ -128,7 +128,7 @@ class IndividualFilter(Uncopyable):
         balances.take_up(terms, buy)
         if not made:
             return None
-        ticket.commit()  # the file now names the line that paid for it
+        ticket.commit(wait=True)  # the file now names the line that paid for it
         return made[0]
 
     def _was_paid_elsewhere(self, balances: SQLiteBalances, terms: Mapping[str, Any]) -> bool:

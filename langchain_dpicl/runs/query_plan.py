@@ -121,6 +121,19 @@ class RowsPlan(SharePlan):
         threshold = float(abstain_below or 0.0) * self.expected_rows if is_vector else None
         return expected_votes(self, source, calibrated=calibrated, labels=labels, threshold=threshold)
 
+    def noise_takes(self, source: RowSource, *, labels: int, calibrated: bool = False) -> float:
+        """Returns the chance of the right label that noise takes, roughly; rejected answers are not counted as taken.
+
+        Args:
+          source: where the numbers of rows come from.
+          labels: labels that an answer can have.
+          calibrated: as of `expected`.
+        """
+        law = shot_law(self.release, self.public_size)
+        facts = mean_facts(source, labels=labels, law=law, calibrated=calibrated)
+        found = vote_chances(self.release, self.public_size, facts=facts, draws=ROUGH_DRAWS)
+        return max(0.0, found.without_noise - found.right - found.abstain)
+
     def _numbers(self) -> dict[str, Any]:
         return {
             "mechanism": self.release.mechanism.name,

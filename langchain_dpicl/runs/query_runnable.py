@@ -27,7 +27,7 @@ from langchain_dpicl.backends.sync_async import (
 )
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import REFUSED, RunEvents, arecord_event, record_event
-from langchain_dpicl.budget.handler import check_config, check_configs, describe_tickets_left, may_wait, resolve_budget
+from langchain_dpicl.budget.handler import budget_of, check_config, check_configs, describe_tickets_left, resolve_budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -170,7 +170,7 @@ class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input
     @property
     def _is_slow(self) -> bool:
         """Whether a ledger call may block, so that async code runs it in a thread."""
-        return may_wait(self.budget)
+        return budget_of(self.budget, "budget").durable
 
     def _events(self, config: RunnableConfig) -> RunEvents:
         return RunEvents(type(self).__name__, budget=self.budget, share=self.share, config=config)
@@ -206,7 +206,8 @@ class NotifyObservers:
     name: str
     data: Callable[[], Mapping[str, Any]]
     config: RunnableConfig
-    is_slow: bool
+    is_slow: Callable[[], bool]
+    """Whether `data` may wait for a ledger."""
 
     def run(self) -> None:
         """Sends, blocking."""
@@ -214,7 +215,7 @@ class NotifyObservers:
 
     async def arun(self) -> None:
         """Sends, awaiting."""
-        await arecord_event(self.name, self.data, self.config, is_slow=self.is_slow)
+        await arecord_event(self.name, self.data, self.config, is_slow=self.is_slow())
 
 
 class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
@@ -225,7 +226,8 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         is in the tenant's cache, or if the budget is spent and the answer is zero-shot.
       - With a `memo` that outlives the process, the answer is written to it before it is returned and before its ticket
         is committed. A kill at any moment loses at most the ticket; a stored answer is never charged again.
-      - The public model is asked before the ticket is reserved, so an outage costs nothing.
+      - The public model is asked before the ticket is reserved, so an outage costs nothing; unless the component asks
+        it beside the private rows (`DPVotingRunnable`), where the first answer of an outage costs its ticket.
       - Tenants and their caps can only refuse queries; the ledger alone limits what the data set releases.
 
     Subclasses implement how an answer is prepared, released and returned.
@@ -251,6 +253,9 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
 
     max_query_chars: int | None = None
     """Characters of all of a query's variables together; None: the cap of a record's text, `private.max_chars`."""
+
+    public_first: bool = False
+    """Whether the public prompt is asked before a ticket is reserved, also where it could go beside the rows."""
 
     CONFIGURABLE: ClassVar[frozenset[str]] = frozenset({"on_exhausted"})
     """Fields that `configurable_fields` may name: price, rows and payer do not depend on them."""
@@ -399,7 +404,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         query = self.wording.query(value)
         self._check_length(query)
         tenant = self.tenants.of(config)
-        _calls_at_once(config)
+        calls_at_once(config)
         try:
             # Concurrent equal queries of a tenant wait for the first one, and then read its cached answer.
             with self.tenants.turn(tenant, query) as gate:
@@ -441,7 +446,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             outcome = yield from self._finished(tenant, query, outcome_before, config)
             return (yield from self._told(outcome, "memo", None, config))
         self._refuse_early(tenant, pay)
-        # The public calls come before the ticket: an outage of the model then costs nothing.
+        # The public calls that are not made beside the rows come before the ticket: an outage then costs nothing.
         prepared = yield from self._prepare(query, config)
         is_opening = False
         try:
@@ -468,7 +473,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             outcome = yield from self._finished(tenant, query, outcome, config)
             return (yield from self._told(outcome, "release", ticket, config))
         # After the `except` block, so that later errors do not have the refusal as their context.
-        yield NotifyObservers(REFUSED, lambda: self._refusal(refusal), config, is_slow=False)
+        yield NotifyObservers(REFUSED, lambda: self._refusal(refusal), config, lambda: False)
         outcome = yield from self._zero_shot(query, prepared, config)
         return (yield from self._told(outcome, "zero-shot", None, config))
 
@@ -536,7 +541,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     @staticmethod
     def _limit_concurrency(ask: Callable[[T], Effect], config: RunnableConfig) -> Callable[[T], Effect]:
         """Returns `ask`, with as many calls in flight as the run's `max_concurrency` says."""
-        limit = _calls_at_once(config)
+        limit = calls_at_once(config)
         return ask if limit is None else lambda prompts: LimitConcurrency(ask(prompts), limit)
 
     def _told(
@@ -548,7 +553,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         # A receipt reads the ledger, so it is made only where a caller or an observer gets it.
         result = whole() if self.gives_receipts else None
         yield NotifyObservers(
-            RELEASE, lambda: self._news(result or whole()), config, is_slow=result is None and self._is_slow
+            RELEASE, lambda: self._news(result or whole()), config, lambda: result is None and self._is_slow
         )
         return self._text(outcome) if result is None else result
 
@@ -629,9 +634,10 @@ def served(
     memo = open_memo(options.memo, budget=budget, memo_size=options.memo_size, component=component)
     tenants = TenantRegistry(max_queries=options.tenant_max_queries, memo_size=options.memo_size)
     limits = {"max_query_chars": options.max_query_chars, "on_exhausted": options.on_exhausted}
-    return {"tenants": tenants, **limits}, memo
+    return {"tenants": tenants, **limits, "public_first": options.public_first}, memo
 
 
-def _calls_at_once(config: RunnableConfig) -> int | None:
+def calls_at_once(config: RunnableConfig) -> int | None:
+    """Returns the model calls that a run may have in flight; None: as many as the engine makes."""
     limit = config.get("max_concurrency")
     return None if limit is None else check_int("max_concurrency", limit, low=1)

@@ -29,12 +29,13 @@ Answers = list[list[tuple[Any, ...]]]
 
 # Local to each transaction, so that poolers and defaults of roles or databases do not matter.
 _SETTINGS = b"""SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true),
-set_config('idle_in_transaction_session_timeout', %s, true), set_config('synchronous_commit',
-CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)"""
+set_config('idle_in_transaction_session_timeout', %s, true), set_config('synchronous_commit', CASE WHEN %s THEN 'off'
+WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)"""
 # Whatever a role defaults to. A reader's statements have to see one moment, a writer's what stands by their time.
 _READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 _COMMIT = b"COMMIT"
+_MARK = b"SELECT pg_logical_emit_message(true, 'dpicl', '')"
 _SERVER = b"SELECT current_setting('fsync'), current_setting('server_encoding')"
 
 _LOST = (errors.AdminShutdown, errors.CrashShutdown, errors.IdleInTransactionSessionTimeout, psycopg.InterfaceError)
@@ -216,9 +217,20 @@ class TransactionLock:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def begin(self, queries: Sequence[Query]) -> Answers:
-        """Begins to write, and asks, as `snapshot_query` does; but each statement sees what stands when it runs."""
-        return self._first([(_WRITE, ()), (_SETTINGS, self._limits), *queries])[2:]
+    def begin(self, queries: Sequence[Query], *, flush: bool = True) -> Answers:
+        """Begins to write, and asks, as `snapshot_query` does; but each statement sees what stands when it runs.
+
+        Without `flush` its commit does not wait for the disk, nor for standbys.
+        """
+        return self._first([(_WRITE, ()), (_SETTINGS, (*self._limits, not flush)), *queries])[2:]
+
+    def flush(self, query: Query) -> list[tuple[Any, ...]]:
+        """Asks, and waits until the server's log, and its synchronous standbys, have everything that was seen.
+
+        A transaction of its own, which writes only to that log: what it sees was written there before its end, and one
+        that wrote nothing would not be waited for.
+        """
+        return self._first([(_WRITE, ()), (_SETTINGS, (*self._limits, False)), query, (_MARK, ()), (_COMMIT, ())])[2]
 
     def snapshot_query(self, queries: Sequence[Query]) -> Answers:
         """Asks in a transaction of its own, whose statements see one and the same moment.
@@ -229,7 +241,7 @@ class TransactionLock:
           LedgerUnavailableError: the server cannot be reached, or does not answer in time.
           LedgerError: it cannot answer with these tables.
         """
-        return self._first([(_READ, ()), (_SETTINGS, self._limits), *queries, (_COMMIT, ())])[2:-1]
+        return self._first([(_READ, ()), (_SETTINGS, (*self._limits, False)), *queries, (_COMMIT, ())])[2:-1]
 
     def _first(self, queries: Sequence[Query]) -> Answers:
         wanted = "the ledger within its time limits"

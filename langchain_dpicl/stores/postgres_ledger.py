@@ -9,12 +9,21 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError
+from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores.connected import Connected
 from langchain_dpicl.stores.postgres_connection import PostgresConnection, Query, TransactionLock, hide_password
-from langchain_dpicl.stores.rows import LedgerHead, RowTransaction, header_of, header_text, records_of, row_of
+from langchain_dpicl.stores.rows import (
+    LedgerHead,
+    RowTransaction,
+    header_of,
+    header_text,
+    last_of,
+    record_of,
+    records_of,
+    row_of,
+)
 
 # A released version is never changed; new ones are added below. `setup()` migrates in one transaction; opening a ledger
 # only compares version numbers.
@@ -119,7 +128,12 @@ CREATE TRIGGER dpicl_lines_bound BEFORE INSERT ON {lines}
     FOR EACH ROW WHEN (NEW.kind = 'bind') EXECUTE FUNCTION {bound}();
 """
 
-MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS)
+# What is read at an opening although a snapshot sums it up.
+_NAMED = """
+CREATE INDEX dpicl_lines_named ON {lines} (ledger, kind, seq) WHERE kind IN ('bind', 'seal', 'snapshot');
+"""
+
+MIGRATIONS = (_TABLES, _GUARDS, _ANCHORS, _BINDINGS, _NAMED)
 """Step n makes version n of version n - 1."""
 
 # Not `to_regclass`: it may go by what it knew before the lock of another set-up was waited for.
@@ -192,14 +206,25 @@ class SchemaTables:
 
 
 # A transaction locks the ledger's own row, which orders the writers of all processes and hosts. Lines wait in this
-# process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all.
+# process until the block ends and go out in one statement with the new head, then COMMIT: two round trips in all. The
+# writer of a ledger does not wait for the disk in it but afterwards, when the row is free for others.
 
 
 SCHEMA = "dpicl"
 TIMEOUT = 60.0
 _ROW = "SELECT header, digest, seq, head FROM {ledgers} WHERE name = %s"
 _LAST = "SELECT seq, hash FROM {lines} WHERE ledger = %s ORDER BY seq DESC LIMIT 1"
-_LINES = "SELECT seq, prev, kind, body, stamp, hash FROM {lines} WHERE ledger = %s AND seq > %s ORDER BY seq"
+_LINES = "SELECT seq, prev, kind, body, stamp, hash FROM {lines} WHERE ledger = %s AND seq > %s ORDER BY seq LIMIT %s"
+_SNAPSHOT = """
+WITH last AS (SELECT max(seq) AS seq FROM {lines} WHERE ledger = %s AND kind = 'snapshot')
+SELECT lines.seq, prev, kind, body, stamp, hash FROM {lines} AS lines, last
+WHERE ledger = %s AND kind IN ('bind', 'seal', 'snapshot') AND lines.seq <= last.seq
+    AND (kind <> 'snapshot' OR lines.seq = last.seq) ORDER BY lines.seq
+"""
+_HASH = """
+SELECT hash FROM {lines} WHERE ledger = %s AND seq = %s
+UNION ALL SELECT digest FROM {ledgers} WHERE name = %s AND 0 = %s
+"""
 _NEW = "INSERT INTO {ledgers} (name) VALUES (%s) ON CONFLICT (name) DO NOTHING RETURNING name"
 _CREATE = "UPDATE {ledgers} SET header = %s, digest = %s, head = %s WHERE name = %s AND header IS NULL AND seq = 0"
 # The row moves from the very line that was found, or no line is written.
@@ -403,25 +428,62 @@ class PostgresStore(_PostgresTables):
         """Returns the number and hash of the last line, or 0 and the header's digest."""
         return self._standing(self._read([(self._row, [self._name]), (self._last, [self._name])]))[1]
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every committed line with `seq > after`, in order."""
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
+        """Returns the committed lines with `seq > after`, at most `limit` of them, in order."""
         name = self._name
-        *rows, lines = self._read([(self._row, [name]), (self._last, [name]), (self._lines, [name, after])])
+        *rows, lines = self._read([(self._row, [name]), (self._last, [name]), (self._lines, [name, after, limit])])
         _, head = self._standing(rows)
-        return records_of(lines, after=min(after, head.seq), head=head)
+        after = min(after, head.seq)
+        return records_of(lines, after=after, head=head, last=last_of(after, limit, head))
+
+    def last_snapshot(self) -> Sequence[LedgerRecord]:
+        """Returns the last snapshot after the lines before it that bind and seal, or nothing."""
+        (rows,) = self._read([(self._tables.query(_SNAPSHOT), [self._name, self._name])])
+        return [record_of(row) for row in rows]
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[LedgerTransaction]:
-        """Locks the ledger for this thread over all hosts; its lines stand if the block ends well."""
+    def transaction(self, *, flush: bool = True) -> Iterator[LedgerTransaction]:
+        """Locks the ledger for this thread over all hosts; its lines stand if the block ends well.
+
+        Args:
+          flush: wait until they are on the server's disk, and its synchronous standbys; otherwise they are visible
+            only, and `flush` waits.
+        """
         with self._link.turn() as turn, contextlib.ExitStack() as ends:
-            known, head = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
+            asked: list[Query] = [(self._locked, [self._name]), (self._last, [self._name])]
+            known, head = self._standing(turn.begin(asked, flush=flush))
             if known is None:
                 raise LedgerError("ledger: expected a header, found none. Call create(header) first.")
-            rows = _PostgresRows(head, turn, lambda after: (self._lines, [self._name, after]), self._bound)
+            rows = _PostgresRows(head, turn, self._lines_between, self._bound)
             view = RowTransaction(rows)
             ends.callback(setattr, view, "alive", False)
             yield view
             self._append(turn, head, rows)
+
+    def flush(self, seq: int, head: str) -> None:
+        """Waits until a line, and all before it, are on the server's disk, and on its synchronous standbys.
+
+        The server writes one log, in order, so that a later transaction that waits for the disk waits for them.
+
+        Args:
+          seq: number of the line.
+          head: its hash.
+
+        Raises:
+          LedgerUnavailableError: the ledger does not hold the line, as where the server restarted before it was on the
+            disk; or the server cannot be reached.
+        """
+        query: Query = self._tables.query(_HASH), [self._name, seq, self._name, seq]
+        with self._link.turn() as turn:
+            found = turn.flush(query)
+        if found != [(head,)]:
+            raise LedgerUnavailableError(
+                f"{self.description}: expected line {seq} as it was written, found it gone: the server restarted "
+                "before it was on the disk. Nothing is granted; try again."
+            )
+
+    def _lines_between(self, after: int, last: int) -> Query:
+        return self._lines, [self._name, after, last - after]
 
     def _bound(self, turn: TransactionLock, dataset_id: str) -> tuple[str | None, bool]:
         """Binds a data set in the open transaction; returns which other ledger has it, and whether it is new."""
@@ -482,7 +544,7 @@ class _PostgresRows:
         self,
         head: LedgerHead,
         turn: TransactionLock,
-        standing: Callable[[int], Query],
+        standing: Callable[[int, int], Query],
         bound: Callable[[TransactionLock, str], tuple[str | None, bool]],
     ) -> None:
         self._old = self._head = head
@@ -495,9 +557,10 @@ class _PostgresRows:
     def head(self) -> LedgerHead:
         return self._head
 
-    def lines(self, after: int) -> list[tuple[Any, ...]]:
-        standing = self._turn.read(self._standing(after)) if after < self._old.seq else []
-        return [*standing, *self.fresh[max(after - self._old.seq, 0) :]]
+    def lines(self, after: int, last: int) -> list[tuple[Any, ...]]:
+        old = self._old.seq
+        standing = self._turn.read(self._standing(after, min(last, old))) if after < old else []
+        return [*standing, *self.fresh[max(after - old, 0) : max(last - old, 0)]]
 
     def add(self, record: LedgerRecord) -> None:
         self._turn.check_process()

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +17,9 @@ from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, nex
 
 COLUMNS = ("seq", "prev", "kind", "body", "stamp", "hash")
 """The columns of a line, in the order of its rows."""
+
+_SHORT = 512
+"""Objects of fewer characters cannot be nested too deeply to be written again."""
 
 
 class LedgerHead(NamedTuple):
@@ -30,8 +35,8 @@ class LedgerRows(Protocol):
     def head(self) -> LedgerHead:
         """Returns what stands as the last line."""
 
-    def lines(self, after: int) -> Iterable[Sequence[Any]]:
-        """Returns the rows with `seq > after`, in order, each as `COLUMNS` says."""
+    def lines(self, after: int, last: int) -> Iterable[Sequence[Any]]:
+        """Returns the rows with `after < seq <= last`, in order, each as `COLUMNS` says."""
 
     def add(self, record: LedgerRecord) -> None:
         """Writes a line (`row_of` makes its row) and makes it the last one."""
@@ -45,31 +50,42 @@ def row_of(record: LedgerRecord) -> tuple[int, str, str, str, str, str]:
     return record.seq, record.prev, record.kind, canonical_json(record.body), record.stamp, record.hash
 
 
-def records_of(rows: Iterable[Sequence[Any]], *, after: int, head: LedgerHead) -> tuple[LedgerRecord, ...]:
-    """Returns the lines after line `after` up to the last one, none missing; does not check their chain.
+def last_of(after: int, limit: int | None, head: LedgerHead) -> int:
+    """Returns the number of the last line that is read."""
+    return head.seq if limit is None else min(head.seq, after + limit)
+
+
+def records_of(
+    rows: Iterable[Sequence[Any]], *, after: int, head: LedgerHead, last: int | None = None
+) -> tuple[LedgerRecord, ...]:
+    """Returns the lines after line `after` up to `last` (None: the last one); does not check their chain.
 
     Raises:
-      LedgerError: a row is no line, or they are not the lines up to `head`.
+      LedgerError: a row is no line, or one of them is missing, or the last one is not `head`.
     """
-    records = tuple(_record_of(row) for row in rows)
+    records = tuple(record_of(row) for row in rows)
     numbers = [record.seq for record in records]
-    if numbers != list(range(after + 1, head.seq + 1)) or (records and records[-1].hash != head.hash):
+    end = head.seq if last is None else last
+    is_whole = numbers == list(range(after + 1, end + 1))
+    if not is_whole or (records and end == head.seq and records[-1].hash != head.hash):
         raise LedgerError(
-            f"ledger: expected the lines {after + 1} to {head.seq} with no gap and no change, found "
+            f"ledger: expected the lines {after + 1} to {end} with no gap and no change, found "
             f"{len(numbers)} of them or another end. Nothing is granted; restore an untouched copy."
         )
     return records
 
 
-def _record_of(row: Sequence[Any]) -> LedgerRecord:
+def record_of(row: Sequence[Any]) -> LedgerRecord:
+    """Returns the line of a row."""
     if len(row) == len(COLUMNS) and type(row[0]) is int and all(type(value) is str for value in row[1:]):
         seq, prev, kind, text, stamp, digest = row
         body = _object_of(text)
         if body is not None:
-            return LedgerRecord(seq, prev, kind, body, stamp, digest)
+            return LedgerRecord(seq, prev, kind, body, stamp, digest).read_from(text)
     raise LedgerError("ledger: a row is no line of a ledger. Nothing is granted; restore an untouched copy.")
 
 
+@functools.lru_cache(maxsize=16)
 def header_of(text: Any, digest: Any) -> LedgerHeader | None:
     """Returns the header kept as JSON text beside its digest, or None where none was written.
 
@@ -93,8 +109,9 @@ def header_text(header: LedgerHeader) -> str:
 def _object_of(text: str) -> dict[str, Any] | None:
     """Returns the JSON object, or None if it is none whose hash can be taken: no NaN, no lone half of a character."""
     try:
-        data = json.loads(text, parse_constant=_refuse)
-        canonical_json(data).encode()  # 1e400 is read as infinity; too deep a nesting is found here, too
+        data = _DECODER.decode(text)
+        if len(text) > _SHORT or "\\" in text:
+            canonical_json(data).encode()  # too deep a nesting, and half of a character, are found here
     except (ValueError, TypeError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
@@ -102,6 +119,17 @@ def _object_of(text: str) -> dict[str, Any] | None:
 
 def _refuse(name: str) -> float:
     raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    """Returns the number; 1e400 is none."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 class RowTransaction:
@@ -116,11 +144,13 @@ class RowTransaction:
         self._check_alive()
         return self._rows.head()
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every line with `seq > after`, lines of this transaction included."""
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
+        """Returns the lines with `seq > after`, at most `limit`, lines of this transaction included."""
         self._check_alive()
         head = self._rows.head()
-        return records_of(self._rows.lines(after) if after < head.seq else (), after=min(after, head.seq), head=head)
+        after = min(after, head.seq)
+        last = last_of(after, limit, head)
+        return records_of(self._rows.lines(after, last) if after < last else (), after=after, head=head, last=last)
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
         """Adds one line; it stands when the transaction ends well."""

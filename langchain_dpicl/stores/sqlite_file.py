@@ -14,6 +14,11 @@ from typing import NamedTuple
 
 from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 # The kind of the file is checked before its journal mode is set, so that opening changes nothing in a foreign file.
 
 
@@ -72,7 +77,12 @@ CREATE TRIGGER bindings_keep BEFORE UPDATE ON bindings
 BEGIN SELECT RAISE(ABORT, 'bindings are never changed'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND)
+# What is read at an opening although a snapshot sums it up.
+_THIRD = """
+CREATE INDEX lines_named ON lines (kind, ledger, seq) WHERE kind IN ('bind', 'seal', 'snapshot');
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _SECOND, _THIRD)
 """The script that leads from each version of the tables to the next; number n leads to version n + 1."""
 
 _CONNECTION = """
@@ -240,10 +250,20 @@ def open_file(path: Path, *, timeout: float) -> sqlite3.Connection:
         _use_log(connection, path)
         _migrate(connection, path)
         _check_schema(connection, path)
-        rows = connection.execute("PRAGMA quick_check(1)").fetchall()
-        if rows != [("ok",)]:
-            raise LedgerError(f"ledger {path}: broken ({rows[0][0]}). Nothing is granted; restore an untouched copy.")
+        if _stat(path).st_size <= QUICK_BYTES:
+            check_pages(connection, path)
         return connection
+
+
+QUICK_BYTES = 1 << 24
+"""Files up to this size are read as a whole when they are opened, larger ones when they are verified."""
+
+
+def check_pages(connection: sqlite3.Connection, path: Path) -> None:
+    """Reads all of a file, and refuses it if its pages do not fit together."""
+    rows = connection.execute("PRAGMA quick_check(1)").fetchall()
+    if rows != [("ok",)]:
+        raise LedgerError(f"ledger {path}: broken ({rows[0][0]}). Nothing is granted; restore an untouched copy.")
 
 
 def make_file(path: Path, *, timeout: float) -> bool:
@@ -276,6 +296,19 @@ def remove_file(path: Path) -> None:
     """Removes a file that nobody has opened, and what SQLite keeps beside it."""
     for end in ("", "-wal", "-shm"):
         Path(f"{path}{end}").unlink(missing_ok=True)
+
+
+def sync_log(number: int) -> None:
+    """Waits until the disk holds what was written to an open log, by whatever process.
+
+    Tests replace it, and `sync_folder`: a ledger waits for the disk nowhere else once it is made.
+    """
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS, where less leaves it in the disk's own memory
+        fcntl.fcntl(number, fcntl.F_FULLFSYNC)
+    elif hasattr(os, "fdatasync"):
+        os.fdatasync(number)
+    else:
+        os.fsync(number)
 
 
 def sync_folder(path: Path) -> None:
@@ -397,7 +430,28 @@ class OpenFiles:
         self.path = path
         self.place = place
         self.log = log_of(path)
+        self._is_named = False
+        try:
+            # Opened before the first write through this connection, so that the system reports every failed write here.
+            # SQLite's locks are on the file and the index of the log: closing a descriptor of the log drops none.
+            number = os.open(f"{path}-wal", os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise LedgerUnavailableError(f"ledger {path}: expected its log, found: {reason}. Try again.") from None
+        self._number = number
+        # Not when the interpreter ends: commits that wait are written then, and the disk is waited for.
+        weakref.finalize(self, os.close, number).atexit = False
         _OPEN_FILES[id(self)] = self
+
+    def sync(self) -> None:
+        """Waits until the disk holds the log as it is now, and its name.
+
+        Where others moved the log into the file and began it anew meanwhile, they synchronised both before that.
+        """
+        sync_log(self._number)
+        if not self._is_named:  # whoever made the log may have died before it had its name written
+            sync_folder(self.path)
+            self._is_named = True
 
     @property
     def is_whole(self) -> bool:

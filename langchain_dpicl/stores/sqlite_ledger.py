@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
@@ -16,12 +17,13 @@ from langchain_dpicl.privacy._validate import check_path, check_positive
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerTransaction
 from langchain_dpicl.stores.connected import Connected
-from langchain_dpicl.stores.rows import COLUMNS, LedgerHead, RowTransaction, header_of, header_text, row_of
+from langchain_dpicl.stores.rows import COLUMNS, LedgerHead, RowTransaction, header_of, header_text, record_of, row_of
 from langchain_dpicl.stores.sqlite_file import (
     FileIdentity,
     OpenFiles,
     check_new_name,
     check_no_log,
+    check_pages,
     close_connection,
     errors_of,
     file_identity,
@@ -31,6 +33,7 @@ from langchain_dpicl.stores.sqlite_file import (
     remove_file,
     sync_folder,
 )
+from langchain_dpicl.stores.sqlite_queue import WriterQueue
 
 # A fork while a file is open copies SQLite's table of locks into the child, where every connection then relies on locks
 # that the child does not hold; the parent may also remove the log that the child writes to. So each file is closed
@@ -60,6 +63,8 @@ class SQLiteConnection:
         self.place: FileIdentity | None = None
         self.held: OpenFiles | None = None
         self._check = check
+        self._queue = WriterQueue(path)
+        self._is_suspect = False
         self._is_writing = False
         self._is_closed = False
         self._pid = os.getpid()
@@ -83,23 +88,73 @@ class SQLiteConnection:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Holds the file's only write lock; what is written stands if the block ends well."""
+        """Holds the file's only write lock; what is written is visible if the block ends well, durable after `sync`."""
         with self.lock:
             self.check_idle()
             self._ready()
-            try:
-                self._is_writing = True
-                self._run("BEGIN IMMEDIATE")
-                self._check_log()
-                yield
-                self._check_log()
-                self._run("COMMIT")
-                self._check_log()
-            except BaseException:
-                self._roll_back()
-                raise
-            finally:
-                self._is_writing = False
+            with self._queue.turn(self.timeout / 2):
+                try:
+                    self._is_writing = True
+                    self._run("BEGIN IMMEDIATE")
+                    self._check_log()
+                    yield
+                    self._check_log()
+                    self._run("COMMIT")
+                    self._check_log()
+                except BaseException:
+                    self._roll_back()
+                    raise
+                finally:
+                    self._is_writing = False
+
+    def sync(self, is_there: Callable[[], bool]) -> None:
+        """Waits for the disk, without the lock; `is_there` says in a transaction whether what has to last is there.
+
+        Raises:
+          LedgerUnavailableError: it is not there, the disk failed, or another file or log is in its place.
+        """
+        held = None
+        while held is None or held is not self.held:  # closed meanwhile, for a fork: the file is opened anew
+            with self.reading():
+                held, is_visible = self.held, is_there()
+            if held is None or not is_visible:
+                raise LedgerUnavailableError(
+                    f"ledger {self.path}: expected the lines that were written, found them gone: another file took its "
+                    "place. Nothing is granted."
+                )
+            self._wait_for_disk(held)
+        if not held.is_whole:
+            self._give_up()
+            raise self._log_error()
+
+    def _wait_for_disk(self, held: OpenFiles) -> None:
+        fault = ""
+        try:
+            if self._is_suspect:
+                self._rescue()
+            else:
+                held.sync()
+        except OSError as error:
+            # The system reports a failed write once. What the log holds from there on may miss a part before it, so
+            # nothing counts as durable until all of it was moved into the file.
+            self._is_suspect = True
+            fault = error.strerror or type(error).__name__
+        if fault:
+            raise LedgerUnavailableError(
+                f"ledger {self.path}: expected a disk that keeps what is written, found: {fault}. Nothing is granted; "
+                "what the ledger holds stays charged. Look at the disk; then try again."
+            )
+
+    def _rescue(self) -> None:
+        """Moves the whole log into the file."""
+        with self.lock:
+            self.check_idle()
+            connection = self._ready()
+            with errors_of(self.path):
+                is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if is_busy:
+            raise OSError(errno.EBUSY, "others use its log")
+        self._is_suspect = False
 
     @property
     def _is_busy(self) -> bool:
@@ -131,6 +186,13 @@ class SQLiteConnection:
             self.check_idle()
             self._ready().backup(target)
 
+    def check_pages(self) -> None:
+        """Reads all of the file, and refuses a broken one."""
+        with self.lock:
+            self.check_idle()
+            with errors_of(self.path):
+                check_pages(self._ready(), self.path)
+
     def settle(self) -> None:
         """Moves the log into the file as far as nobody is in the way."""
         with self.lock:
@@ -143,6 +205,7 @@ class SQLiteConnection:
         with self.lock:
             self.check_idle()
             self._is_closed = True
+            self._queue.close()
             self._drop()
 
     def _ready(self) -> sqlite3.Connection:
@@ -166,6 +229,8 @@ class SQLiteConnection:
         try:
             self._check(connection)
             self.held = OpenFiles(self.path, self.place)
+            with errors_of(self.path):
+                connection.execute("PRAGMA synchronous = NORMAL")  # `sync` waits for the disk, without SQLite's lock
         except BaseException:
             connection.close()
             raise
@@ -174,10 +239,15 @@ class SQLiteConnection:
 
     def _check_log(self) -> None:
         """Gives the file up if the log beside it is not the open one, or if another file is in its place."""
-        if self.connection is None or (self.held is not None and self.held.is_whole):
+        held = self.held
+        if self.connection is None or (held is not None and held.is_whole):
             return
         self._give_up()
-        raise LedgerUnavailableError(
+        raise self._log_error()
+
+    def _log_error(self) -> LedgerUnavailableError:
+        """Returns the error of a log that is not the one beside the file; the caller raises it."""
+        return LedgerUnavailableError(
             f"ledger {self.path}: expected the log that was opened with it, found another or none. Nothing is granted; "
             "the next call opens it anew. A process that holds a ledger must not open, copy or hash its files itself, "
             "which drops its locks: use backup."
@@ -249,6 +319,7 @@ class SQLiteConnection:
     def in_child(self, *, was_at_rest: bool) -> None:
         """Forgets the threads of the parent; a connection left open, or being opened, is kept and refused."""
         self.lock = threading.RLock()
+        self._queue.close()
         if self.connection is not None or not was_at_rest:
             _LEFT_OPEN.append(self)
 
@@ -320,19 +391,27 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
-# SQLite's lock admits one writer at a time, and every commit is on the disk before it returns. A file restored to an
-# older copy is a valid ledger: only an anchor in another place can tell.
+# SQLite's lock admits one writer at a time. It is given up when a commit is visible, and the log is synchronised after
+# that, once for all who wrote to it meanwhile: its frames follow each other, so whatever is on the disk is a beginning
+# of what is visible. A file restored to an older copy is a valid ledger: only an anchor in another place can tell.
 
 
-_LINES = f"SELECT {', '.join(COLUMNS)} FROM lines WHERE ledger = ? AND seq > ? ORDER BY seq"  # noqa: S608  our columns
+_LINES = f"SELECT {', '.join(COLUMNS)} FROM lines WHERE ledger = ? AND seq > ? AND seq <= ? ORDER BY seq"  # noqa: S608  our columns
 _ADD = f"INSERT INTO lines (ledger, {', '.join(COLUMNS)}) VALUES (?{', ?' * len(COLUMNS)})"  # noqa: S608  our columns
+_HASH = "SELECT hash FROM lines WHERE ledger = ? AND seq = ?"
 _HEAD = (
     "SELECT ledgers.seq, ledgers.head, lines.hash FROM ledgers "
     "LEFT JOIN lines ON lines.ledger = ledgers.id AND lines.seq = ledgers.seq WHERE ledgers.id = ?"
 )
 _OWNER = "SELECT ledgers.id, ledgers.name FROM bindings JOIN ledgers ON ledgers.id = ledger WHERE dataset = ?"
 _BIND = "INSERT INTO bindings (dataset, ledger) VALUES (?, ?)"
-_BOUND = "SELECT json_extract(body, '$.dataset_id'), ledger FROM lines WHERE kind = 'bind'"
+_NAMED = "INDEXED BY lines_named WHERE kind IN ('bind', 'seal', 'snapshot')"
+_BOUND = f"SELECT json_extract(body, '$.dataset_id'), ledger FROM lines {_NAMED} AND kind = 'bind'"  # noqa: S608  ours
+_SNAPSHOT = f"SELECT max(seq) FROM lines {_NAMED} AND kind = 'snapshot' AND ledger = ?"  # noqa: S608  our words
+_UP_TO = (
+    f"SELECT {', '.join(COLUMNS)} FROM lines {_NAMED} "  # noqa: S608  our columns
+    "AND (kind <> 'snapshot' OR seq = ?2) AND ledger = ?1 AND seq <= ?2 ORDER BY seq"
+)
 _BINDINGS = "SELECT dataset, ledger FROM bindings"
 
 
@@ -345,11 +424,11 @@ class SQLiteStore(Connected):
     Threads may share it. A child forked outside a transaction opens the file for itself; one forked inside is refused.
 
     Formal guarantees:
-      - When a transaction ends well its lines are on the disk: the write-ahead log is synchronised at each commit.
+      - When a transaction ends well its lines are on the disk, unless it leaves that to `flush`.
       - A transaction holds the file's only write lock from its start, so nothing is decided on stale lines.
       - What is no ledger's file, broken, of a newer version or on a network file system is refused at opening. A path
         that names another file than before is opened anew, with all checks.
-      - If the disk fails in a commit, a `LedgerUnavailableError` is raised, and the lines may stand.
+      - If the disk fails in a commit or in `flush`, a `LedgerUnavailableError` is raised, and the lines may stand.
 
     Copy the file by `backup`: a copy of the file alone lacks what is still in its log. A process that holds a ledger
     must not open, copy or hash the file or its log itself: on POSIX systems that drops its locks, and another process
@@ -444,6 +523,7 @@ class SQLiteStore(Connected):
                 self._check_may_create()
                 self._rows().begin(header)
         if known is None:
+            self._link.sync(lambda: self._rows().header() == header)
             self._link.settle()  # who the ledger is must not be in the log alone, which a careless copy leaves behind
         return known or header
 
@@ -460,19 +540,36 @@ class SQLiteStore(Connected):
         with self._link.reading():
             return self._rows().header()
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every line with `seq > after`, as they stand at one moment."""
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
+        """Returns the lines with `seq > after`, at most `limit` of them, as they stand at one moment."""
         with self._link.reading():
-            return RowTransaction(self._rows()).records(after)
+            return RowTransaction(self._rows()).records(after, limit=limit)
 
     def head(self) -> tuple[int, str]:
         """Returns the number and hash of the last line, or 0 and the header's digest."""
         with self._link.reading():
             return self._rows().head()
 
+    def last_snapshot(self) -> Sequence[LedgerRecord]:
+        """Returns the last snapshot after the lines before it that bind and seal, or nothing."""
+        with self._link.reading():
+            return self._rows().last_snapshot()
+
+    def check(self) -> None:
+        """Reads all of the file.
+
+        Raises:
+          LedgerError: its pages do not fit together.
+        """
+        self._link.check_pages()
+
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[LedgerTransaction]:
-        """Opens the ledger for its only writer, after waiting for its turn; keeps lines only if the block ends well."""
+    def transaction(self, *, flush: bool = True) -> Iterator[LedgerTransaction]:
+        """Opens the ledger for its only writer, after waiting for its turn; keeps lines only if the block ends well.
+
+        Args:
+          flush: wait until the lines are on the disk; otherwise they are visible only, and `flush` waits.
+        """
         with self._link.writing():
             rows = self._rows()
             if rows.header() is None:
@@ -482,6 +579,21 @@ class SQLiteStore(Connected):
                 yield view
             finally:
                 view.alive = False
+            last = rows.head()
+        if flush:
+            self.flush(*last)
+
+    def flush(self, seq: int, head: str) -> None:
+        """Waits until a line, and all before it, are on the disk; other writers go on meanwhile.
+
+        Args:
+          seq: number of the line.
+          head: its hash.
+
+        Raises:
+          LedgerUnavailableError: the ledger does not hold the line, or the disk failed.
+        """
+        self._link.sync(lambda: self._rows().holds(seq, head))
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Copies the whole file as it stands now, all its ledgers, to a new file, and checks the copy.
@@ -568,8 +680,20 @@ class _SQLiteRows:
             raise LedgerError(f"ledger {self._link.path}: its last line is gone or changed. Restore an untouched copy.")
         return LedgerHead(seq, head or "")
 
-    def lines(self, after: int) -> Iterable[Sequence[Any]]:
-        return self._link.ask(_LINES, self._number, after)
+    def holds(self, seq: int, head: str) -> bool:
+        """Whether line `seq` has the hash `head`; line 0 is the header."""
+        if seq == 0:
+            header = self.header()
+            return header is not None and header.digest == head
+        return self._link.ask(_HASH, self._number, seq) == [(head,)]
+
+    def last_snapshot(self) -> list[LedgerRecord]:
+        """Returns the last snapshot after the lines before it that bind and seal, or nothing."""
+        ((last,),) = self._link.ask(_SNAPSHOT, self._number)
+        return [] if last is None else [record_of(row) for row in self._link.ask(_UP_TO, self._number, last)]
+
+    def lines(self, after: int, last: int) -> Iterable[Sequence[Any]]:
+        return self._link.ask(_LINES, self._number, after, last)
 
     def add(self, record: LedgerRecord) -> None:
         self._link.write(_ADD, self._number, *row_of(record))

@@ -74,6 +74,9 @@ class PublicRecords:
         return cls(records, text_key, label_key, known, fields)
 
 
+_OTHER_NAMES = "Name a field of yours: text_key=, label_key= (--text-key, --label-key), or templates of several fields."
+
+
 def refuse_private(examples: object, instead: str) -> None:
     """Refuses private examples where public ones are expected; `instead` says what the caller should do."""
     if isinstance(examples, PrivateExamples):
@@ -101,7 +104,8 @@ def _record(place: int, example: object, text_key: str, fields: Sequence[str]) -
     if not isinstance(values, Mapping):
         raise fail(f"public_examples[{place}]", "a dict or a Document", type(example))
     for name in fields:
-        if not isinstance(values.get(name), str):
-            found = type(values[name]) if name in values else None
-            raise fail(f"public_examples[{place}]", f"text under {name!r}", found)
+        if name not in values:
+            raise fail(f"public_examples[{place}]", f"text under {name!r}", list(values), _OTHER_NAMES)
+        if not isinstance(values[name], str):
+            raise fail(f"public_examples[{place}]", f"text under {name!r}", type(values[name]))
     return {name: values[name] for name in fields}

@@ -59,7 +59,7 @@ class FewShotTemplate:
         used = self._example.names
         if not used or (unknown := sorted(set(used) - set(self.fields))):
             wrong = unknown if used else self.example_prompt
-            advice = "Declare further fields with PrivateExamples(fields=...)."
+            advice = "Declare further fields with PrivateExamples(fields=...), or data.fields of a settings file."
             raise fail("example_prompt", f"a template with fields among {sorted(self.fields)}", wrong, advice)
         if not self.input_variables:
             raise fail("suffix", "a template with the query's variable, such as {input}", self.suffix)

@@ -14,11 +14,12 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import LedgerError, LedgerUnavailableError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -204,6 +205,36 @@ class DurableStoreContract(BindingContract, StoreContract):
             last = view.append("note", {})
             assert head_of(view) == (2, last.hash)
         assert head_of(empty) == head_of(self.reopen(empty)) == (2, last.hash)
+
+    def test_lines_that_are_visible_only_are_flushed_by_number_and_hash(self, store: LedgerStore) -> None:
+        if not hasattr(store, "flush"):
+            pytest.skip("a commit is durable")
+        early: Any = store
+        early.flush(*head_of(store))
+        with early.transaction(flush=False) as view:
+            line = view.append("note", {"n": 1})
+        assert list(self.reopen(store).records()) == [line]
+        early.flush(line.seq, line.hash)
+        other: Any = self.reopen(store)
+        other.flush(line.seq, line.hash)
+        for number, hashed in ((1, "0" * 64), (2, line.hash), (0, line.hash)):
+            with pytest.raises(LedgerUnavailableError, match="gone"):
+                early.flush(number, hashed)
+
+    def test_the_last_snapshot_comes_after_the_lines_that_bind_and_seal(self, store: LedgerStore) -> None:
+        if not hasattr(store, "last_snapshot"):
+            pytest.skip("it has no snapshots")
+        finder: Any = store
+        assert list(finder.last_snapshot()) == []
+        kinds = ["seal", "note", "snapshot", "seal", "note", "snapshot", "seal", "note"]
+        with store.transaction() as view:
+            lines = [view.append(kind, {"n": n}) for n, kind in enumerate(kinds)]
+        assert list(finder.last_snapshot()) == [lines[0], lines[3], lines[5]]
+        other = self.beside(store, "beside")
+        other.create(header("b"))
+        assert list(finder.last_snapshot()) == [lines[0], lines[3], lines[5]]
+        beside: Any = other
+        assert list(beside.last_snapshot()) == []
 
     def test_it_lives_on_when_its_handle_is_closed(self, store: LedgerStore) -> None:
         with store.transaction() as view:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.faults import contention, copies, disks, forks, kills, logs, openings, rot, stops, waits
+from tests.faults import contention, copies, disks, forks, kills, logs, openings, power, rot, stops, storms, waits
 from tests.faults.counts import Count
 from tests.faults.places import sqlite_places
 
@@ -84,12 +84,16 @@ def shared(scene: Callable[[Path], AbstractContextManager[Any]], place: str) -> 
 SQLITE = [
     *shared(_files, "SQLite"),
     Fault("L3 torn log, SQLite", logs.tear, _folder, 20, 400),
+    Fault("L3 power lost, SQLite", power.lose_power, _folder, 60, 4_000),
+    Fault("L3 power lost, a disk that fails, SQLite", power.lose_power, _folder, 0, 2_000, {"failing": True}),
     Fault("L4 full disk and quota, SQLite", disks.fill, _folder, 1, 10),
     Fault("L4 read-only, SQLite", disks.read_only, _folder, 1, 10),
     Fault("L5 flipped bits, SQLite", rot.flip, _folder, 40, 2_000),
     Fault("L5 edited columns, SQLite", rot.edit, _folder, 1, 1),
     Fault("L6 set back and forked, SQLite", copies.restore, _folder, 1, 20),
     Fault("L7 L14 no ledger, not this one, SQLite", openings.open_all, _folder, 1, 1),
+    # Last, and in a test in a process of its own: it imports all of the package, which makes forks slow.
+    Fault("L2 kill -9 of whole components, SQLite", storms.storm, _folder, 0, 1_000),
 ]
 
 

@@ -68,7 +68,7 @@ class _Ledger:
             reservation = share.reserve("t", count=random.randint(1, 3))
             tell([RESERVE, reservation.entry, reservation.count])
             reservation.burn(reservation.count)
-            reservation.commit(reservation.count)
+            reservation.commit(reservation.count, wait=True)
             tell([COMMIT, reservation.entry, reservation.count])
 
     def check(self) -> None:

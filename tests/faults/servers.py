@@ -56,8 +56,8 @@ def _lose(place: PostgresPlace, proxy: LosingProxy, share: Share, number: int, c
         reservation.burn()
         before = settled(other)
         proxy.lose = lost
-        require(_is_refused(reservation.commit), "committed with no word from the server")
-        reservation.commit()  # the same again is the same
+        require(_is_refused(lambda: reservation.commit(wait=True)), "committed with no word from the server")
+        share._desk.write_waiting()  # the same again is the same
         require(settled(other) == before + 1, "one commit is there twice, or not at all")
     require(proxy.lose == "", "no line was cut")
     count.seen[f"lost {lost}s"] += 2

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,7 +32,7 @@ def interrupt(places: Places, count: Count, *, trials: int) -> None:
     place, share = _fresh(places)
     steps: dict[str, Callable[[], object]] = {
         "reserve": lambda: share.reserve("t"),
-        "commit": _burnt(share).commit,
+        "commit": partial(_burnt(share).commit, wait=True),
         "give back": share.reserve("t").give_back,
     }
     sizes = {name: _stopped_at(step, sys.maxsize)[1] for name, step in steps.items()}
@@ -63,7 +64,10 @@ def _interrupt(place: Place, share: Share, name: str, line: int, count: Count) -
     store = place.open()
     before = reserved(store) + sum(lines(store, GIVE_BACK).values())
     reservation = None if name == "reserve" else _burnt(share) if name == "commit" else share.reserve("t")
-    step = {"reserve": lambda: share.reserve("t"), "commit": getattr(reservation, "commit", None)}.get(name)
+    step = {
+        "reserve": lambda: share.reserve("t"),
+        "commit": partial(reservation.commit, wait=True) if reservation else None,
+    }.get(name)
     done, _ = _stopped_at(step or reservation.give_back, line)
     after = reserved(store) + sum(lines(store, GIVE_BACK).values())
     require(after >= before + 1 if done or name != "reserve" else after >= before, "a reservation is gone")
@@ -138,7 +142,7 @@ async def _cancel_one(place: Place, number: int, count: Count) -> None:
         reservation.burn(3)
         await asyncio.sleep(0.002)  # the model
         reached.append("called")
-        await asyncio.to_thread(reservation.commit, 3)
+        await asyncio.to_thread(reservation.commit, 3, wait=True)
         reached.append("committed")
 
     async def stop() -> None:

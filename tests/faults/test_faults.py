@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import power, storms
 from tests.faults.afresh import Afresh
 from tests.faults.catalogue import FAULTS, Fault
-from tests.faults.counts import Count, require
+from tests.faults.counts import Count, Violation, require
+from tests.faults.recorded_disk import CAN_RECORD
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,22 @@ def test_a_fault_costs_no_line_and_gives_nothing_back(fault: Fault, afresh: Afre
     assert found.seen or "copies" in fault.words
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_components_that_are_killed_make_no_more_private_calls_than_the_ledger_has_tickets(tmp_path: Path) -> None:
+    with Afresh() as process:
+        found = process.count("L2 kill -9 of whole components, SQLite", tmp_path, trials=10)
+    assert found.violations == []
+    assert sum(found.seen.values()) >= 5
+
+
+def test_a_private_call_without_a_ticket_is_found(tmp_path: Path) -> None:
+    ledger = storms.KilledLedger(tmp_path / "b.db", "voting")
+    ledger.check()
+    ledger.noted.write_bytes(b".")
+    with pytest.raises(Violation, match="1 private calls, 0 tickets"):
+        ledger.check()
+
+
 def test_whatever_goes_wrong_in_a_trial_is_counted() -> None:
     ticks: list[int] = []
     count = Count(tick=lambda: ticks.append(1))
@@ -41,3 +59,12 @@ def test_whatever_goes_wrong_in_a_trial_is_counted() -> None:
     assert (count.trials, len(ticks)) == (3, 3)
     assert count.violations[0] == "bad: too much was granted"
     assert count.violations[1].startswith("worse: IndexError at test_faults.py:")
+
+
+@pytest.mark.skipif(not CAN_RECORD, reason="SQLite's file system layer cannot be watched here")
+@pytest.mark.usefixtures("simple_prices")
+@pytest.mark.parametrize(("lies", "trials"), [("log", 20), ("folder", 60)])
+def test_a_ledger_that_does_not_wait_for_the_disk_is_found(lies: str, trials: int, tmp_path: Path) -> None:
+    count = Count()
+    power.lose_power(tmp_path, count, trials=trials, lies=lies, seed=3)
+    assert any("were granted and are gone" in words for words in count.violations)

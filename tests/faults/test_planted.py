@@ -19,6 +19,7 @@ from langchain_dpicl.stores import FileAnchor, sqlite_file, sqlite_ledger
 from langchain_dpicl.stores import rows as _rows
 from langchain_dpicl.stores.rows import LedgerHead
 from langchain_dpicl.stores.sqlite_ledger import SQLiteConnection, SQLiteStore
+from langchain_dpicl.stores.sqlite_queue import WriterQueue
 from tests.faults.catalogue import SQLITE
 from tests.ledgers import use_simple_prices
 
@@ -32,7 +33,8 @@ def _instead(patch: Patch, statement: str, run: Callable[[SQLiteConnection], obj
 
 
 def deferred_lock(patch: Patch) -> None:
-    """The lock is taken by the first write, after the decision."""
+    """The lock is taken by the first write, after the decision; nobody queues, which would hide it."""
+    patch.setattr(WriterQueue, "_enter", lambda queue, seconds: False)
     _instead(patch, "BEGIN IMMEDIATE", lambda link: RUN(link, "BEGIN"))
 
 
@@ -149,7 +151,8 @@ def same_lines_in_two_histories(patch: Patch) -> None:
 
 
 def charge_forgotten_when_it_fails(patch: Patch) -> None:
-    """A full disk is no reason to refuse."""
+    """A full disk is no reason to refuse, and whether the line is there is not looked at."""
+    patch.setattr(SQLiteStore, "flush", lambda store, seq, head: None)
 
     def write(link: SQLiteConnection, command: str, *values: object) -> None:
         with contextlib.suppress(sqlite3.Error):

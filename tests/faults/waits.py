@@ -62,7 +62,7 @@ def jump(places: Places, count: Count, *, trials: int) -> None:
                     else:
                         raise Violation("granted beyond the budget")
                 taken[0].burn()
-                taken[0].commit()
+                taken[0].commit(wait=True)
                 other.verify()
                 require(sum(one.count for one in other.dangling()) == TERMS.count - 1, "a reservation ran out")
             require(TERMS.opened(place)[1].remaining("t") == 0, "time gave tickets back")

@@ -87,7 +87,7 @@ class TestMaking:
             lambda: store.create(header()),
             lambda: PostgresStore.open(**where),
         ):
-            with pytest.raises(LedgerError, match=r"expected tables of version 4, found none\. Run setup"):
+            with pytest.raises(LedgerError, match=r"expected tables of version 5, found none\. Run setup"):
                 ask()
         with pytest.raises(LedgerError, match="found none"), store.transaction():
             pass
@@ -179,7 +179,7 @@ class TestMaking:
             with old.transaction() as view:
                 line = view.append("note", {"n": 1})
         for make in (PostgresStore.open, PostgresStore.new):
-            with pytest.raises(LedgerError, match=r"expected tables of version 4, found version 1\. Run setup"):
+            with pytest.raises(LedgerError, match=r"expected tables of version 5, found version 1\. Run setup"):
                 make(**where)
         store = PostgresStore(**where)
         store.setup()

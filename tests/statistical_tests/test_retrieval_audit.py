@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from langchain_dpicl.audit import audit, play
@@ -94,12 +95,12 @@ def nearest_of_all(patch: Patch) -> None:
     """A unit is near if it is nearly as near as the nearest one."""
     real = SimilarTexts._compare
 
-    def compared(self: SimilarTexts, named: Any, query: Any, held: Any) -> list[Near]:
-        found = real(self, named, query, held)
-        best = max((float(row @ query) for row in held.values()), default=0.0)
+    def compared(self: SimilarTexts, matrix: Any, query: Any) -> list[Near]:
+        products = matrix.directions.astype(np.float64) @ query
+        first = {place: products[row] for place, number, row in matrix.owners.T.tolist() if number == 0}
+        best = max(products.tolist(), default=0.0)
         return [
-            own if own and float(held[names[0]] @ query) >= 0.95 * best else ()
-            for own, names in zip(found, named, strict=True)
+            own if own and first[place] >= 0.95 * best else () for place, own in enumerate(real(self, matrix, query))
         ]
 
     patch.setattr(SimilarTexts, "_compare", compared)

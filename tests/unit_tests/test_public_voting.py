@@ -237,7 +237,9 @@ FAULTS: dict[str, dict[str, Any]] = {
     "a list of dicts or Documents, found list_iterator": {"records": iter(examples())},
     "at least one example, found 0": {"records": []},
     r"public_examples\[0\]: expected a dict or a Document, found str": {"records": [CANARY]},
-    r"public_examples\[16\]: expected text under 'text', found None": {"records": [*examples(), {"label": "card"}]},
+    r"public_examples\[16\]: expected text under 'text', found \['label'\]": {
+        "records": [*examples(), {"label": "card"}]
+    },
     r"public_examples\[16\]: expected text under 'label', found int": {
         "records": [*examples(), {"text": CANARY, "label": 1}]
     },

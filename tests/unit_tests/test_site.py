@@ -17,6 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 BESIDE = {"security.md": "SECURITY.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+NOTEBOOKS = [f"notebooks/{path.stem}.md" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")]
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", *(ROOT / name for name in BESIDE.values())])
 LINK = re.compile(r"(!?)\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)")
 ITEM = re.compile(r"^( *)(?:[-*+]|\d+\.) ")
@@ -103,7 +104,7 @@ def read_otherwise(page: Path) -> list[str]:
 def test_the_navigation_names_every_page_once() -> None:
     named = list(named_in(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     there = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
-    assert sorted(named) == sorted([*there, *BESIDE])
+    assert sorted(named) == sorted([*there, *BESIDE, *NOTEBOOKS])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -95,6 +95,28 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         RecordError,
         r"expected a declared label under 'label'; a record has another\. Declare every label.*`dpicl check FILE`",
     ),
+    "a field of another name": (
+        lambda: PrivateExamples(
+            [{"content": "a", "label": "0"}], label_key="label", labels=("0", "1"), public_size=900
+        ),
+        RecordError,
+        r"expected text under 'text'; a record has none\. If it has another name, give text_key=\.",
+    ),
+    "a demonstration of two texts": (
+        lambda: prompt(example_prompt="A: {premise}\nB: {text}\nTopic: {label}"),
+        ConfigurationError,
+        r"found \['premise'\]\. A demonstration has one text: join several in the records",
+    ),
+    "a scripted chat model that writes demonstrations": (
+        lambda: prompt(llm=FakeListChatModel(responses=["sport"])),
+        CapabilityError,
+        r"without logprobs\..* In a test take `langchain_dpicl\.backends\.fake\.FakeBackend`",
+    ),
+    "epsilon of a budget that is spent": (
+        lambda: [voter(budget=spent) for spent in [handler(1.0)] for _ in range(2)],
+        PrivacyBudgetExceededError,
+        "requested 1, remaining 0. It is spent for good, or set aside. What was released stays free to use",
+    ),
     "len": (lambda: len(declared()), PrivateAccessError, "has no length, .* give it to a component"),
     "an index": (lambda: declared()[0], PrivateAccessError, "has no length, index .* give it to a component"),
     "a loop": (lambda: list(declared()), PrivateAccessError, "or iteration, .* give it to a component"),

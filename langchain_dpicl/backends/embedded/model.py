@@ -280,7 +280,7 @@ class InductionBatch:
         topic = np.where(self._answers[:, None], centred, about)
         cosine = _cosines(topic, self.tables.centroids)
         most = options.answer_most
-        cosine = np.where(self._answers[:, None], most * np.tanh(cosine / most), cosine)
+        cosine[self._answers] = most * np.tanh(cosine[self._answers] / most)
         # A question of few telling words says little: of none, nothing is likelier.
         heard = np.sqrt((present_sum * present_sum).sum(axis=1)) / (VECTOR_SCALE * WEIGHT_SCALE)
         answering = options.answer_tilt * heard / (heard + options.answer_content)
@@ -299,15 +299,15 @@ class InductionBatch:
         return self._start
 
     def advance(self, place: RowPositions, tokens: Ints) -> RowPositions:
-        """Returns `place` one token later: `tokens` int64[rows]."""
+        """Returns `place` some tokens later: `tokens` int64[rows, tokens]; the same bits as one token after another."""
         tables = self.tables
         words = tables.token_words[tokens]
         topic, gates = place.topic, place.gates
         if (words < len(tables.words)).any():
-            topic = topic + tables.contributions[words]
+            topic = topic + tables.contributions[words].sum(axis=1, dtype=np.float64)
             gates = self._gates(tables.topics(topic))
-        recent = np.concatenate([place.recent[:, 1:], tokens[:, None]], axis=1)
-        return RowPositions(recent, topic, np.concatenate([place.written, tokens[:, None]], axis=1), gates)
+        recent = np.concatenate([place.recent, tokens], axis=1)[:, tokens.shape[1] :]
+        return RowPositions(recent, topic, np.concatenate([place.written, tokens], axis=1), gates)
 
     def rows(self, place: RowPositions, domain: Ints) -> Floats:
         """Returns float64[rows, domain]: next-token probabilities at `place` on distinct token ids."""
@@ -465,8 +465,7 @@ class EmbeddedSession:
     def score(self, domain: Sequence[Token]) -> Rows:
         """Returns float64[rows, len(domain)]: next-token probabilities on distinct ids; 0 for anything but a token."""
         batch, place = self._state()
-        size = batch.tables.size
-        wanted = np.array([token if _is_token(token, size) else -1 for token in domain], np.int64)
+        wanted = _token_ids(domain, batch.tables.size)
         known = wanted >= 0
         if known.all():
             return batch.rows(place, wanted)
@@ -480,8 +479,14 @@ class EmbeddedSession:
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row; refuses anything but an id of this model."""
+        self._extend([token])
+
+    def _extend(self, tokens: Sequence[Token]) -> None:
+        """Appends released tokens to every row."""
         batch, place = self._state()
-        self._place = batch.advance(place, np.full(batch.num_rows, _token_id(token, batch.tables.size)))
+        ids = [_token_id(token, batch.tables.size) for token in tokens]
+        if ids:
+            self._place = batch.advance(place, np.tile(np.array(ids, np.int64), (batch.num_rows, 1)))
 
     def close(self) -> None:
         """Drops the prompts; further calls raise ConfigurationError."""
@@ -556,8 +561,7 @@ class EmbeddedModel:
         Spaces at the end of a prompt are ignored: the model's words start with their space.
         """
         session = EmbeddedSession(InductionBatch(self._tables, prompts, self._induction))
-        for token in prefix:
-            session.push(token)
+        session._extend(prefix)  # noqa: SLF001  of this module
         return session
 
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
@@ -609,7 +613,7 @@ class EmbeddedModel:
             rows = batch.rows(place, everything)
             tokens = _choose(rows, temperature, rng)
             yield tokens, rows
-            place = batch.advance(place, tokens)
+            place = batch.advance(place, tokens[:, None])
 
     def complete(
         self,
@@ -698,13 +702,21 @@ def _log_likelihoods(batch: InductionBatch, choices: Sequence[tuple[int, ...]]) 
             longer = (*begun, token)
             scores[longer] = scores[begun] + rows[:, column]
             if longer in followers:
-                places[longer] = batch.advance(places[begun], np.full(batch.num_rows, token))
+                places[longer] = batch.advance(places[begun], np.full((batch.num_rows, 1), token))
     return np.stack([scores[tokens] for tokens in choices], axis=1) if choices else np.zeros((batch.num_rows, 0))
 
 
 def _is_token(token: Token, size: int) -> TypeGuard[int]:
     """Whether `token` is an id of the vocabulary."""
     return isinstance(token, int | np.integer) and bool(0 <= token < size)
+
+
+def _token_ids(domain: Sequence[Token], size: int) -> Ints:
+    """Returns int64[domain]: ids, and -1 for what is no token. Plain integers, the usual case, are checked at once."""
+    ids = np.array(domain) if set(map(type, domain)) == {int} else np.empty(0)
+    if ids.dtype != np.int64:  # other types, or integers beyond 64 bits
+        return np.array([token if _is_token(token, size) else -1 for token in domain], np.int64)
+    return np.where((ids >= 0) & (ids < size), ids, -1)
 
 
 def _token_id(token: Token, size: int) -> int:

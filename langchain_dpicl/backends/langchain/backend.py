@@ -119,6 +119,11 @@ class LangChainBackend:
         return f"LangChainBackend({self.name!r}, continuation={goes_on}, max_top_k={self._max_top_k})"
 
     @property
+    def calls_at_once(self) -> int:
+        """Calls in flight at once."""
+        return self._calls.limit
+
+    @property
     def name(self) -> str:
         """Public name of the model, for reports."""
         return self._model.name

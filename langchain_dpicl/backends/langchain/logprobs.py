@@ -97,6 +97,11 @@ class DecisionsBackend:
         return f"DecisionsBackend({self.name!r}, instructions={self._instructions!r})"
 
     @property
+    def calls_at_once(self) -> int:
+        """Calls in flight at once."""
+        return self._calls.limit
+
+    @property
     def name(self) -> str:
         """Public name of the model, for reports."""
         return self._model.name

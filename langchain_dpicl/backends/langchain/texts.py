@@ -315,6 +315,11 @@ class TextVoteBackend:
         return f"TextVoteBackend({self.name!r}, instructions={self._instructions!r}, options={sent})"
 
     @property
+    def calls_at_once(self) -> int:
+        """Calls in flight at once."""
+        return self._calls.limit
+
+    @property
     def name(self) -> str:
         """Public name of the model, for reports."""
         return self._model.name

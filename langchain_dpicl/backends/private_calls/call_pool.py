@@ -30,6 +30,11 @@ class CallPool:
         self._processes: dict[int, _Process] = {}
 
     @property
+    def limit(self) -> int:
+        """Calls in flight at once."""
+        return self._limit
+
+    @property
     def model(self) -> SilentModel:
         """The silent model that is called."""
         return self._model

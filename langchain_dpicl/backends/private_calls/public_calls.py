@@ -109,6 +109,10 @@ FACTS = (
         model=r"o[1-9](-|$)|gpt-5(-|$)",
         advice=f"OpenAI's o-series, gpt-5, gpt-5-mini and gpt-5-nano never report them. {TAKE_ANOTHER} {VOTES}",
     ),
+    AdviceRow(
+        kind=r"\w*Fake",
+        advice=f"{TAKE_ANOTHER} In a test take `langchain_dpicl.backends.fake.FakeBackend`. {VOTES}",
+    ),
     AdviceRow(kind=r"\w*Anthropic", advice=f"Anthropic reports none. {TAKE_ANOTHER} {VOTES}"),
     AdviceRow(model=r"claude", advice=f"Anthropic reports none, whoever serves it. {TAKE_ANOTHER} {VOTES}"),
     AdviceRow(

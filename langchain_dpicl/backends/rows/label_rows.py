@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend
+from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, Rows
 from langchain_dpicl.backends.rows.label_scoring import (
     Scorer,
     calibrate_contextually,
@@ -19,6 +19,7 @@ from langchain_dpicl.backends.rows.label_scoring import (
     fitting,
     label_scorer,
 )
+from langchain_dpicl.backends.rows.public_beside import Outage, PublicAnswer
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
 from langchain_dpicl.backends.sync_async import Effect, apublic_call, concurrency_limit, public_call
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
@@ -28,6 +29,9 @@ MOST_AT_ONCE = 64
 
 _ALONE_AT_ONCE = 8
 """Public prompts that are asked again at once, each alone, where every error is kept."""
+
+_LEAST_BESIDE = 8
+"""Calls in flight from which a public one goes beside private ones: it takes a place of theirs."""
 
 LabelScores: TypeAlias = list[float]
 """The probability of each label after one prompt; zeros: its answer names no label."""
@@ -96,6 +100,7 @@ class LabelRows:
                 "take a model with logprobs to calibrate"
             )
         self._calibrate = bool(calibrate)
+        self._outage = Outage()
 
     def __repr__(self) -> str:
         counts = ", counts_other=True" if self._other else ""
@@ -140,6 +145,19 @@ class LabelRows:
         rows = tuple(row if self._calibrate else row[:1] for row in prompts)
         return _PublicRowsRequest(self, self.request_public_texts([text for row in rows for text in row]), rows)
 
+    def public_row(self, prompts: tuple[str, ...]) -> PublicAnswer:
+        """Returns the effect for float64[1, width] after one PUBLIC row of prompts; raises as `request_public_rows`."""
+        return PublicAnswer(lambda: self.request_public_rows([prompts]), self._outage)
+
+    def asks_beside(self, limit: int | None) -> bool:
+        """Whether a public row goes beside private ones: the model is elsewhere, many calls overlap, and it answered.
+
+        Args:
+          limit: calls that may be in flight at once; None: as many as the engine makes.
+        """
+        most = self._scorer.calls_at_once
+        return min(most, limit or most) >= _LEAST_BESIDE and not self._outage.is_on
+
     def request_public_texts(self, texts: Sequence[str], *, keep_errors: bool = False) -> Effect:
         """Returns the effect that computes a dict from each PUBLIC text to its uncalibrated `LabelScores`.
 
@@ -163,7 +181,7 @@ class LabelRows:
 class _LabelRequest:
     """Computes the private rows of one release, for the aggregation alone."""
 
-    scorer: Scorer[Any]
+    scorer: Scorer
     prompts: Prompts
     is_answered: bool = field(default=False)
 
@@ -191,58 +209,65 @@ class _LabelRequest:
         self.is_answered = True
 
     def _nothing(self) -> OpaqueRows:
-        return OpaqueRows(np.zeros((len(self.prompts), self.scorer.width)))
+        return OpaqueRows(self._empty(len(self.prompts)))
 
     def _texts(self) -> list[str]:
         return [text for row in self.prompts if row for text in row]
 
     def _rows(self) -> OpaqueRows:
         texts = self._texts()
-        scores: Sequence[Any] | None = run_guarded(lambda: self._score(texts)) if texts else ()
-        if scores is None:
-            scores = [_only(run_guarded(lambda text=text: self._score([text]))) for text in texts]  # type: ignore[misc]
-        return self._read(scores)
+        found = run_guarded(lambda: self._score(texts)) if texts else self._empty(0)
+        if found is None:
+            found = self._empty(len(texts))
+            for place, text in enumerate(texts):
+                one = run_guarded(lambda text=text: self._score([text]))  # type: ignore[misc]
+                found[place] = 0.0 if one is None else one[0]
+        return self._spread(found)
 
     async def _arows(self) -> OpaqueRows:
         texts = self._texts()
-        scores: Sequence[Any] | None = await arun_guarded(lambda: self._ascore(texts)) if texts else ()
-        if scores is None:
-            scores = [
-                _only(await arun_guarded(lambda text=text: self._ascore([text])))  # type: ignore[misc]
-                for text in texts
-            ]
-        return self._read(scores)
+        found = await arun_guarded(lambda: self._ascore(texts)) if texts else self._empty(0)
+        if found is None:
+            found = self._empty(len(texts))
+            for place, text in enumerate(texts):
+                one = await arun_guarded(lambda text=text: self._ascore([text]))  # type: ignore[misc]
+                found[place] = 0.0 if one is None else one[0]
+        return self._spread(found)
 
-    def _score(self, texts: list[str]) -> list[Any] | None:
-        return self._split(self.scorer.score(texts), len(texts))
+    def _score(self, texts: list[str]) -> Rows | None:
+        return self._read(self.scorer.score(texts), len(texts))
 
-    async def _ascore(self, texts: list[str]) -> list[Any] | None:
-        return self._split(await self.scorer.ascore(texts), len(texts))
+    async def _ascore(self, texts: list[str]) -> Rows | None:
+        return self._read(await self.scorer.ascore(texts), len(texts))
 
-    def _split(self, rows: object, num_rows: int) -> list[Any] | None:
-        fitted = fitting(rows, num_rows, self.scorer.columns)
-        return None if fitted is None else self.scorer.split(fitted)
+    def _read(self, scores: object, num_texts: int) -> Rows | None:
+        fitted = fitting(scores, num_texts, self.scorer.columns)
+        return None if fitted is None else self.scorer.read(fitted)
 
-    def _read(self, text_scores: Sequence[Any]) -> OpaqueRows:
-        """Reads each row from the scores of its own prompts, which are adjacent."""
-        nothing, row = [0.0] * self.scorer.width, self.scorer.row
-        scores: list[Sequence[Any]] = []
+    def _empty(self, num_texts: int) -> Rows:
+        return np.zeros((num_texts, self.scorer.width))
+
+    def _spread(self, found: Rows) -> OpaqueRows:
+        """Makes each row of the probabilities after its own prompts, which are adjacent; one that failed is zeros."""
+        rows = self._empty(len(self.prompts))
         first = 0
-        for texts in self.prompts:
-            last = first + len(texts or ())
-            scores.append(text_scores[first:last])
-            first = last
-        rows = run_guarded(lambda: [row(own) if own else nothing for own in scores])
-        if rows is None:
-            rows = [run_guarded(lambda own=own: row(own)) or nothing if own else nothing for own in scores]  # type: ignore[misc]
-        return OpaqueRows(np.array(rows, dtype=np.float64).reshape(len(rows), len(nothing)))
+        for place, texts in enumerate(self.prompts):
+            if texts:
+                rows[place] = found[first] if len(texts) == 1 else self._calibrated(found[first : first + len(texts)])
+                first += len(texts)
+        return OpaqueRows(rows)
+
+    def _calibrated(self, found: Rows) -> LabelScores | float:
+        own, *free = found.tolist()
+        row = run_guarded(lambda: calibrate_contextually(own, free, least=self.scorer.least))
+        return 0.0 if row is None else row
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _PublicTextsRequest:
     """Computes the label scores after each of many public texts."""
 
-    scorer: Scorer[Any]
+    scorer: Scorer
     texts: tuple[str, ...]
     width: int
     keep_errors: bool
@@ -328,7 +353,3 @@ class _PublicRowsRequest:
     def _read(self, scores: Mapping[str, LabelScores]) -> NDArray[np.float64]:
         rows = [self.rows.calibrated(scores[own], [scores[text] for text in free]) for own, *free in self.prompts]
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.rows.width)
-
-
-def _only(scores: list[Any] | None) -> Any:
-    return None if scores is None else scores[0]

@@ -9,7 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.sync_async import TopTokenRequest
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
-# All readers take one row alone and compute in plain Python numbers, in order: a row's numbers cannot depend on its
-# place or on other rows. No number makes a reader raise.
+# All readers compute each row from its own numbers, in order, by operations that IEEE 754 rounds one by one: a row's
+# numbers cannot depend on its place or on other rows. No number makes a reader raise.
 LEAST_WEIGHT = sys.float_info.min
 """Least content-free probability to divide by, where every label has a likelihood."""
 
@@ -49,31 +49,39 @@ def check_verbalizers(verbalizers: object) -> tuple[tuple[str, ...], ...]:
     return labels
 
 
-def softmax(row: Sequence[float]) -> list[float]:
-    """Returns the probability of each text from its log-likelihood; NaN and infinities count as impossible."""
-    if -math.inf < sum(row) < math.inf:
-        top = max(row)
-        weights = [math.exp(value - top) for value in row]
-    else:  # or finite numbers add up to more than a float holds, which comes to the same here
-        top = max((value for value in row if math.isfinite(value)), default=0.0)
-        weights = [math.exp(value - top) if math.isfinite(value) else 0.0 for value in row]
-    total = sum(weights)  # >= 1 unless all are impossible: the likeliest text counts 1
-    return [weight / total for weight in weights] if total > 0.0 else weights
+def softmax(scores: Rows) -> Rows:
+    """Returns float64[rows, texts] probabilities from log-likelihoods; NaN and infinities count as impossible."""
+    finite = np.isfinite(scores)
+    top = np.max(scores, axis=1, keepdims=True, where=finite, initial=-np.inf)  # -inf: every text is impossible
+    with np.errstate(over="ignore", invalid="ignore"):
+        weights = _exp(np.where(finite, scores - top, -np.inf))
+    total = _in_order(weights)  # >= 1 unless all are impossible: the likeliest text counts 1
+    return np.divide(weights, total, out=weights, where=total > 0.0)
 
 
-def log_of_probabilities(row: Sequence[float]) -> list[float]:
-    """Returns the exponentials of log-probabilities, scaled down where they sum to more than 1."""
-    weights = [math.exp(min(value, 0.0)) if math.isfinite(value) else 0.0 for value in row]
-    total = sum(weights)
-    return [weight / total for weight in weights] if total > 1.0 else weights
+def log_of_probabilities(scores: Rows) -> Rows:
+    """Returns the exponentials of log-probabilities, scaled down where those of a row sum to more than 1."""
+    weights = _exp(np.where(np.isfinite(scores), np.minimum(scores, 0.0), -np.inf))
+    total = _in_order(weights)
+    return np.divide(weights, total, out=weights, where=total > 1.0)
 
 
-def per_label(texts: Sequence[float], places: Sequence[int], width: int) -> list[float]:
-    """Returns [width] label probabilities: the sums over each label's texts."""
-    out = [0.0] * width
-    for value, place in zip(texts, places, strict=True):
-        out[place] += value
+def per_label(texts: Rows, places: Sequence[int], width: int) -> Rows:
+    """Returns float64[rows, width] label probabilities: the sums over each label's texts, in order."""
+    out = np.zeros((len(texts), width))
+    for column, place in enumerate(places):
+        out[:, place] += texts[:, column]
     return out
+
+
+def _exp(exponents: Rows) -> Rows:
+    """Returns the exponential of each number alone: a vectorised one may round by the place in the array."""
+    return np.fromiter(map(math.exp, exponents.ravel().tolist()), np.float64, exponents.size).reshape(exponents.shape)
+
+
+def _in_order(weights: Rows) -> Rows:
+    """Returns float64[rows, 1]: the sum of each row, added from the first column to the last."""
+    return np.add.accumulate(weights, axis=1)[:, -1:]
 
 
 def shares(reported: Iterable[tuple[int, float]], width: int) -> list[float]:
@@ -178,12 +186,6 @@ def _is_text(text: object) -> bool:
     )
 
 
-Reported: TypeAlias = tuple[int, float]
-"""A label, and the probability of a token that begins it."""
-
-S = TypeVar("S")
-"""The scores of one prompt, as a scorer reads them."""
-
 _LOG_PROBABILITY_KINDS = frozenset({"decisions", "text votes"})
 
 
@@ -201,7 +203,7 @@ class OtherBackend(PublicChoiceBackend, Protocol):
         """Async twin of `score_with_other`."""
 
 
-def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...], *, other: bool = False) -> Scorer[Any]:
+def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...], *, other: bool = False) -> Scorer:
     """Returns the best way to score labels that the engine allows; `other`: a last column for answers without one."""
     if isinstance(engine, ChoiceBackend):
         choices = _Choices(engine, labels)
@@ -216,8 +218,8 @@ def label_scorer(engine: Any, labels: tuple[tuple[str, ...], ...], *, other: boo
     )
 
 
-class Scorer(ABC, Generic[S]):
-    """One way to score labels; calls may raise, reading the scores of one prompt may not."""
+class Scorer(ABC):
+    """One way to score labels; calls may raise, reading scores may not."""
 
     kind: str
     width: int
@@ -225,6 +227,9 @@ class Scorer(ABC, Generic[S]):
     least: float
     has_public_calls: bool
     """Whether `public` tells a failed call from an answer without a label, by a call that may be tried for minutes."""
+
+    calls_at_once: int = 1
+    """Calls of a model elsewhere in flight at once; 1: a public call gains nothing beside others."""
 
     @abstractmethod
     def score(self, prompts: Sequence[str]) -> Rows:
@@ -235,12 +240,8 @@ class Scorer(ABC, Generic[S]):
         """Async twin of `score`."""
 
     @abstractmethod
-    def split(self, rows: Rows) -> list[S]:
-        """Splits float64[prompts, columns] into the scores of each prompt."""
-
-    @abstractmethod
-    def read(self, scores: S) -> list[float]:
-        """Returns the label probabilities of one prompt."""
+    def read(self, scores: Rows) -> Rows:
+        """Returns float64[prompts, width] label probabilities from float64[prompts, columns], each row alone."""
 
     @abstractmethod
     def public(self, prompt: str) -> list[float]:
@@ -250,7 +251,7 @@ class Scorer(ABC, Generic[S]):
     async def apublic(self, prompt: str) -> list[float]:
         """Async twin of `public`."""
 
-    def of_batches(self) -> Scorer[Any]:
+    def of_batches(self) -> Scorer:
         """Returns the scorer of many public prompts: this one, or one that reports more about failed calls."""
         return self
 
@@ -259,19 +260,10 @@ class Scorer(ABC, Generic[S]):
         scores = fitting(rows, num_prompts, self.columns)
         if scores is None:
             raise _misshapen(num_prompts, self.columns)
-        return [row if any(row) else None for row in map(self.read, self.split(scores))]
-
-    def row(self, scores: Sequence[S | None]) -> list[float]:
-        """Returns the label probabilities of one row, from the scores of its query and of its content-free prompts."""
-        first, *free = scores
-        own = [0.0] * self.width if first is None else self.read(first)
-        if not free:
-            return own
-        content_free = [[0.0] * self.width if one is None else self.read(one) for one in free]
-        return calibrate_contextually(own, content_free, least=self.least)
+        return [row if any(row) else None for row in self.read(scores).tolist()]
 
 
-class _Choices(Scorer[list[float]]):
+class _Choices(Scorer):
     """Scores complete texts."""
 
     def __init__(self, engine: ChoiceBackend, labels: tuple[tuple[str, ...], ...]) -> None:
@@ -285,6 +277,7 @@ class _Choices(Scorer[list[float]]):
         self._engine = engine
         self._public = engine if isinstance(engine, PublicChoiceBackend) else None
         self.has_public_calls = self._public is not None
+        self.calls_at_once = calls_at_once(engine)
         if self._public is not None:
             self._public.score_choices([], self.texts)  # makes no call, but refuses ambiguous texts
 
@@ -294,14 +287,11 @@ class _Choices(Scorer[list[float]]):
     async def ascore(self, prompts: Sequence[str]) -> Rows:
         return await self._engine.ascore_choices(prompts, self.texts)
 
-    def split(self, rows: Rows) -> list[list[float]]:
-        return cast("list[list[float]]", rows.tolist())
-
-    def read(self, scores: list[float]) -> list[float]:
+    def read(self, scores: Rows) -> Rows:
         texts = self._reading(scores)
         return texts if self.columns == self.width else per_label(texts, self.places, self.width)
 
-    def of_batches(self) -> Scorer[Any]:
+    def of_batches(self) -> Scorer:
         tells = self.kind == "text votes" and isinstance(self._engine, OtherBackend)
         return _WithOther(self._engine, self) if tells else self
 
@@ -319,7 +309,7 @@ class _Choices(Scorer[list[float]]):
         fitted = fitting(scores, 1, self.columns)
         if fitted is None:
             raise _misshapen(1, self.columns)
-        row = self.read(self.split(fitted)[0])
+        row: list[float] = self.read(fitted)[0].tolist()
         if not any(row) and self._public is None:  # by its contract the call failed
             raise ModelCallError(
                 "the engine has no likelihood for any label after a public prompt; check the model and the length of "
@@ -328,7 +318,7 @@ class _Choices(Scorer[list[float]]):
         return row
 
 
-class _WithOther(Scorer[list[float]]):
+class _WithOther(Scorer):
     """Scores complete texts, with one more column for answers that name none of them; for text votes only."""
 
     def __init__(self, engine: ChoiceBackend, choices: _Choices) -> None:
@@ -341,6 +331,7 @@ class _WithOther(Scorer[list[float]]):
             )
         self._engine, self._choices = engine, choices
         self.kind, self.least, self.has_public_calls = choices.kind, choices.least, choices.has_public_calls
+        self.calls_at_once = choices.calls_at_once
         self.width, self.columns = choices.width + 1, choices.columns + 1
         self._places = (*choices.places, choices.width)
 
@@ -350,10 +341,7 @@ class _WithOther(Scorer[list[float]]):
     async def ascore(self, prompts: Sequence[str]) -> Rows:
         return await self._engine.ascore_with_other(prompts, self._choices.texts)
 
-    def split(self, rows: Rows) -> list[list[float]]:
-        return self._choices.split(rows)
-
-    def read(self, scores: list[float]) -> list[float]:
+    def read(self, scores: Rows) -> Rows:
         return per_label(log_of_probabilities(scores), self._places, self.width)
 
     def public(self, prompt: str) -> list[float]:
@@ -363,7 +351,7 @@ class _WithOther(Scorer[list[float]]):
         return _or_other(await self._choices.apublic(prompt))
 
 
-class _FirstTokens(Scorer[list[Reported]]):
+class _FirstTokens(Scorer):
     """Scores the tokens that labels begin with."""
 
     kind = "first tokens"
@@ -372,6 +360,7 @@ class _FirstTokens(Scorer[list[Reported]]):
 
     def __init__(self, engine: NextTokenBackend, labels: tuple[tuple[str, ...], ...]) -> None:
         self._engine = engine
+        self.calls_at_once = calls_at_once(engine)
         self._place_of = _own_tokens(engine, labels)
         self._domain = tuple(self._place_of)
         self._places = tuple(self._place_of.values())
@@ -385,15 +374,12 @@ class _FirstTokens(Scorer[list[Reported]]):
         with contextlib.closing(self._engine.open(prompts, ())) as session:
             return await session.ascore(self._domain)
 
-    def split(self, rows: Rows) -> list[list[Reported]]:
-        per_row: list[list[Reported]] = [[] for _ in rows]
-        at, columns = rows.nonzero()  # few: a top-k engine reports at most k of all beginnings
-        for row, column, value in zip(at.tolist(), columns.tolist(), rows[at, columns].tolist(), strict=True):
+    def read(self, scores: Rows) -> Rows:
+        per_row: list[list[tuple[int, float]]] = [[] for _ in scores]
+        at, columns = scores.nonzero()  # few: a top-k engine reports at most k of all beginnings
+        for row, column, value in zip(at.tolist(), columns.tolist(), scores[at, columns].tolist(), strict=True):
             per_row[row].append((self._places[column], value))
-        return per_row
-
-    def read(self, scores: list[Reported]) -> list[float]:
-        return shares(scores, self.width)
+        return np.array([shares(own, self.width) for own in per_row]).reshape(len(per_row), self.width)
 
     def public(self, prompt: str) -> list[float]:
         return self._shares(self._top_tokens(prompt).run())
@@ -408,6 +394,12 @@ class _FirstTokens(Scorer[list[Reported]]):
     def _shares(self, tokens: Sequence[tuple[Token, float]]) -> list[float]:
         own = self._place_of
         return shares([(own[token], value) for token, value in tokens if token in own], self.width)
+
+
+def calls_at_once(engine: object) -> int:
+    """Returns how many calls of a model elsewhere an engine has in flight at once; 1 where it does not say."""
+    found = getattr(engine, "calls_at_once", 1)
+    return found if type(found) is int else 1
 
 
 def _or_other(row: list[float]) -> list[float]:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -30,8 +30,8 @@ Votes: TypeAlias = NDArray[np.float32]
 
 _WHOLE = 2.0**20
 """Length of a direction in whole numbers: products add up below 2^53, exactly, in any order."""
-_BLOCK = 2048
-"""Texts compared with the candidates at once."""
+_BLOCK = 512
+"""Texts compared at once: a block stays in the processor's cache, and its product in one thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,8 +84,9 @@ class PrivateDirections(Opaque):
 
     def _note(self, new: Mapping[bytes, OpaqueValue[str]], vectors: Rows) -> None:
         """Stores new directions."""
-        directions = {name: direction_of(row) for name, row in zip(new, vectors, strict=True)}
-        self._held.reveal().update({name: row.astype(np.float32) for name, row in directions.items() if row.any()})
+        # One block for all of them: single small arrays would stay as holes in the heap once they are put together.
+        rows = np.array([direction_of(row) for row in vectors], dtype=np.float32)
+        self._held.reveal().update({name: row for name, row in zip(new, rows, strict=True) if row.any()})
 
     def _known(self, texts: Mapping[bytes, str], *, is_all: bool = True) -> dict[bytes, NDArray[np.float32]]:
         """Returns the directions of these texts and, if no unit has others, drops those of other texts."""
@@ -267,9 +268,87 @@ def nearest(directions: Rows, candidates: Candidates, count: int) -> NDArray[np.
     return order
 
 
-Named: TypeAlias = list[tuple[bytes, ...]]
+Named: TypeAlias = list[tuple[int, tuple[bytes, ...]]]
+"""The place of a unit, and the hashes of its texts."""
 Near: TypeAlias = tuple[int, ...]
 """Places of a unit's near texts, the most similar first; none: the unit does not take part."""
+
+
+class UnitTexts(Protocol):
+    """The PRIVATE texts of numbered units; shows nothing of them."""
+
+    def __len__(self) -> int:
+        """Returns how many units there are."""
+
+    @property
+    def version(self) -> int | None:
+        """Changes after the texts of a unit have changed; None: unknown, so nothing made of them is kept."""
+
+    def own(self, place: int) -> Texts:
+        """Returns the texts of one unit."""
+
+
+class _ListedTexts(Opaque):
+    """The texts of a list of units."""
+
+    __slots__ = ("_units",)
+    version = None
+
+    def __init__(self, units: Sequence[Texts]) -> None:
+        self._units = tuple(units)
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def own(self, place: int) -> Texts:
+        return self._units[place]
+
+
+class _DirectionMatrix(Opaque):
+    """The directions of all units' texts, one row for each distinct text, and who has them.
+
+    Attributes:
+      source: whose texts they are, where the matrix is kept.
+      version: of these texts.
+      num_units: how many there are.
+      directions: float32[texts, dimension] of whole numbers.
+      rows: the row of each text, by its hash.
+      squares: float64[texts], of their lengths.
+      owners: int64[3, owned texts]: the place of a unit, which of its texts, and its row; by place, then text.
+      missing: places of units with a text that could not be embedded.
+    """
+
+    __slots__ = ("directions", "missing", "num_units", "owners", "rows", "source", "squares", "version")
+
+    def __init__(
+        self, named: Named, texts: Mapping[bytes, str], known: Mapping[bytes, NDArray[np.float32]], *, num_units: int
+    ) -> None:
+        rows: dict[bytes, int] = {}
+        owners = [
+            (place, number, rows.setdefault(name, len(rows)))
+            for place, own in named
+            for number, name in enumerate(own)
+            if name in known
+        ]
+        self.source: UnitTexts | None = None
+        self.version: int | None = None
+        self.num_units, self.rows = num_units, rows
+        self.owners = np.array(owners, dtype=np.int64).reshape(-1, 3).T
+        self.directions = np.stack([known[name] for name in rows]) if rows else np.zeros((0, 0), dtype=np.float32)
+        self.missing = tuple(place for place, own in named if any(name in texts and name not in known for name in own))
+        self.squares = np.empty(len(rows))
+        for first in range(0, len(rows), _BLOCK):
+            block = self.directions[first : first + _BLOCK].astype(np.float64)
+            self.squares[first : first + _BLOCK] = np.einsum("ij,ij->i", block, block)
+
+    def cosines(self, query: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns float64[texts]; sums of whole numbers below 2^53 are exact, so no row depends on its block."""
+        products = np.empty(len(self.squares))
+        for first in range(0, len(products), _BLOCK):
+            products[first : first + _BLOCK] = self.directions[first : first + _BLOCK].astype(np.float64) @ query
+        found: NDArray[np.float64] = products / np.sqrt(self.squares * (query @ query))
+        return found
+
 
 _EMBEDDED = 128
 """Texts embedded at once, public; a stopped query keeps the earlier ones."""
@@ -321,58 +400,100 @@ class SimilarTexts(PrivateDirections):
             raise ConfigurationError(f"similarity_threshold: expected a number in (0, 1], found {threshold!r}.")
         self.threshold = float(threshold)
         self.most = check_whole("documents_per_row", most)
+        self._kept: OpaqueValue[_DirectionMatrix | None] = OpaqueValue(None)
         super().__init__(embeddings)
 
     def request_public(self, text: str) -> Effect:
         """Returns the effect for the direction float64[dimension] of a PUBLIC query, embedded as documents are."""
         return _DirectionRequest(self.embeddings, text)
 
-    def ask(self, units: Sequence[Texts], query: NDArray[np.float64] | None) -> Effect:
+    def ask(self, units: UnitTexts | Sequence[Texts], query: NDArray[np.float64] | None) -> Effect:
         """Returns the effect for an `OpaqueRows` list of `Near`, one per PRIVATE unit; without a query none is near."""
-        return _NeighbourRequest(self, tuple(OpaqueValue(unit) for unit in units), query)
+        listed = _ListedTexts(units) if isinstance(units, Sequence) else units
+        return _NeighbourRequest(self, listed, query)
 
-    def near(
-        self, units: Sequence[OpaqueValue[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
-    ) -> list[Near]:
+    def near(self, units: UnitTexts, query: NDArray[np.float64] | None, *, is_all: bool = True) -> list[Near]:
         """Returns the near texts of each unit; private: call below `run_guarded`. `is_all`: no others have texts."""
-        named, texts = self._named(units)
-        for new in self._new(texts, most=_EMBEDDED):
-            self._note(new, self.embeddings.rows(list(new.values())))
-        return self._compare(named, query, self._known(texts, is_all=is_all))
+        version, kept = units.version, self._up_to_date(units)
+        if kept is None or kept.missing:
+            named, texts = self._named(units, kept)
+            for new in self._new(texts, most=_EMBEDDED):
+                self._note(new, self.embeddings.rows(list(new.values())))
+            kept = self._matrix(units, version, named, texts, kept, is_all=is_all)
+        return self._compare(kept, query)
 
-    async def anear(
-        self, units: Sequence[OpaqueValue[Texts]], query: NDArray[np.float64] | None, *, is_all: bool = True
-    ) -> list[Near]:
+    async def anear(self, units: UnitTexts, query: NDArray[np.float64] | None, *, is_all: bool = True) -> list[Near]:
         """Async twin of `near`; long steps run in threads."""
-        named, texts = await run_in_thread(lambda: self._named(units))
-        for new in self._new(texts, most=_EMBEDDED):
-            self._note(new, await self.embeddings.arows(list(new.values())))
-        return await run_in_thread(lambda: self._compare(named, query, self._known(texts, is_all=is_all)))
+        version, kept = units.version, self._up_to_date(units)
+        if kept is None or kept.missing:
+            named, texts = await run_in_thread(lambda: self._named(units, kept))
+            for new in self._new(texts, most=_EMBEDDED):
+                self._note(new, await self.embeddings.arows(list(new.values())))
+            old = kept
+            kept = await run_in_thread(lambda: self._matrix(units, version, named, texts, old, is_all=is_all))
+        ready = kept
+        return await run_in_thread(lambda: self._compare(ready, query))
 
-    def _named(self, units: Sequence[OpaqueValue[Texts]]) -> tuple[Named, dict[bytes, str]]:
-        """Returns the hashes of each unit's texts, and every text that is not blank by its hash."""
+    @override
+    def forget(self) -> None:
+        super().forget()
+        self._kept = OpaqueValue(None)
+
+    def _up_to_date(self, units: UnitTexts) -> _DirectionMatrix | None:
+        """Returns the kept matrix, if no unit was removed since it was made."""
+        kept = self._kept.reveal()
+        return kept if kept is not None and kept.source is units and kept.version == units.version else None
+
+    def _named(self, units: UnitTexts, kept: _DirectionMatrix | None) -> tuple[Named, dict[bytes, str]]:
+        """Returns the hashes of each unit's texts, and every text that is not blank by its hash.
+
+        With a matrix only of the units that it lacks a text of.
+        """
         names: dict[str, bytes] = {}
-        named = [tuple([_name_texts(names, text, self._name) for text in unit.reveal()]) for unit in units]
+        places = range(len(units)) if kept is None else kept.missing
+        named = [
+            (place, tuple([_name_texts(names, text, self._name) for text in units.own(place)])) for place in places
+        ]
         return named, {name: text for text, name in names.items() if text.strip()}
 
-    def _compare(
-        self, named: Named, query: NDArray[np.float64] | None, known: Mapping[bytes, NDArray[np.float32]]
-    ) -> list[Near]:
+    def _matrix(
+        self,
+        units: UnitTexts,
+        version: int | None,
+        named: Named,
+        texts: Mapping[bytes, str],
+        kept: _DirectionMatrix | None,
+        *,
+        is_all: bool,
+    ) -> _DirectionMatrix:
+        """Returns the matrix of all units' texts, and keeps it where `is_all`; a kept one stays if nothing is new."""
+        if kept is not None:
+            stored = self._held.reveal()
+            if not any(name in stored for name in texts):
+                return kept
+            named, texts = self._named(units, None)
+        made = _DirectionMatrix(named, texts, self._known(texts, is_all=False), num_units=len(units))
+        if is_all:
+            # Directions of texts that no unit has any more are dropped, the others are rows of the matrix from now on.
+            self._held = OpaqueValue({name: made.directions[row] for name, row in made.rows.items()})
+            made.rows.clear()
+            made.source, made.version = units, version
+            self._kept = OpaqueValue(None if version is None else made)
+        return made
+
+    def _compare(self, matrix: _DirectionMatrix, query: NDArray[np.float64] | None) -> list[Near]:
         """Returns the near texts of each unit; every product is exact, so none depends on its block."""
-        if query is None or not query.any():
-            return [()] * len(named)
-        owners = [
-            (place, number, name) for place, own in enumerate(named) for number, name in enumerate(own) if name in known
-        ]
-        near: list[list[tuple[float, int]]] = [[] for _ in named]
-        for first in range(0, len(owners), _BLOCK):
-            block = owners[first : first + _BLOCK]
-            rows = np.array([known[name] for _, _, name in block], dtype=np.float64)
-            similar = rows @ query / np.sqrt(np.einsum("ij,ij->i", rows, rows) * (query @ query))
-            for (place, number, _), value in zip(block, similar.tolist(), strict=True):
-                if value >= self.threshold:
-                    near[place].append((-value, number))
-        return [tuple(number for _, number in sorted(own)[: self.most]) for own in near]
+        near: list[Near] = [()] * matrix.num_units
+        if query is None or not query.any() or not len(matrix.squares):
+            return near
+        cosines = matrix.cosines(query)[matrix.owners[2]]
+        found = (cosines >= self.threshold).nonzero()[0]
+        own: dict[int, list[tuple[float, int]]] = {}
+        for place, number, value in zip(*matrix.owners[:2, found].tolist(), cosines[found].tolist(), strict=True):
+            own.setdefault(place, []).append((-value, number))
+        for place, texts in own.items():
+            near[place] = tuple(number for _, number in sorted(texts)[: self.most])
+        return near
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for reports."""
@@ -407,7 +528,7 @@ class _NeighbourRequest:
     """Finds the near texts once; private frames run below `run_guarded`, so a stop finds empty boxes only."""
 
     source: SimilarTexts
-    units: tuple[OpaqueValue[Texts], ...]
+    units: UnitTexts
     query: NDArray[np.float64] | None
     is_answered: bool = False
 
@@ -417,9 +538,9 @@ class _NeighbourRequest:
         try:
             near = run_guarded(lambda: OpaqueRows(self.source.near(self.units, self.query)))
             if near is None:  # then unit by unit, so that a fault stays with its own unit
-                near = _join_boxes([run_guarded(lambda at=at: self._one(at)) for at in range(len(self.units))])  # type: ignore[misc]
+                near = _join_boxes([run_guarded(lambda at=at: self._one(at)) for at in self._places()])  # type: ignore[misc]
         finally:
-            self.units = ()
+            self.units = _ListedTexts(())
         return near
 
     async def arun(self) -> OpaqueRows:
@@ -432,9 +553,9 @@ class _NeighbourRequest:
         try:
             near = await arun_guarded(boxed)
             if near is None:
-                near = _join_boxes([await arun_guarded(lambda at=at: self._aone(at)) for at in range(len(self.units))])  # type: ignore[misc]
+                near = _join_boxes([await arun_guarded(lambda at=at: self._aone(at)) for at in self._places()])  # type: ignore[misc]
         finally:
-            self.units = ()
+            self.units = _ListedTexts(())
         return near
 
     def _once(self) -> None:
@@ -443,11 +564,17 @@ class _NeighbourRequest:
             raise ConfigurationError("expected to answer once, found a second call; ask anew")
         self.is_answered = True
 
+    def _places(self) -> range:
+        return range(len(self.units))
+
+    def _alone(self, place: int) -> _ListedTexts:
+        return _ListedTexts((self.units.own(place),))
+
     def _one(self, place: int) -> OpaqueRows:
-        return OpaqueRows(self.source.near((self.units[place],), self.query, is_all=False))
+        return OpaqueRows(self.source.near(self._alone(place), self.query, is_all=False))
 
     async def _aone(self, place: int) -> OpaqueRows:
-        return OpaqueRows(await self.source.anear((self.units[place],), self.query, is_all=False))
+        return OpaqueRows(await self.source.anear(self._alone(place), self.query, is_all=False))
 
 
 def _join_boxes(boxes: Sequence[OpaqueRows | None]) -> OpaqueRows:

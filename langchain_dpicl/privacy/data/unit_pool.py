@@ -16,14 +16,26 @@ T = TypeVar("T")
 class Pool(Opaque):
     """The units of one label, or all of them, as the curator reads them. Counts and content are private."""
 
-    __slots__ = ("_count", "_name", "_read")
+    __slots__ = ("_count", "_name", "_read", "_version")
 
     def __init__(
-        self, count: Callable[[], int], read: Callable[[int], Unit], name: Callable[[int], str] | None = None
+        self,
+        count: Callable[[], int],
+        read: Callable[[int], Unit],
+        name: Callable[[int], str] | None = None,
+        version: Callable[[], int] | None = None,
     ) -> None:
         self._count = count
         self._read = read
         self._name = name
+        self._version = version
+
+    @property
+    def version(self) -> int:
+        """A number that each removal raises, after the records are gone; only in a pool of all units."""
+        if self._version is None:
+            raise PrivateAccessError("Pool: expected a pool of all units, found another.")
+        return self._version()
 
     @property
     def num_units(self) -> int:
@@ -59,7 +71,10 @@ def make_opaque_pool(units: Units) -> Sealed:
     def open_pool(label: str | None) -> Pool:
         if label is None:
             return Pool(
-                lambda: len(units.contents), lambda position: tuple(records_of(units, position)), _name_of(units)
+                lambda: len(units.contents),
+                lambda position: tuple(records_of(units, position)),
+                _name_of(units),
+                lambda: units.version,
             )
         index = units.by_label[label]
         return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
@@ -69,6 +84,7 @@ def make_opaque_pool(units: Units) -> Sealed:
         position = units.positions.pop(name, None)
         if position is not None:
             units.contents[position] = ()
+            units.version += 1  # last: whoever reads it first and the contents then may keep what is made of them
 
     def redeclare(labels: tuple[str, ...], split: Split) -> OpenPool | None:
         return _run_guarded(lambda: _split_units(units, labels, split))
@@ -135,7 +151,7 @@ def _split_units(units: Units, labels: tuple[str, ...], split: Split) -> OpenPoo
 
     def open_pool(label: str | None) -> Pool:
         if label is None:
-            return Pool(lambda: len(units.contents), records, _name_of(units))
+            return Pool(lambda: len(units.contents), records, _name_of(units), lambda: units.version)
         index = places[label]
         return Pool(lambda: len(index), lambda position: records(index[position]))
 

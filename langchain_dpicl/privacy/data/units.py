@@ -192,6 +192,8 @@ class Units:
     contents: list[Unit]
     by_label: dict[str, list[int]]
     positions: dict[str, int]
+    version: int = 0
+    """Raised after each removal: what was made of the contents at an older one is out of date."""
 
 
 def read_units(
@@ -233,6 +235,9 @@ def read_record(
             value = label_text(value)
         if not isinstance(value, str):
             advice = AS_TEXT if is_label and label_text(value) is not value else ""
+            if field not in fields:
+                option = "label_key" if is_label else "text_key" if field == declared.text_key else "fields"
+                advice = f" If it has another name, give {option}=."
             return "", {}, f"records: expected text under {field!r}; a record has {kind_of(value)}.{advice}"
         if is_label:
             if value not in known:

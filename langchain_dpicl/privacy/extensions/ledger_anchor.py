@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
-from langchain_dpicl.privacy.ledger.writer import LedgerWriter
+from langchain_dpicl.privacy.ledger.writer import LedgerWriter, LineAppender
 
 # A thread that waited longer than this many seconds through an outage is refused: if each of many waiting threads
 # tried the store again, the last would wait without limit.
@@ -18,19 +20,18 @@ LOCK_TIMEOUT = 10.0
 
 
 class OutageWriter(LedgerWriter):
-    """Refuses threads that waited through an outage, and writes no settlement twice if the store's reply was lost."""
+    """Refuses threads that waited through an outage of the store."""
 
     def __init__(
         self, store: LedgerStore, header: LedgerHeader, *, allowed_wrappers: Callable[[], Sequence[str]] = tuple
     ) -> None:
         super().__init__(store, header, allowed_wrappers=allowed_wrappers)
         self._outages = 0
-        self._doubtful: dict[tuple[int, str], LedgerRecord] = {}  # settlements that failed but may have been committed
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self, lock: AbstractContextManager[bool]) -> Iterator[None]:
         outages, since = self._outages, time.monotonic()
-        with self.lock:
+        with lock:
             if self._outages != outages and time.monotonic() - since > LOCK_TIMEOUT:
                 msg = f"ledger: expected it to respond, found {self.store.description} unavailable for other threads."
                 raise LedgerUnavailableError(f"{msg} Nothing is granted; try again.")
@@ -39,31 +40,6 @@ class OutageWriter(LedgerWriter):
             except LedgerUnavailableError:
                 self._outages += 1
                 raise
-
-    def settle(self, kind: str, reservation: int, count: int) -> None:
-        """Records a settlement; after a failure, the same settlement again writes no second line."""
-        body = {"reservation": reservation, "count": count}
-        record = None
-        try:
-            with self.exclusive() as writer:
-                if self._doubtful:
-                    record = self._written_before(writer.view, kind, body)
-                if record is None:
-                    record = writer.append(kind, body)
-        except BaseException:
-            if record is not None:  # the store may have committed the line although it raised
-                self._doubtful[reservation, kind] = record
-            raise
-        if self._doubtful:
-            self._doubtful.pop((reservation, kind), None)
-
-    def _written_before(self, view: LedgerTransaction, kind: str, body: Mapping[str, Any]) -> LedgerRecord | None:
-        """Returns the line of an earlier, failed settlement if the ledger holds it."""
-        earlier = self._doubtful.get((body["reservation"], kind))
-        if earlier is None or dict(earlier.body) != body:
-            return None
-        line = next(iter(view.records(earlier.seq - 1)), None)
-        return line if line is not None and line.hash == earlier.hash else None
 
 
 @runtime_checkable
@@ -148,6 +124,7 @@ class AnchoredWriter(OutageWriter):
 
     Formal guarantees:
       - Tickets are granted only after the anchor, too, holds the line that charges them.
+      - The anchor gets durable lines only: what a crash of the ledger's host may lose, it never expects.
       - The anchor gets, and is compared with, the hashes of the chain to which this process appended its line. The
         ledger is not read again for it after a commit: a copy may have replaced it by then.
       - A ledger that lacks the anchor's line, or holds a changed one, grants nothing.
@@ -173,8 +150,8 @@ class AnchoredWriter(OutageWriter):
         with self.lock:
             self._adopts = adopt_anchor
             try:
-                self.refresh()
-                self._after_commit()
+                state = self.refresh()
+                self._before_grant(state, state.seq)
             finally:
                 self._adopts = False
 
@@ -182,13 +159,26 @@ class AnchoredWriter(OutageWriter):
         super()._start_anew()
         self._untold = {}
 
+    def _may_skip_to(self, seq: int) -> bool:
+        return seq <= self._first  # the hashes from the anchor's line on are compared with the anchor, or told to it
+
+    def _take_back(self, writer: LineAppender) -> None:
+        super()._take_back(writer)
+        self._untold = {seq: head for seq, head in self._untold.items() if seq <= self._state.seq}
+
     def _applied(self, record: LedgerRecord) -> None:
         if record.seq == self._first or (record.seq > self._first and not self._adopts):
             self._untold[record.seq] = record.hash
 
-    def _after_commit(self) -> None:
-        if self._anchored[0] < self._state.seq:
-            self._anchor_last_line()
+    def _before_grant(self, state: LedgerState, seq: int) -> None:
+        with self._turn(self.lock):
+            if self._state is not state:
+                raise LedgerUnavailableError(
+                    f"ledger {self.header.ledger_id}: expected the lines that this thread wrote to, found them read "
+                    "anew after a fault. Nothing is granted; what the ledger holds stays charged. Try again."
+                )
+            if self._anchored[0] < seq:
+                self._anchor_lines(self._seen)
 
     def _read(self, source: LedgerStore | LedgerTransaction, *, is_writing: bool = False) -> None:
         """Catches up, and compares with the anchor before the first read and before every write."""
@@ -233,12 +223,12 @@ class AnchoredWriter(OutageWriter):
             return self.header.digest
         return self._state.head if known[0] == self._state.seq else self._untold.get(known[0])
 
-    def _anchor_last_line(self) -> None:
-        """Writes the new lines to the anchor one by one, and checks that it holds the last.
+    def _anchor_lines(self, last: tuple[int, str]) -> None:
+        """Writes the new lines up to the last durable one to the anchor one by one, and checks that it holds that.
 
         One by one, because of two diverging copies one then finds the other's line of the same number.
         """
-        name, last = self.header.ledger_id, (self._state.seq, self._state.head)
+        name = self.header.ledger_id
         if not self._adopts:
             for line in self._untold.items():
                 if line[0] < last[0]:

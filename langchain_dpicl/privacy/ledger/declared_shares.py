@@ -130,10 +130,13 @@ class DeclaredShares:
         """Makes a priced share pending if it fits; it replaces unsealed shares of the same names."""
         names = {component.name for component in terms.components}
         with self.desk.lock:
-            if names & set(self.desk.refresh().shares):
-                raise SealedShareError(f"{sorted(names)}: another process sealed one of these. Declare them again.")
+            self._check_unsealed(names)
             # Pricing ran without the lock, so the share has to fit again.
-            epsilon, delta = self.fit(terms.epsilon, terms.delta, names)
+            try:
+                epsilon, delta = self.fit(terms.epsilon, terms.delta, names)
+            except PrivacyBudgetExceededError:
+                self._check_unsealed(names)  # the same share, sealed by another process since the look above
+                raise
             if epsilon < terms.pricing["epsilon"] or delta < terms.delta:
                 raise budget_exceeded("epsilon", terms.pricing["epsilon"], exact(epsilon), "Lower the share a little.")
             standing.terms = terms.charged(epsilon)
@@ -144,6 +147,10 @@ class DeclaredShares:
             self._standings.update({component.name: (component, standing) for component in terms.components})
             return standing
 
+    def _check_unsealed(self, names: set[str]) -> None:
+        if names & set(self.desk.refresh().shares):
+            raise SealedShareError(f"{sorted(names)}: another process sealed one of these. Declare them again.")
+
     def fit(self, epsilon: float | None, delta: float | None, replaced: set[str]) -> tuple[float, float]:
         """Returns the charge, lowered to the rest if it is above by float rounding only; refuses a larger one."""
         rest = self.room(replaced)
@@ -152,6 +159,8 @@ class DeclaredShares:
     def _fitted(self, name: str, requested: float, rest: Fraction) -> float:
         if exact(requested) > rest * (1 + ROUNDING_SLACK):
             advice = "Shares add up; declare components inside `with budget.plan():`, or lower them."
+            if not rest:
+                advice = "It is spent for good, or set aside. What was released stays free to use."
             raise budget_exceeded(f"{name} of budget {self.desk.header.name!r}", requested, rest, advice)
         return requested if exact(requested) <= rest else round_down(rest)
 

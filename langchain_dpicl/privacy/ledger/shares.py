@@ -10,7 +10,7 @@ from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, Amount, is_written, round_down
-from langchain_dpicl.privacy.ledger.state import COMMIT, GIVE_BACK, LedgerState, Slot, allowance
+from langchain_dpicl.privacy.ledger.state import LedgerState, Slot, allowance
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
@@ -92,14 +92,19 @@ class Reservation(Uncopyable):
             self._unburnt -= count
             self._uncommitted += count
 
-    def commit(self, count: int = 1) -> None:
+    def commit(self, count: int = 1, *, wait: bool = False) -> None:
         """Records that the noised result of burnt tickets is stored.
+
+        On a durable store the line is written with the next one of this process, or when the budget is closed. Where
+        the process ends first, the tickets stay charged and open.
 
         Args:
           count: number of tickets.
+          wait: write the line now.
 
         Raises:
-          LedgerError: fewer tickets are burnt and not yet committed, or this is a forked copy of the reservation.
+          LedgerError: fewer tickets are burnt and not yet committed, this is a forked copy of the reservation, or the
+            line that was waited for cannot be written now.
           ConfigurationError: the count is below 1.
         """
         check_int("count", count, low=1)
@@ -108,8 +113,8 @@ class Reservation(Uncopyable):
             if count > self._uncommitted:
                 msg = f"commit: expected at most {self._uncommitted} burnt tickets of"
                 raise LedgerError(f"{msg} {self.component!r}, found {count}.")
-            self._desk.settle(COMMIT, self.entry, count)
             self._uncommitted -= count
+        self._desk.commit(self.entry, count, wait=wait)
 
     def give_back(self) -> int:
         """Returns refundable, unburnt tickets to their slot, and how many; none of them can burn afterwards."""
@@ -120,7 +125,7 @@ class Reservation(Uncopyable):
             count, self._unburnt = self._unburnt, 0
             if not count or not self.refundable:
                 return 0
-            self._desk.settle(GIVE_BACK, self.entry, count)
+            self._desk.give_back(self.entry, count)
             return count
 
     def _check_home(self) -> None:
@@ -215,15 +220,9 @@ class Share(Holding):
 
     def committed(self, template: str, *, label: str | None = None) -> int:
         """Returns how many tickets were used and committed, in every process; arguments as `remaining`."""
-        with self._desk.lock:
-            slot, state = (template, label), self._desk.refresh()
-            reserved = allowance(self._component, slot) - self._remaining(slot, state)
-            unsettled = sum(
-                opened.count
-                for opened in state.open_reservations()
-                if (opened.component, opened.template, opened.label) == (self.component, *slot)
-            )
-            return int(reserved) - unsettled
+        slot = template, label
+        allowance(self._component, slot)  # refuses a slot that the component has not
+        return self._desk.committed(self._component, slot)
 
     def used_by(self, tenant: str) -> int:
         """Returns how many tickets a tenant has reserved or used, in every process.

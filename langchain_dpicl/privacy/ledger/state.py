@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -18,6 +18,17 @@ SEAL = "seal"
 RESERVE = "reserve"
 COMMIT = "commit"
 GIVE_BACK = "give_back"
+SNAPSHOT = "snapshot"
+UPGRADE = "upgrade"
+
+RESERVED = frozenset({"blocks", "stream"})
+"""Members of a line's body that a later version will use; from format 2 on, this one refuses lines that have them."""
+
+SNAPSHOT_LINES = 4096
+"""A snapshot follows at least so many lines, and more where it is large itself."""
+
+Undo = Callable[[], object]
+"""Takes one line back; lines are taken back in the opposite order."""
 
 Slot = tuple[str, str | None]
 """(template, label) of a ticket; (kind, None) of a pool."""
@@ -42,6 +53,8 @@ class OpenReservation:
       label: their label, or None.
       count: how many tickets are open.
       stamp: when they were reserved (UTC); informative.
+      holder: random name of the process that reserved them; None in a ledger in memory and on lines of older versions.
+      mine: whether that is this process.
     """
 
     entry: int
@@ -50,6 +63,8 @@ class OpenReservation:
     label: str | None
     count: int
     stamp: str
+    holder: str | None = None
+    mine: bool = False
 
 
 @dataclass(slots=True)
@@ -63,6 +78,7 @@ class _UnsettledReservation:
     refundable: bool
     tenant: str
     stamp: str
+    holder: str | None
 
 
 def unit_cost(kind: Kind, amount: float) -> Amount:
@@ -95,6 +111,83 @@ class LedgerState:
         self._left: dict[tuple[str, Slot], Amount] = {}
         self._open: dict[int, _UnsettledReservation] = {}
         self._used: dict[tuple[str, str], int] = {}
+        self._unsettled: dict[tuple[str, Slot], int] = {}  # open tickets
+        self.format = header.ledger_format
+        self._named: list[list[Any]] = []  # number and hash of the lines that bind and seal
+        self._last_snapshot = 0  # its number
+
+    @classmethod
+    def from_snapshot(cls, header: LedgerHeader, lines: Sequence[LedgerRecord]) -> LedgerState:
+        """Returns the state after a snapshot, without the lines that it sums up.
+
+        Args:
+          header: of the ledger.
+          lines: those before the snapshot that bind and seal, then the snapshot.
+
+        Raises:
+          LedgerError: a line was changed, or they do not go together.
+        """
+        *named, last = lines
+        state, fault = cls(header), ""
+        for line in named:
+            state.seq, state.head = line.seq - 1, line.prev  # the lines between are in the snapshot
+            state.apply(line)
+        try:
+            state._take_over(last)
+        except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            msg = f"ledger: line {last.seq} is no snapshot of the lines before it ({fault}). Restore an untouched copy."
+            raise LedgerError(msg)
+        return state
+
+    def _take_over(self, record: LedgerRecord) -> None:
+        """Takes over the totals of a snapshot; the shares and bindings are there."""
+        body = record.body
+        _require(record.kind == SNAPSHOT and record.hash == record.computed_hash, "a snapshot that was not changed")
+        self.format = max(self.format, 2)
+        self.allowed_wrappers = frozenset(_text(module, "a module's name") for module in body["wrappers"])
+        for name, tenant, count in body["used"]:
+            self._used[self._components[name].name, _text(tenant, "a tenant's name")] = check_int("count", count, low=1)
+        for entry, name, template, label, unit, count, tenant, stamp, holder in body["open"]:
+            component, slot = self._components[name], (template, label)
+            refundable = component.limit is not None or component.ticket(*slot).refundable
+            by = None if holder is None else str(holder)
+            check_int("count", count, low=1)
+            self._open[entry] = _UnsettledReservation(
+                name, slot, _amount(component, unit), count, refundable, str(tenant), str(stamp), by
+            )
+            self._unsettled[name, slot] = self._unsettled.get((name, slot), 0) + count
+        for (name, slot), pair in zip(self._left, body["left"], strict=True):
+            component = self._components[name]
+            left = self._left[name, slot] = _amount(component, pair)
+            _require(0 <= left <= allowance(component, slot), "no more left than there was")
+        # Whatever was read is written again: nothing was left out, and no value is of another type.
+        self.seq, self.head = record.seq - 1, record.prev
+        self.apply(record)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns the totals after the lines applied so far: the body of a line `snapshot`, in a fixed order.
+
+        What `from_snapshot` needs to go on without the lines before it: names the lines that bind and seal, which are
+        read, and holds what the others add up to.
+        """
+        return {
+            "lines": self._named,
+            "left": [_pair(left) for left in self._left.values()],  # in the order of the shares and their slots
+            "used": sorted([*key, count] for key, count in self._used.items() if count),
+            "open": [
+                [entry, it.component, *it.slot, _pair(it.unit), it.unsettled, it.tenant, it.stamp, it.holder]
+                for entry, it in sorted(self._open.items())
+            ],
+            "wrappers": sorted(self.allowed_wrappers),
+        }
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether so many lines follow the last snapshot that reading them takes longer than reading another."""
+        size = 10 * (len(self._open) + len(self._used))
+        return self.format > 1 and self.seq - self._last_snapshot >= max(SNAPSHOT_LINES, size)
 
     @property
     def sealed(self) -> tuple[SealedShare, ...]:
@@ -117,28 +210,39 @@ class LedgerState:
         """Returns how many tickets of a component a tenant has; a line without a tenant counts for ""."""
         return self._used.get((component, tenant), 0)
 
-    def open_reservations(self) -> Iterator[OpenReservation]:
-        """Yields the reservations with tickets neither committed nor given back, in order."""
-        for entry, opened in sorted(self._open.items()):
-            yield OpenReservation(entry, opened.component, *opened.slot, opened.unsettled, opened.stamp)
+    def unsettled(self, component: str, slot: Slot) -> int:
+        """Returns how many tickets of a slot are reserved, and neither committed nor given back."""
+        return self._unsettled.get((component, slot), 0)
+
+    def is_of(self, entry: int, component: str, slot: Slot) -> bool:
+        """Returns whether a reservation has open tickets of a slot."""
+        opened = self._open.get(entry)
+        return opened is not None and (opened.component, opened.slot) == (component, slot)
+
+    def open_reservations(self, after: int = 0) -> Iterator[OpenReservation]:
+        """Yields the reservations behind a line with tickets neither committed nor given back, in order."""
+        for entry in sorted(entry for entry in self._open if entry > after):
+            it = self._open[entry]
+            yield OpenReservation(entry, it.component, *it.slot, it.unsettled, it.stamp, it.holder)
 
     def sealed_component(self, name: str) -> Component | None:
         """Returns the sealed terms of a component, or None."""
         return self._components.get(name)
 
-    def apply(self, record: LedgerRecord, *, is_hashed: bool = False) -> None:
-        """Applies the next line; `is_hashed`: its hash was computed just now from its content.
+    def apply(self, record: LedgerRecord) -> Undo:
+        """Applies the next line; returns what takes it back, for a line that does not stand in the end.
 
         Raises:
           LedgerError: the line does not follow in the chain, was changed, or breaks a rule; the state is unchanged.
         """
         follows = record.seq == self.seq + 1 and record.prev == self.head
-        if not follows or not (is_hashed or record.hash == record.computed_hash):
+        if not follows or record.hash != record.computed_hash:
             msg = f"ledger: line {self.seq + 1} does not follow from the lines before it. Restore an untouched copy."
             raise LedgerError(msg)
         fault = ""
         try:
-            self._RULES[record.kind](self, record)
+            _require(self.format == 1 or not RESERVED & set(record.body), "members that this version reads")
+            undo = self._RULES[record.kind](self, record)
         except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             fault = f"{type(error).__name__}: {error}"
         if fault:
@@ -146,12 +250,27 @@ class LedgerState:
             raise LedgerError(msg)
         self.seq, self.head = record.seq, record.hash
 
-    def _bind(self, record: LedgerRecord) -> None:
+        def take_back() -> None:
+            undo()
+            self.seq, self.head = record.seq - 1, record.prev
+
+        return take_back
+
+    # Everything is checked before anything changes: a refused line leaves the state as it was.
+
+    def _bind(self, record: LedgerRecord) -> Undo:
         name = record.body["dataset_id"]
         _require(name not in self.bindings, "a data set not yet bound")
         self.bindings[name] = record.body
+        self._named.append([record.seq, record.hash])
 
-    def _seal(self, record: LedgerRecord) -> None:
+        def undo() -> None:
+            self._named.pop()
+            del self.bindings[name]
+
+        return undo
+
+    def _seal(self, record: LedgerRecord) -> Undo:
         terms = ShareTerms.from_dict(record.body)
         names = [component.name for component in terms.components]
         _require(len(set(names)) == len(names) and not set(names) & set(self.shares), "components not yet sealed")
@@ -167,8 +286,19 @@ class LedgerState:
         self.shares.update(dict.fromkeys(names, share))
         self._components.update({component.name: component for component in terms.components})
         self._left.update(left)
+        self._named.append([record.seq, record.hash])
 
-    def _reserve(self, record: LedgerRecord) -> None:
+        def undo() -> None:
+            self._named.pop()
+            self._sealed.pop()
+            for name in names:
+                del self.shares[name], self._components[name]
+            for key in left:
+                del self._left[key]
+
+        return undo
+
+    def _reserve(self, record: LedgerRecord) -> Undo:
         body = record.body
         component = self.sealed_component(body["component"])
         if component is None:
@@ -176,45 +306,98 @@ class LedgerState:
         slot: Slot = (body["template"], body["label"])
         count = check_int("count", body["count"], low=1)
         unit = unit_cost(component.kind, check_positive("amount", body["amount"]))
-        # Everything is checked before anything changes: a refused line leaves the state as it was.
-        left = self._left[component.name, slot] - unit * count
-        _require(left >= 0, "no more than what is left")
+        place = component.name, slot
+        left = self._left[place]
+        _require(left >= unit * count, "no more than what is left")
         refundable = component.limit is not None or component.ticket(*slot).refundable
-        tenant = body.get("tenant", "")
-        if type(tenant) is not str:
-            raise LedgerError("expected a tenant's name as text")
+        tenant = _text(body.get("tenant", ""), "a tenant's name")
+        holder = body.get("holder")
+        _require(holder is None or isinstance(holder, str), "a process's name as text")
         modules = body.get("allowed_wrappers", [])
         _require(isinstance(modules, list | tuple) and all(isinstance(m, str) for m in modules), "names of modules")
+        wrappers = self.allowed_wrappers
         self.allowed_wrappers |= frozenset(modules)
-        self._left[component.name, slot] = left
         self._open[record.seq] = _UnsettledReservation(
-            component.name, slot, unit, count, refundable, tenant, record.stamp
+            component.name, slot, unit, count, refundable, tenant, record.stamp, holder
         )
-        key = component.name, tenant
-        self._used[key] = self._used.get(key, 0) + count
+        self._charge(self._open[record.seq], count)
 
-    def _give_back(self, record: LedgerRecord) -> None:
-        entry = self._open[record.body["reservation"]]
-        _require(entry.refundable, "a refundable ticket")
-        count = self._settle(record)
+        def undo() -> None:
+            self.allowed_wrappers = wrappers
+            self._charge(self._open.pop(record.seq), -count)
+
+        return undo
+
+    def _charge(self, entry: _UnsettledReservation, count: int) -> None:
+        """Moves tickets out of a slot; a negative count moves them back."""
+        place, user = (entry.component, entry.slot), (entry.component, entry.tenant)
+        self._left[place] -= entry.unit * count
+        self._unsettled[place] = self._unsettled.get(place, 0) + count
+        self._used[user] = self._used.get(user, 0) + count
+
+    def _commit(self, record: LedgerRecord) -> Undo:
+        return self._settle(record)[2]
+
+    def _give_back(self, record: LedgerRecord) -> Undo:
+        _require(self._open[record.body["reservation"]].refundable, "a refundable ticket")
+        entry, count, undo = self._settle(record)
+        self._refund(entry, count)
+
+        def undo_both() -> None:
+            self._refund(entry, -count)
+            undo()
+
+        return undo_both
+
+    def _refund(self, entry: _UnsettledReservation, count: int) -> None:
+        """Lets tickets that were settled be reserved again."""
         self._left[entry.component, entry.slot] += entry.unit * count
         self._used[entry.component, entry.tenant] -= count
 
-    def _settle(self, record: LedgerRecord) -> int:
+    def _settle(self, record: LedgerRecord) -> tuple[_UnsettledReservation, int, Undo]:
         number = record.body["reservation"]
         entry = self._open[number]
         count = check_int("count", record.body["count"], low=1, high=entry.unsettled)
-        entry.unsettled -= count
-        if not entry.unsettled:
-            del self._open[number]
-        return count
+        place = entry.component, entry.slot
 
-    _RULES: ClassVar[dict[str, Callable[[LedgerState, LedgerRecord], object]]] = {
+        def settle(count: int) -> None:
+            entry.unsettled -= count
+            self._unsettled[place] -= count
+            if entry.unsettled:
+                self._open[number] = entry
+            else:
+                del self._open[number]
+
+        settle(count)
+        return entry, count, lambda: settle(-count)
+
+    def _snapshot(self, record: LedgerRecord) -> Undo:
+        _require(self.format > 1, "no snapshot in a ledger of format 1")
+        _require(record.body == self.snapshot(), "the totals of the lines before it")
+        before, self._last_snapshot = self._last_snapshot, record.seq
+
+        def undo() -> None:
+            self._last_snapshot = before
+
+        return undo
+
+    def _upgrade(self, record: LedgerRecord) -> Undo:
+        _require(self.format == 1 and record.body == {"format": 2}, "one step from format 1 to 2")
+        self.format = 2
+
+        def undo() -> None:
+            self.format = 1
+
+        return undo
+
+    _RULES: ClassVar[dict[str, Callable[[LedgerState, LedgerRecord], Undo]]] = {
         BIND: _bind,
         SEAL: _seal,
         RESERVE: _reserve,
-        COMMIT: _settle,
+        COMMIT: _commit,
         GIVE_BACK: _give_back,
+        SNAPSHOT: _snapshot,
+        UPGRADE: _upgrade,
     }
 
 
@@ -224,6 +407,22 @@ def slots(component: Component) -> Iterator[Slot]:
         yield component.kind, None
     for ticket in component.tickets:
         yield ticket.template, ticket.label
+
+
+def _pair(amount: Amount) -> list[int]:
+    return [amount.numerator, amount.denominator]
+
+
+def _amount(component: Component, pair: Sequence[int]) -> Amount:
+    numerator, denominator = pair
+    amount = Fraction(numerator, denominator)
+    return int(amount) if component.kind == "tickets" and denominator == 1 else amount
+
+
+def _text(value: object, what: str) -> str:
+    if type(value) is not str:
+        raise LedgerError(f"expected {what} as text")
+    return value
 
 
 def _require(condition: bool, expected: str) -> None:

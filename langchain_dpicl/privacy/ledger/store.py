@@ -12,18 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.accounting.events import canonical_json
 
-LEDGER_FORMAT = 1
+LEDGER_FORMAT = 2
+"""Of new ledgers. Those of format 1 have no snapshots and go on without until a line `upgrade`."""
 
 T = TypeVar("T")
+
+BLOCK = 1000
+"""Lines that are read at once where a whole ledger is read."""
 
 _parsed = json.JSONDecoder().raw_decode
 
@@ -86,8 +90,9 @@ class LedgerHeader:
           LedgerError: another format, or a field is missing, unknown or out of range.
         """
         _require_fields(cls, data)
-        if data["ledger_format"] != LEDGER_FORMAT:
-            msg = f"ledger: expected format {LEDGER_FORMAT}, found {data['ledger_format']!r}. Use the matching version."
+        if type(data["ledger_format"]) is not int or not 1 <= data["ledger_format"] <= LEDGER_FORMAT:
+            found = data["ledger_format"]
+            msg = f"ledger: expected format 1 to {LEDGER_FORMAT}, found {found!r}. Use the matching version."
             raise LedgerError(msg)
         fault = ""
         try:
@@ -121,15 +126,27 @@ class LedgerRecord:
     body: Mapping[str, Any]
     stamp: str
     hash: str
+    # The body as its store holds it, hashed as it stands; a copy with another body has none.
+    _text: str | None = field(default=None, init=False, repr=False, compare=False)
+
+    def read_from(self, text: str) -> Self:
+        """Returns this line, whose hash is computed from the text that its body was read from.
+
+        Args:
+          text: the body, as stored.
+        """
+        object.__setattr__(self, "_text", text)
+        return self
 
     @property
     def computed_hash(self) -> str:
         """The hash of the content; differs from `hash` if the line was changed."""
-        return _chain_digest(self.seq, self.prev, self.kind, canonical_json(self.body), self.stamp)
+        text = canonical_json(self.body) if self._text is None else self._text
+        return _chain_digest(self.seq, self.prev, self.kind, text, self.stamp)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: getattr(self, name) for name in _public_fields(type(self))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LedgerRecord:
@@ -145,8 +162,12 @@ class LedgerRecord:
         return cls(**data)
 
 
+def _public_fields(cls: type[Any]) -> list[str]:
+    return [known.name for known in dataclasses.fields(cls) if not known.name.startswith("_")]
+
+
 def _require_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
-    names = {field.name for field in dataclasses.fields(cls)}
+    names = set(_public_fields(cls))
     keys = set(data) if isinstance(data, Mapping) else set()
     if keys != names:
         msg = f"{cls.__name__}: expected the fields {sorted(names)}, found {sorted(map(str, keys))}."
@@ -181,17 +202,19 @@ class _StoredLine(NamedTuple):
 
     def record(self, seq: int, prev: str) -> LedgerRecord:
         """Returns the line as record number `seq`, with a body of its own."""
-        return LedgerRecord(seq, prev, self.kind, _parsed(self.body)[0], self.stamp, self.hash)
+        body = _parsed(self.body)[0]
+        return LedgerRecord(seq, prev, self.kind, body, self.stamp, self.hash).read_from(self.body)
 
 
 class LedgerTransaction(Protocol):
     """The ledger as its only writer sees it; unusable once the transaction ends."""
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every line with `seq > after`, in order, lines of this transaction included.
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
+        """Returns the lines with `seq > after`, in order, lines of this transaction included.
 
         Args:
           after: number of the last known line; 0: from the first on.
+          limit: at most so many of them; None: all.
         """
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
@@ -210,7 +233,13 @@ class LedgerStore(Protocol):
     A store, and its transactions, may also have `head()`, which returns the number and hash of the last line (0 and
     the header's digest where there is none), so that unchanged ledgers are not read again. The transactions of a
     database of several ledgers have `bind(dataset_id)`, which records that this ledger binds a data set, and raises a
-    `PrivacyBudgetMismatchError` if another ledger does.
+    `PrivacyBudgetMismatchError` if another ledger does. A store may also have:
+      - `flush(seq, head)`: looks up the line of this number and hash, and returns when it and all lines before it
+        survive what `durable` claims, or raises a `LedgerUnavailableError`. The lines of its `transaction(flush=False)`
+        are only visible when that ends, so that its lock is held for a shorter time.
+      - `last_snapshot()`: returns the last line of that kind after the lines before it that bind and seal, or nothing.
+        Without it no snapshots are written.
+      - `check()`: reads all of its file, and raises a `LedgerError` if it is broken.
 
     Formal guarantees that an implementation gives:
       - One writer at a time over all processes; a transaction sees every line committed before it began.
@@ -237,11 +266,12 @@ class LedgerStore(Protocol):
     def header(self) -> LedgerHeader | None:
         """Returns the header, or None before `create`."""
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every committed line with `seq > after`, in order.
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
+        """Returns the committed lines with `seq > after`, in order.
 
         Args:
           after: number of the last known line; 0: from the first on.
+          limit: at most so many of them; None: all.
         """
 
     def transaction(self) -> AbstractContextManager[LedgerTransaction]:
@@ -250,6 +280,20 @@ class LedgerStore(Protocol):
         Raises:
           LedgerError: there is no header yet, the transaction is nested, or the store failed.
         """
+
+
+def in_blocks(source: LedgerStore | LedgerTransaction, after: int = 0) -> Iterator[LedgerRecord]:
+    """Yields the lines with `seq > after` in order, and keeps only some of them in memory.
+
+    Args:
+      source: where they are.
+      after: number of the last known line; 0: from the first on.
+    """
+    while block := source.records(after, limit=BLOCK):
+        yield from block
+        after += len(block)
+        if len(block) != BLOCK:
+            return
 
 
 def hide_password(value: T) -> Callable[[], T]:
@@ -291,11 +335,11 @@ class InMemoryStore(Uncopyable):
         self._check_process()
         return self._header
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
-        """Returns every committed line with `seq > after`."""
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
+        """Returns the committed lines with `seq > after`, at most `limit` of them."""
         self._check_process()
         with self._lock:
-            return _records(self._header, self._lines, after)
+            return _records(self._header, self._lines, after, limit)
 
     def head(self) -> tuple[int, str]:
         """Returns the number and hash of the last line, or 0 and the header's digest."""
@@ -341,9 +385,9 @@ class _MemoryTransaction:
         self._lines = lines
         self.alive = True
 
-    def records(self, after: int = 0) -> Sequence[LedgerRecord]:
+    def records(self, after: int = 0, *, limit: int | None = None) -> Sequence[LedgerRecord]:
         self._check_alive()
-        return _records(self._header, self._lines, after)
+        return _records(self._header, self._lines, after, limit)
 
     def head(self) -> tuple[int, str]:
         self._check_alive()
@@ -364,11 +408,13 @@ class _MemoryTransaction:
             raise LedgerError("ledger: expected an open transaction, found one that has ended. Open another.")
 
 
-def _records(header: LedgerHeader | None, lines: list[_StoredLine], after: int) -> tuple[LedgerRecord, ...]:
+def _records(
+    header: LedgerHeader | None, lines: list[_StoredLine], after: int, limit: int | None
+) -> tuple[LedgerRecord, ...]:
     """Returns the lines with `seq > after` as records, each with a body of its own."""
     _, prev = _head(header, lines[after - 1 : after] if after else [])
     records = []
-    for seq, line in enumerate(lines[after:], start=after + 1):
+    for seq, line in enumerate(lines[after : None if limit is None else after + limit], start=after + 1):
         records.append(line.record(seq, prev))
         prev = line.hash
     return tuple(records)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,20 +19,28 @@ from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
     LedgerRollbackError,
+    LedgerUnavailableError,
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
     SealedShareError,
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact, round_down, round_up
-from langchain_dpicl.privacy.ledger.state import BIND, RESERVE, SEAL, LedgerState, Slot, allowance, unit_cost
-from langchain_dpicl.privacy.ledger.store import (
-    InMemoryStore,
-    LedgerHeader,
-    LedgerRecord,
-    LedgerStore,
-    LedgerTransaction,
+from langchain_dpicl.privacy.ledger.state import (
+    BIND,
+    COMMIT,
+    GIVE_BACK,
+    RESERVE,
+    SEAL,
+    SNAPSHOT,
+    UPGRADE,
+    LedgerState,
+    Slot,
+    Undo,
+    allowance,
+    unit_cost,
 )
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction, in_blocks
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
 
 
@@ -98,31 +109,87 @@ class ShareStatus:
         return self.terms
 
 
-@dataclass(slots=True)
-class _LineAppender:
-    """Appends lines and applies each of them to the state at once."""
+RIDE_SECONDS = 5.0
+"""Commits that waited so long are written by the next call, whatever it is."""
 
-    view: LedgerTransaction
-    state: LedgerState
-    applied: Callable[[LedgerRecord], None]
-    is_ours: bool
-    wrote: bool = False
+
+@dataclass(slots=True, eq=False)
+class _Carried:
+    """Commits that were written in one transaction, and the first of their lines."""
+
+    line: LedgerRecord
+    commits: Mapping[int, int]
+    is_durable: bool = False
+
+
+class LineAppender:
+    """Appends lines and applies each of them to the state at once; takes them back where they may not stand."""
+
+    def __init__(
+        self,
+        view: LedgerTransaction,
+        state: LedgerState,
+        waiting: Mapping[int, int],
+        applied: Callable[[LedgerRecord], None],
+    ) -> None:
+        self.view = view
+        self.state = state
+        self.carried: _Carried | None = None
+        self._waiting = waiting
+        self._applied = applied
+        self._undos: list[Undo] = []
+        self._is_whole = True
 
     def append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
-        self.wrote = True
+        """Adds a line; the first one of a transaction brings the commits that wait along."""
+        self.bring_waiting()
+        return self._append(kind, body)
+
+    def bring_waiting(self) -> None:
+        """Adds the commits that wait, unless they were added."""
+        if self._waiting and not self._undos:
+            commits = self._waiting.items()
+            lines = [self._append(COMMIT, {"reservation": entry, "count": count}) for entry, count in commits]
+            self.carried = _Carried(lines[0], self._waiting)
+
+    def add_snapshot(self) -> None:
+        """Adds a snapshot, of all lines up to here, if there are lines and it is time for one."""
+        if self._undos and self.state.needs_snapshot:
+            self._append(SNAPSHOT, self.state.snapshot())
+
+    def take_back(self) -> bool:
+        """Takes the lines back; returns whether the state is what it was before them."""
+        while self._is_whole and self._undos:
+            self._is_whole = False
+            self._undos.pop()()
+            self._is_whole = True
+        return self._is_whole
+
+    def _append(self, kind: str, body: Mapping[str, Any]) -> LedgerRecord:
         record = self.view.append(kind, body)
-        # A third-party store may return any record; our own computed the hash from these members just now.
-        self.state.apply(record, is_hashed=self.is_ours)
-        self.applied(record)
+        self._is_whole = False  # an interrupt may leave half a line
+        self._undos.append(self.state.apply(record))
+        self._is_whole = True
+        self._applied(record)
         return record
 
 
 class LedgerWriter:
     """Serialises this process's reads and writes of one ledger. Safe for threads, and for processes on a durable store.
 
+    A line is visible once its transaction was committed, and durable once the disk holds it. A store with `flush` gives
+    its lock up between the two, so that other writers go on meanwhile; with any other store a commit is both. Stores
+    write their lines to the disk in order:
+
+      (P) Where line n is durable, every visible line before it is durable.
+
+    A commit of tickets waits in this process and is written in the transaction of the next line. It is lost where the
+    process ends first: its ticket then stays charged and open, as if the process had ended before the commit.
+
     Formal guarantees:
-      - Tickets are granted only after the store holds the line that charges them.
-      - A ledger on which a line that was seen before is gone or changed grants nothing.
+      (G) Tickets are granted only after the line that charges them is durable. By (P) so is every line on which that
+          was decided. What a crash loses was granted to nobody.
+      - A ledger on which a durable line that was seen before is gone or changed grants nothing.
     """
 
     def __init__(
@@ -136,7 +203,13 @@ class LedgerWriter:
         self._lock: AbstractContextManager[bool] = threading.RLock()
         self._locks = {self._pid: self._lock}  # by process
         self._state = LedgerState(header)
-        self._seen = (0, "")  # last line ever seen, kept when the state is read anew
+        self._seen = (0, header.digest)  # last durable line ever seen, kept when the state is read anew
+        self._visible = self._state, *self._seen  # last line read or written, and the state that has it
+        self._flushing: AbstractContextManager[bool] = threading.Lock()
+        self.flushes = 0  # how often this process waited for the disk
+        self._waiting: dict[int, int] = {}  # tickets whose commit waits, by the line of their reservation
+        self._waiting_since = 0.0
+        self._doubtful: list[_Carried] = []  # those written of which it is not known whether they are durable
         self._agreed: dict[str, tuple[Component, Component]] = {}
 
     @property
@@ -154,6 +227,8 @@ class LedgerWriter:
         with lock:
             if self._pid != here:
                 self._start_anew()
+                self._waiting, self._doubtful = {}, []  # those of the parent, which writes them
+                self._flushing = threading.Lock()
                 self._lock = lock
                 self._pid = here  # last: other threads of the child wait above until then
 
@@ -161,11 +236,11 @@ class LedgerWriter:
         """Forgets what was read, so that the ledger is read from its first line."""
         self._state = LedgerState(self.header)
 
-    # The classes of `extensions.ledger_anchor` override the five methods below.
+    # The classes of `extensions.ledger_anchor` override the five methods below, and `_may_skip_to`.
 
-    def _turn(self) -> AbstractContextManager[object]:
-        """Waits until this thread may read or write."""
-        return self.lock
+    def _turn(self, lock: AbstractContextManager[bool]) -> AbstractContextManager[object]:
+        """Waits until this thread may read or write, or may wait for the disk."""
+        return lock
 
     def _read(self, source: LedgerStore | LedgerTransaction, *, is_writing: bool = False) -> None:  # noqa: ARG002
         """Applies new lines, before the state is used or a line is appended."""
@@ -174,8 +249,8 @@ class LedgerWriter:
     def _applied(self, record: LedgerRecord) -> None:
         """Called with every line that was read or written."""
 
-    def _after_commit(self) -> None:
-        """Called after lines were committed, before anything is granted."""
+    def _before_grant(self, state: LedgerState, seq: int) -> None:
+        """Called when line `seq` of `state` is durable, before anything is granted on it."""
 
     def _verify_lines(self) -> None:
         """Checks every line from the first on."""
@@ -184,51 +259,178 @@ class LedgerWriter:
 
     def refresh(self) -> LedgerState:
         """Returns the state after every committed line; refuses a ledger that was rolled back or changed."""
-        with self._turn():
+        with self._turn(self.lock):
             self._read(self.store)
-            return self._state
+            state, seq, head = self._visible
+            now = time.monotonic()
+            is_late = bool(self._waiting or self._doubtful) and now - self._waiting_since > RIDE_SECONDS
+            if is_late:
+                self._waiting_since = now
+        self._flush(state, seq, head)
+        if is_late:
+            # Who reads needs none of it: what cannot be written now waits for the next line.
+            with contextlib.suppress(LedgerUnavailableError):
+                self.write_waiting()
+        return self._state
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[_LineAppender]:
-        """Opens the ledger for this thread alone, with every line read; commits if the block raises nothing."""
-        with self._turn():
+    def exclusive(self) -> Iterator[LineAppender]:
+        """Opens the ledger for this thread alone, with every line read.
+
+        Where the block raises nothing its lines are committed, and durable when this returns.
+        """
+        with self._turn(self.lock):
+            if self._state.seq < self._seen[0] or hasattr(self.store, "flush"):
+                self._read(self.store)  # before others wait for this thread
             writer = None
             try:
-                with self.store.transaction() as view:
+                with self._transaction() as view:
                     self._read(view, is_writing=True)
-                    writer = _LineAppender(view, self._state, self._applied, is_ours=type(self.store) is InMemoryStore)
+                    writer = LineAppender(view, self._state, self._waiting, self._applied)
                     yield writer
-                self._seen = (self._state.seq, self._state.head)
-                self._after_commit()
+                    if hasattr(self.store, "last_snapshot"):
+                        writer.add_snapshot()
+                    if writer.carried is not None:
+                        self._waiting = {}
+                        self._doubtful.append(writer.carried)
             except BaseException:
-                # Only the store knows whether the lines were committed: read the ledger again from the start.
-                if writer is not None and writer.wrote:
-                    self._start_anew()
+                # Only the store knows whether the lines were committed: what stands is read again.
+                if writer is not None:
+                    self._take_back(writer)
                 raise
+            state, seq, head = self._note_visible()
+        self._flush(state, seq, head)
+        if writer.carried is not None:
+            writer.carried.is_durable = True
+        self._before_grant(state, seq)
+
+    def _transaction(self) -> AbstractContextManager[LedgerTransaction]:
+        """Opens a transaction whose lines are visible when it ends, and durable after `_flush`."""
+        early: Any = self.store
+        return early.transaction(flush=False) if hasattr(early, "flush") else self.store.transaction()
+
+    def _note_visible(self) -> tuple[LedgerState, int, str]:
+        """Notes the last line that was read or written."""
+        self._visible = last = self._state, self._state.seq, self._state.head
+        if not hasattr(self.store, "flush"):
+            self._seen = last[1:]
+        return last
+
+    def _flush(self, state: LedgerState, seq: int, head: str) -> None:
+        """Waits until a visible line is durable. Threads share the waiting, without the lock of the ledger.
+
+        The store looks the line up before it waits, so that a line which a database server lost when it restarted is
+        not taken for a durable one.
+        """
+        flush: Callable[[int, str], None] | None = getattr(self.store, "flush", None)
+        if flush is None:
+            return
+        if self._seen[0] >= seq and self._state is state:
+            return
+        with self._turn(self._flushing):
+            if self._seen[0] >= seq and self._state is state:
+                return  # another thread waited for this line, or a later one of the same chain
+            known, later, its_head = self._visible
+            line = (later, its_head) if known is state else (seq, head)
+            flush(*line)
+            self.flushes += 1
+            # What is seen is durable: a line that a crash may lose must raise no alarm of a rollback.
+            self._seen = max(self._seen, line)
+
+    def _take_back(self, writer: LineAppender) -> None:
+        try:
+            is_whole = writer.take_back()
+        except BaseException:
+            self._start_anew()
+            raise
+        if not is_whole:
+            self._start_anew()
 
     def _catch_up(self, source: LedgerStore | LedgerTransaction) -> None:
-        known = self._state
+        """Applies the lines that are new in the source."""
         head: Callable[[], tuple[int, str]] | None = getattr(source, "head", None)
-        if head is not None and known.seq >= self._seen[0] and head() == (known.seq, known.head):
-            return
-        fresh = list(source.records(max(known.seq - 1, 0)))
+        known = self._state
+        if head is None or known.seq < self._seen[0] or head() != (known.seq, known.head):
+            self._apply_new(source)
+        if self._doubtful:
+            self._settle_doubts(source)
+        self._note_visible()
+
+    def _apply_new(self, source: LedgerStore | LedgerTransaction) -> None:
         # The last line seen must still be there: a restored older copy would give budget back.
-        number, seen = max(self._seen, (known.seq, known.head))
-        place = number - max(known.seq, 1)
-        if number and (place >= len(fresh) or fresh[place].hash != seen):
-            msg = f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
-            raise LedgerRollbackError(msg)
+        number, seen = max(self._seen, (self._state.seq, self._state.head))
+        if not self._state.seq and source is self.store:
+            self._take_snapshot()
+        known = self._state
+        is_there = not number
+        if 0 < number < known.seq:  # a snapshot was taken over that others wrote since
+            line = next(iter(source.records(number - 1, limit=1)), None)
+            is_there = line is not None and line.hash == seen
+        first = max(known.seq, 1)
         try:
-            for record in fresh[1:] if known.seq else fresh:
-                known.apply(record)
-                self._applied(record)
+            for place, record in enumerate(in_blocks(source, first - 1), start=first):
+                if place == number:
+                    is_there = record.hash == seen
+                    if not is_there:
+                        break
+                if place > known.seq:
+                    known.apply(record)
+                    self._applied(record)
         except BaseException:
             self._start_anew()  # half a line may stand: read from the start
             raise
-        self._seen = (known.seq, known.head)
+        if is_there:
+            return
+        self._start_anew()
+        if number > self._seen[0]:
+            # Visible lines that were not yet durable: a database server that restarted lost them.
+            self._apply_new(source)
+            return
+        raise LedgerRollbackError(
+            f"ledger {self.header.ledger_id}: lines seen before are gone or changed. Nothing is granted."
+        )
+
+    def _take_snapshot(self) -> None:
+        """Takes over the last snapshot, so that only the lines after it are read; `verify` reads them all."""
+        find: Callable[[], Sequence[LedgerRecord]] | None = getattr(self.store, "last_snapshot", None)
+        lines = () if find is None else find()
+        if lines and self._may_skip_to(lines[-1].seq):
+            self._state = LedgerState.from_snapshot(self.header, lines)
+            self._applied(lines[-1])
+
+    def _may_skip_to(self, seq: int) -> bool:  # noqa: ARG002  an override does
+        """Whether the lines before `seq` need not be read."""
+        return True
+
+    def _settle_doubts(self, source: LedgerStore | LedgerTransaction) -> None:
+        """Finds out which of the doubtful commits stand; the others wait again.
+
+        Outside of a transaction one that is not there may still come: the database may be at work on it.
+        """
+        doubtful: list[_Carried] = []
+        lost: list[_Carried] = []
+        for each in self._doubtful:
+            line = None if each.is_durable else next(iter(source.records(each.line.seq - 1, limit=1)), None)
+            if not each.is_durable and (line is None or line.hash != each.line.hash):
+                (doubtful if source is self.store else lost).append(each)
+        self._doubtful = doubtful  # only after the last read, which may fail
+        for each in lost:
+            for entry, count in each.commits.items():
+                self._note_waiting(entry, count)
+
+    def upgrade(self) -> bool:
+        """Brings a ledger of format 1 to format 2; returns whether it was one."""
+        with self.exclusive() as writer:
+            if writer.state.format > 1:
+                return False
+            writer.append(UPGRADE, {"format": 2})
+            return True
 
     def verify(self) -> None:
-        """Recomputes the whole chain and every rule from the first line."""
+        """Recomputes the whole chain and every rule from the first line, and reads all of the store's file."""
+        check: Callable[[], None] | None = getattr(self.store, "check", None)
+        if check is not None:
+            check()
         if self.store.header() != self.header:
             raise LedgerError(f"ledger {self.header.ledger_id}: the header was changed. Nothing is granted.")
         with self.lock:
@@ -238,7 +440,7 @@ class LedgerWriter:
         """Applies every line to a new state; returns the hash of line `number`, None where there is none."""
         fresh = LedgerState(self.header)
         head = self.header.digest if number == 0 else None
-        for record in self.store.records(0):
+        for record in in_blocks(self.store):
             fresh.apply(record)
             if record.seq == number:
                 head = record.hash
@@ -302,6 +504,7 @@ class LedgerWriter:
             if self.store.durable:
                 # Makes the lines of two diverging copies differ, even for equal requests in the same second.
                 body["nonce"] = secrets.token_hex(8)
+                body["holder"] = process_name()
             return writer.append(RESERVE, body)
 
     def _check_same_terms(self, wanted: Component, sealed: Component) -> None:
@@ -311,7 +514,7 @@ class LedgerWriter:
             check_same_terms(wanted, sealed)
             self._agreed[wanted.name] = wanted, sealed
 
-    def _seal(self, writer: _LineAppender, terms: ShareTerms) -> None:
+    def _seal(self, writer: LineAppender, terms: ShareTerms) -> None:
         sealed = [c.name for c in terms.components if c.name in writer.state.shares]
         if sealed:
             raise SealedShareError(f"{sealed}: sealed meanwhile by another process. Declare the plan again.")
@@ -323,10 +526,73 @@ class LedgerWriter:
                 )
         writer.append(SEAL, terms.to_dict())
 
-    def settle(self, kind: str, reservation: int, count: int) -> None:
-        """Records that reserved tickets were committed or given back."""
+    def commit(self, reservation: int, count: int, *, wait: bool = False) -> None:
+        """Notes that what tickets released is stored; the line waits for the next one where the store is durable.
+
+        What is noted is written some time, also where `wait` ends in an error.
+        """
+        with self.lock:
+            self._note_waiting(reservation, count)
+        if wait or not self.store.durable:
+            self.write_waiting()
+
+    def _note_waiting(self, reservation: int, count: int) -> None:
+        if not self._waiting:
+            self._waiting_since = time.monotonic()
+            _WITH_WAITING.add(self)
+        self._waiting[reservation] = self._waiting.get(reservation, 0) + count
+
+    def write_waiting(self) -> None:
+        """Writes the commits that wait."""
+        with self.lock:
+            is_needed = bool(self._waiting or self._doubtful)
+        if is_needed:
+            with self.exclusive() as writer:
+                writer.bring_waiting()
+
+    def waiting(self, entry: int) -> int:
+        """Returns how many tickets of a reservation wait for their commit to be written."""
+        return sum(waiting.get(entry, 0) for waiting in (self._waiting, *(each.commits for each in self._doubtful)))
+
+    def committed(self, component: Component, slot: Slot) -> int:
+        """Returns how many tickets were used and committed, in every process; those that wait here included."""
+        with self.lock:
+            state = self.refresh()
+            if component.name not in state.shares:
+                return 0
+            reserved = int(allowance(component, slot) - state.left(component.name, slot))
+            entries = {*self._waiting, *(entry for each in self._doubtful for entry in each.commits)}
+            waiting = sum(self.waiting(entry) for entry in entries if state.is_of(entry, component.name, slot))
+            return reserved - state.unsettled(component.name, slot) + waiting
+
+    def give_back(self, reservation: int, count: int) -> None:
+        """Records that tickets that never burnt return to their slot."""
         with self.exclusive() as writer:
-            writer.append(kind, {"reservation": reservation, "count": count})
+            writer.append(GIVE_BACK, {"reservation": reservation, "count": count})
+
+
+_PROCESS_NAMES: dict[int, str] = {}
+
+
+def process_name() -> str:
+    """Returns a random name of this process, which says in its reservations' lines who holds them."""
+    # By number, so that a forked child has one of its own.
+    return _PROCESS_NAMES.setdefault(os.getpid(), secrets.token_hex(8))
+
+
+_WITH_WAITING: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
+
+
+@atexit.register
+def write_all_waiting() -> None:
+    """Writes the commits that wait when the interpreter ends; what cannot be written leaves its tickets open."""
+    for writer in list(_WITH_WAITING):
+        with contextlib.suppress(LedgerError):
+            writer.write_waiting()
+
+
+_SHOWN = frozenset({"extra_fields", "label_key", "labels", "public_size", "text_key"})
+"""What a declaration says of how records are shown and counted, and not of who is protected."""
 
 
 def _check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, Any]) -> None:
@@ -335,7 +601,13 @@ def _check_declared(known: Mapping[str, Any] | None, declaration: Mapping[str, A
         return
     changed = [key for key in {**known, **declaration} if known.get(key) != declaration.get(key)]
     if changed:
+        advice = "Declare it as before, and give a different data set a dataset_id (--dataset-id) of its own."
+        if set(changed) <= _SHOWN:
+            advice = (
+                "Declare it as before, or give the same records, declared otherwise, a dataset_id (--dataset-id) of "
+                "their own: what all data sets of a ledger spend adds up."
+            )
         raise PrivacyBudgetMismatchError(
             f"{declaration['dataset_id']!r}: expected the declaration this ledger holds, found another in {changed}. "
-            "Give a different data set a dataset_id of its own."
+            f"{advice}"
         )

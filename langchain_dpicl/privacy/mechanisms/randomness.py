@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
@@ -104,25 +105,34 @@ def _normal_tail(x: Decimal) -> Decimal:
     return Decimal("0.5") - total * (-square / 2).exp() / _SQRT_2_PI
 
 
-# What a binomial draw is compared with, by (n, p): probabilities and no coins, so that to keep them repeats nothing.
+# What a binomial draw is compared with, by (n, p): weights and no coins, so that to keep them repeats nothing.
 # n is a number of units: as private as the process, which holds the units themselves. Nothing shows or tells of it.
-_TABLES: dict[tuple[int, float], tuple[Decimal, ...]] = {}
-_MOST_TABLES, _MOST_EXPECTED = 16, 4096
+_TABLES: dict[tuple[int, float], tuple[int, tuple[Decimal, ...]]] = {}
+_MOST_TABLES, _MOST_KEPT = 16, 2**17
+_LOG_TAIL: Final = 139.33
+"""-ln(2^-201): the probability of each tail that a binomial draw leaves out is at most that (docs/proofs)."""
 
 
-def _cumulative(n: int, p: float, level: Decimal) -> tuple[Decimal, ...]:
-    """Returns P[at most k successes among n] for k = 0, 1, ... up to the first that is above `level`, or k = n."""
+def _window(n: int, p: float) -> tuple[int, tuple[Decimal, ...]]:
+    """Returns a number k and the sums of the weights of k, k + 1, ... successes among n, where all but 2^-200 lies.
+
+    The weights are binomial probabilities but for a common factor, by recursion from the mean.
+    """
+    mean, third = n * p, _LOG_TAIL / 3
+    reach = third + math.sqrt(third**2 + 2 * _LOG_TAIL * mean * (1.0 - p))  # Bernstein
+    first, last = max(0, math.floor(mean - reach) - 1), min(n, math.ceil(mean + reach) + 1)
+    start = min(max(first, int(mean)), last)
     ctx = DECIMALS
-    miss = ctx.subtract(Decimal(1), Decimal(p))
-    odds = ctx.divide(Decimal(p), miss)
-    mass = cumulative = ctx.power(miss, n)  # P[0 successes]
-    table = [cumulative]
-    while level >= cumulative and len(table) <= n:
-        count = len(table)
-        mass = ctx.divide(ctx.multiply(ctx.multiply(mass, odds), n - count + 1), count)
-        cumulative = ctx.add(cumulative, mass)
-        table.append(cumulative)
-    return tuple(table)
+    odds = ctx.divide(Decimal(p), ctx.subtract(Decimal(1), Decimal(p)))
+    below, weight = [], Decimal(1)
+    for count in range(start, first, -1):
+        weight = ctx.divide(ctx.multiply(weight, count), ctx.multiply(odds, n - count + 1))
+        below.append(weight)
+    weights, weight = [*reversed(below), Decimal(1)], Decimal(1)
+    for count in range(start + 1, last + 1):
+        weight = ctx.divide(ctx.multiply(ctx.multiply(weight, odds), n - count + 1), count)
+        weights.append(weight)
+    return first, tuple(itertools.accumulate(weights, ctx.add))
 
 
 class SecureRandom:
@@ -277,21 +287,24 @@ class SecureRandom:
         return bisect.bisect_right(cumulative, ctx.multiply(self._level(), cumulative[-1]))
 
     def binomial(self, n: int, p: float) -> int:
-        """Returns the number of successes among n coins of probability p; cost grows with the result, not with n.
+        """Returns the number of successes among n coins of probability p; cost grows with sqrt(n p), not with n.
 
-        Inversion of the CDF in 60-digit arithmetic against 192 coins (Devroye 1986, chapter X.4).
+        Inversion of the CDF in 60-digit arithmetic against 192 coins (Devroye 1986, chapter X.4), between the tails of
+        2^-201 each.
         """
         if p >= 1.0 or n == 0:
             return n
-        level = self._level()
-        table = _TABLES.get((n, p), ())
-        if not table or (table[-1] <= level and len(table) <= n):
-            table = _cumulative(n, p, level)
-            if n * p <= _MOST_EXPECTED:
+        if p <= 0.0:
+            return 0
+        found = _TABLES.get((n, p))
+        if found is None:
+            found = _window(n, p)
+            if len(found[1]) <= _MOST_KEPT:
                 if len(_TABLES) >= _MOST_TABLES:
                     _TABLES.clear()
-                _TABLES[n, p] = table
-        return min(bisect.bisect_right(table, level), n)
+                _TABLES[n, p] = found
+        first, sums = found
+        return first + bisect.bisect_right(sums, DECIMALS.multiply(self._level(), sums[-1]))
 
     @staticmethod
     def implementation_delta(kind: Noise | Coins, n: int = 1) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl import Budget, Decoding, PrivateExamples
 from langchain_dpicl.backends.base import RowHint
 from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.cli import main as cli
@@ -25,7 +26,7 @@ from langchain_dpicl.cli.config import settings_of
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.cli.plan import toml_lines
 from langchain_dpicl.cli.spending import json_line
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, NoisyPlanWarning
 from langchain_dpicl.generation.plan import compare, plan_generation, signal_of
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.planning.expected_utility import RowDesign
@@ -128,7 +129,7 @@ def test_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in text
 
 
-@pytest.mark.parametrize("sizes", [["x"], ["a=b"], ["10", "a=10"], ["20"]])
+@pytest.mark.parametrize("sizes", [["x"], ["a=b"], ["10", "a=10"], ["0"]])
 def test_plan_refuses_unreadable_or_too_small_sizes(sizes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     given = [part for size in sizes for part in ("--public-size", size)]
     assert main(["plan", "--epsilon", "1", "--delta", "1e-6", *given, "--no-compare"]) == 2
@@ -221,6 +222,34 @@ class TestSignalOfAPlan:
         assert "for transfer, the smallest declared label: signal-to-noise" in text
         assert "70.0 % of rows want the same token (guess.agreement: 70.0 % of one-shot); not measured" in text
         assert "rests on a GUESS" in text
+
+    def test_where_noise_decides_it_advises_against_spending(self, capsys: pytest.CaptureFixture[str]) -> None:
+        terms = ["plan", "--epsilon", "1", "--delta", "1e-6", "--no-compare"]
+        assert main([*terms, "--public-size", "few=20", "--public-size", "many=5000"]) == 0
+        assert "advice   do not spend like this: noise decides most tokens; use more records of few," in (
+            capsys.readouterr().out
+        )
+        assert main([*terms, "--public-size", "5000"]) == 0
+        assert "do not spend" not in capsys.readouterr().out
+
+    def test_a_label_of_fewer_units_than_rows_has_the_rows_that_a_run_has(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        sizes = ["--public-size", "few=20", "--public-size", "many=5000"]
+        assert main(["plan", "--epsilon", "1", "--delta", "1e-6", *sizes, "--json", "--no-compare"]) == 0
+        planned = json.loads(capsys.readouterr().out)["plan"]
+        private = PrivateExamples([], label_key="label", labels=("few", "many"), public_size={"few": 20, "many": 5000})
+        many_words = [f" word{number}" for number in range(200)]
+        words = FakeBackend(word_copier(many_words), vocabulary=many_words)
+        with pytest.warns(NoisyPlanWarning, match="use more records of few"):
+            run = DemonstrationSynthesizer.from_private_examples(
+                private,
+                llm=words,
+                budget=Budget(epsilon=1.0, delta=1e-6),
+                epsilon=1.0,
+                decoding=Decoding(candidates="all"),
+            )
+        assert planned["num_slots"] == run.plan.to_dict()["num_slots"] == 20
 
     def test_a_guess_of_votes_is_no_guess_of_tokens(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.plan("--set", "guess.skill=0.7") == 2
@@ -405,7 +434,10 @@ class TestPlanOfAnswersToQueries:
             ([*TWO, "--set", "row.slots=1"], "found 'row'. Did you mean 'rows'"),
             ([*TWO, "--delta", "1e-3"], "delta: expected at most 1/(10 * public_size)"),
             ([*TWO, "--set", "answers.abstain_below=nan"], "LabelAnswers.abstain_below: expected"),
-            ([*TWO, "--set", "rows.units=3000"], "public_size: expected at least num_slots=3000"),
+            (
+                [*TWO, "--set", "rows.units=3000"],
+                "public_size: expected at least 3000 units, one for each row, for every label, found",
+            ),
         ],
     )
     def test_what_a_run_would_refuse_is_refused(
@@ -575,6 +607,14 @@ class TestGenerate:
         assert [example["topic"] for example in released["examples"]] == ["card", "transfer"]
         assert released["report"]["epsilon"] <= 3.0
         assert "add_remove" in capsys.readouterr().out
+
+    def test_texts_of_the_embedded_model_come_with_a_note(
+        self, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert generate(records, tmp_path / "one.json") == 0
+        assert "the embedded model" not in capsys.readouterr().err
+        assert generate(records, tmp_path / "two.json", "--set", "max_tokens=2", model="embedded") == 0
+        assert "dpicl: note: the embedded model writes keywords" in capsys.readouterr().err
 
     def test_a_broken_line_is_reported_without_its_content(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -818,6 +858,15 @@ def test_a_price_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     terms = ["--epsilon", "1", "--delta", "1e-6", "--public-size", "500", "--no-compare"]
     assert main(["plan", *terms, "--set", "cost.price_in=-1.0"]) == 2
     assert "Prices.price_in: expected a number greater than or equal to 0" in capsys.readouterr().err
+
+
+def test_keys_of_another_command_are_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    terms = ["plan", "--epsilon", "1", "--delta", "1e-6", "--public-size", "3000", "--no-compare"]
+    assert main([*terms, "--set", "task.example_prompt={text}"]) == 2
+    said = "found 'example_prompt'. These keys are of FewShotTask"
+    assert said in capsys.readouterr().err
+    assert main([*terms, "--set", "task.nothing=1"]) == 2
+    assert "These keys" not in capsys.readouterr().err
 
 
 def test_wordings_are_an_array_of_tables_and_take_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

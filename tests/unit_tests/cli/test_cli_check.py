@@ -135,6 +135,14 @@ def test_persons_are_counted_with_what_becomes_of_their_records(check: Any, tmp_
     assert "with several labels: 1, each keeps" in out
 
 
+def test_a_second_text_is_named_until_it_is_declared(check: Any, tmp_path: Path) -> None:
+    records = [{"premise": f"it is {n}", "claim": f"is it {n}", "label": "a b", "place": "a town"} for n in range(9)]
+    path = written(tmp_path / "r.jsonl", records)
+    named = ("--text-key", "premise", "--label-key", "label")
+    assert "further texts: ['claim']; dropped, unless declared: data.fields" in check(path, *named)
+    assert "further texts" not in check(path, *named, "--set", 'data.fields=["claim"]')
+
+
 def test_long_texts_are_named_and_other_fields_of_text_where_there_is_none(check: Any, tmp_path: Path) -> None:
     assert "longer than max_chars = 20,000: 1, cut there (line 1)" in check(
         written(tmp_path / "r.jsonl", [{"text": "x" * 20_001}])

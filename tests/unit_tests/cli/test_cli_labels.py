@@ -242,7 +242,7 @@ def test_the_page_shows_what_the_command_prints_and_its_advice_is_a_settings_fil
         (["max_tokens=5"], "found 'max_tokens'"),
         (["guess.labels=2", "rows.sampling=partition"], "adjacency: expected 'replace_one' with fixed teachers"),
         (["guess.labels=2", "budget.delta=1e-3"], "delta: expected at most 1/(10 * public_size)"),
-        (["guess.labels=2", "rows.units=3000"], "public_size: expected at least num_slots=3000"),
+        (["guess.labels=2", "rows.units=3000"], "public_size: expected at least 3000 units, one for each row"),
     ],
 )
 def test_what_a_run_would_refuse_is_refused(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,7 +150,7 @@ def test_show_says_what_is_promised_left_and_open(dpicl: Shell, file: Path) -> N
     for words in (
         "limit     epsilon 4, delta 1e-06",
         "promised  epsilon 1.5, delta 3.75e-07",
-        "remaining epsilon 2.5, delta 6.25e-07",
+        "remaining epsilon 2.5, delta 6.25e-07\n    of few-shot: ",
         "'letters': unit = one record, size = 900",
         "few-shot",
         "pool, mu = ",
@@ -170,6 +170,7 @@ def test_show_prints_json_that_verifies(dpicl: Shell, file: Path) -> None:
     assert data["remaining"] == {"epsilon": 2.5, "delta": 6.25e-7}
     (entry,) = data["dangling"]
     assert entry.pop("stamp").startswith("20")
+    assert re.fullmatch("[0-9a-f]{16}", entry.pop("holder"))
     assert entry == {"entry": 3, "component": "few-shot", "template": "token", "label": None, "count": 1}
 
 
@@ -396,6 +397,7 @@ def test_an_export_is_verified_and_shown_without_a_database(dpicl: Shell, file: 
     assert ": verified" in dpicl.out
     assert dpicl("show", out, "--name", "budget") == 0
     assert "remaining epsilon 2.5" in dpicl.out
+    assert "    of few-shot: " in dpicl.out
     assert dpicl("show", out, "--name", "other") == 2
     assert dpicl("export", out) == 2
     assert dpicl("backup", out, tmp_path / "x") == 2

@@ -86,7 +86,12 @@ def test_a_file_of_two_hard_links_is_refused_by_both_names_until_one_is_left(fil
             code, said = dpicl(command, path, *(file.with_name(name) for name in more))
             assert (code, "2 hard links" in said) == (1 if command == "verify" else 2, True)
     assert file.read_bytes() == before
-    assert sorted(child.name for child in file.parent.iterdir()) == ["budget.db", "export.jsonl", "other.db"]
+    assert sorted(child.name for child in file.parent.iterdir()) == [
+        "budget.db",
+        "budget.db.queue",
+        "export.jsonl",
+        "other.db",
+    ]
     file.unlink()
     assert dpicl("verify", other)[0] == 0
 
@@ -116,7 +121,7 @@ def test_who_may_only_read_is_told_to_read_an_export(file: Path, is_folder_close
         code, said = as_auditor(command, file)
         assert (code, "dpicl ledger export" in said) == (1 if command == "verify" else 2, True), said
     assert file.read_bytes() == before
-    assert sorted(child.name for child in file.parent.iterdir()) == ["budget.db", "export.jsonl"]
+    assert sorted(child.name for child in file.parent.iterdir()) == ["budget.db", "budget.db.queue", "export.jsonl"]
     for command in ("show", "verify"):
         code, said = as_auditor(command, file.with_name("export.jsonl"))
         assert (code, "ledger 'budget'" in said or "Privacy report of 'budget'" in said) == (0, True), said

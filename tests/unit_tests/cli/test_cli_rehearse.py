@@ -48,10 +48,11 @@ def test_it_says_first_what_it_costs_and_that_nothing_private_is_read(
     cost = rehearsal_cost(16, shots=(1, 2), record_tokens=100)
     money = cost.most.money(price_in=2.0, price_out=8.0)
     assert money == pytest.approx((2 * cost.most.tokens_in + 8 * cost.most.tokens_out) / 1e6)
-    assert first.startswith(f"{cost.least.public_calls:,} to {cost.most.public_calls:,} calls, at most ")
+    calls = f"{cost.least.public_calls:,} to {cost.most.public_calls:,} calls, at most "
+    assert first.startswith(f"16 of 64 examples (--examples): {calls}")
     assert f"{money:.2f} money; nothing private is read." in first
     assert main(["rehearse", str(public), *FEW, "--set", "answers.calibrate=false"]) == 0
-    assert capsys.readouterr().out.startswith(f"{cost.least.public_calls // 2:,} to")
+    assert capsys.readouterr().out.startswith(f"16 of 64 examples (--examples): {cost.least.public_calls // 2:,} to")
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,49 @@ def test_labels_that_mean_nothing_are_not_worth_a_budget(tmp_path: Path, capsys:
     assert "rows = " not in printed
 
 
+def pairs(path: Path, rows: int = 24) -> Path:
+    """Premises and hypotheses, and no field that is called text."""
+    kinds = ("yes", "no")
+    lines = [{"premise": f"it is {n}", "hypothesis": f"is it {n}", "answer": kinds[n % 2]} for n in range(rows)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("command", ["try", "rehearse"])
+def test_a_file_of_other_fields_is_refused_by_their_names_before_a_cost_is_shown(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(pairs(tmp_path / "pairs.jsonl")), "--yes"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "expected text under 'text', found ['premise', 'hypothesis', 'answer']" in printed.err
+    assert "--text-key" in printed.err
+
+
+def test_templates_of_two_texts_need_no_text_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = tmp_path / "task.toml"
+    shown = "example_prompt = '{premise} {hypothesis} {answer}'\nsuffix = '{premise} {hypothesis}'"
+    task.write_text(f"[data]\nlabel_key = 'answer'\n[task]\n{shown}\n")
+    asked = [str(pairs(tmp_path / "pairs.jsonl")), "--config", str(task), "--shots", "1", "--examples", "12"]
+    assert main(["try", *asked, "--public-size", "3000"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("12 of 24 examples (--examples): ")
+    assert lines[1].startswith("assumed: 100 answers (--max-queries), the embedded model")
+    assert lines[2].startswith("not tried: instruction only")
+    assert "calibrated" in lines[2]
+
+
+def test_a_single_variable_of_the_query_is_a_field_where_no_text_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    templates = ["--set", "example_prompt={premise}: {answer}", "--set", "suffix={premise}:"]
+    asked = [str(pairs(tmp_path / "pairs.jsonl")), "--label-key", "answer", "--shots", "1", *templates]
+    assert main(["rehearse", *asked, "--yes"]) == 0
+    assert "zero-shot" in capsys.readouterr().out
+    assert main(["rehearse", *asked[:-1], "suffix={nothing}:", "--yes"]) == 2
+    assert "the fields that example_prompt shows, ['premise', 'answer']" in capsys.readouterr().err
+
+
 def test_the_exit_code_and_the_recommendation_follow_the_numbers(
     rehearsed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,18 @@ def test_an_answer_that_cannot_be_written_is_printed(
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_question_of_several_fields_and_a_dry_run_without_one_are_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    two = ("--set", "task.suffix={first} {second}:", "--set", "task.example_prompt={text}: {topic}")
+    assert vote("--query", CARD, "--model", f"{HERE}:SURE", *two) == 2
+    said = "question: expected the fields ['first', 'second'], found 'one text'. Put one question on a line of a .jsonl"
+    assert said in capsys.readouterr().err
+    assert vote("--dry-run") == 2
+    assert "for a plan --dry-run --max-queries N" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
 def test_an_abstention_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DPVotingRunnable, "_outcome", lambda *_: (None, None))
     assert vote("--query", CARD, "--model", f"{HERE}:SURE", "--set", "answers.abstain_label=unsure") == 0
@@ -128,6 +140,7 @@ def test_a_ledger_that_two_processes_spend_refuses_with_its_own_exit_code(folder
     assert second.stdout.splitlines() == [f"card\t{CARD}"]
     assert "dpicl: vote: 1 of 2 questions are answered." in second.stderr
     assert "requested 1, remaining 0" in second.stderr
+    assert "\n  remaining epsilon 0, delta 0\n    of help: 1 tickets\n" in first.stdout
     assert CANARY not in first.stdout + first.stderr + second.stdout + second.stderr
     # Another component finds nothing left, in a dry run too.
     other = [*asked, "--component", "other"]

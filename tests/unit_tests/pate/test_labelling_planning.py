@@ -220,7 +220,7 @@ class TestPublicFaults:
             ({"width": 0}, "width"),
             ({"delta": 1e-30}, "delta: expected more than the noise's declared gap"),
             ({"noise_multiplier": None}, "epsilon: expected a share"),
-            ({"public_size": 19}, "public_size: expected at least num_slots=20"),
+            ({"public_size": 19}, "public_size: expected at least 20 units, one for each row"),
             ({"partition": ""}, "partition"),
         ],
     )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 import random
+import re
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from langchain_dpicl import (
     verify_report,
 )
 from langchain_dpicl.backends.fake import FakeBackend
-from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RestsOnGuessWarning
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning, RestsOnGuessWarning
 from langchain_dpicl.options import ConfidentGNMax
 from langchain_dpicl.pate.plan import plan_labelling
 from langchain_dpicl.rehearsal import (
@@ -324,6 +325,19 @@ class TestComponents:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RestsOnGuessWarning)
             component(DPVotingRunnable, rehearsed())
+
+    @pytest.mark.parametrize("kind", [DPVotingRunnable, PromptPATELabeler])
+    def test_they_warn_of_noise_before_it_is_paid_for_and_not_of_little(self, kind: Any) -> None:
+        with pytest.warns(NoisyPlanWarning, match=r"noise takes \d+ points .*, by a rehearsal of ") as caught:
+            made = component(kind, rehearsed(), epsilon=0.03, answers=LabelAnswers(calibrate=False))
+        assert [one.filename for one in caught] == [__file__]
+        said = made.expected()
+        taken = said["without_noise_prob"] - said["right_label_prob"] - said["abstain_prob"]
+        points = int(re.findall(r"noise takes (\d+) points", str(caught[0].message))[0])
+        assert points == pytest.approx(100 * taken, abs=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", NoisyPlanWarning)
+            component(kind, rehearsed(), epsilon=4.0, answers=LabelAnswers(calibrate=False))
 
 
 class TestWhatAReviewFound:

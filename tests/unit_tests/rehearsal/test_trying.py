@@ -62,6 +62,12 @@ def trial(alike: Rehearsal) -> Trial:
     return try_components(alike, 3000, **TERMS, max_queries=200, public_inputs=50, price_in=2.0, price_out=5.0)
 
 
+def test_plans_show_a_bar_where_one_is_asked_for(alike: Rehearsal, capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {**TERMS, "max_queries": 20, "epsilons": [8.0]}
+    assert try_components(alike, 3000, **given) == try_components(alike, 3000, **given, progress=True)
+    assert "plans: " in capsys.readouterr().err
+
+
 def with_gains(trial: Trial, *gains: tuple[float, float, str]) -> Trial:
     """Returns a trial with the given epsilons, gains and verdicts."""
     first = trial.options[0]
@@ -168,8 +174,8 @@ class TestTheRecommendation:
 
     def test_says_how_to_become_sure(self, trial: Trial) -> None:
         advice = with_gains(trial, (1.0, 0.05, "perhaps better than what is free")).advice
-        assert advice.startswith("none: private votes at epsilon 1: ")
-        assert advice.endswith("four times as many public examples halve the range")
+        assert advice.startswith("none yet: private votes at epsilon 1: ")
+        assert advice.endswith("four times as many public examples (max_examples=, --examples) halve the range")
 
     def test_names_what_is_private_and_what_is_free(self, trial: Trial) -> None:
         advice = with_gains(trial, (4.0, 0.1, "beats what is free")).advice

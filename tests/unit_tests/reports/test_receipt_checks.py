@@ -19,6 +19,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import OpenReservation
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.privacy.ledger.writer import process_name
 from langchain_dpicl.results import Receipt
 from tests.durable import UNAVAILABLE, WatchedStore, on
 from tests.ledgers import budget, records, share_of, tickets
@@ -153,11 +154,11 @@ def test_what_was_neither_committed_nor_given_back_dangles_and_counts() -> None:
     done.commit()
     back.give_back()
     half.burn(2)
-    half.commit(1)
+    half.commit(1, wait=True)
     stamps = {record.seq: record.stamp for record in store.records()}
     wanted = (
-        OpenReservation(half.entry, "c", "t", None, 2, stamps[half.entry]),
-        OpenReservation(lost.entry, "c", "t", None, 2, stamps[lost.entry]),
+        OpenReservation(half.entry, "c", "t", None, 2, stamps[half.entry], process_name(), mine=True),
+        OpenReservation(lost.entry, "c", "t", None, 2, stamps[lost.entry], process_name(), mine=True),
     )
     assert ledger.dangling() == wanted
     assert Budget.open(store).dangling() == wanted  # as a process finds them after a crash

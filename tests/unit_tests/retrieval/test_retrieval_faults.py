@@ -8,7 +8,7 @@ import os
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 import langchain_dpicl.retrieval.individual_filter as filters
 from langchain_dpicl import DPRetrievalVotingRunnable, Noise, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.rows.neighbour_rows import SimilarTexts
+from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings, SimilarTexts
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -33,7 +33,7 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.options import LabelAnswers
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances, ParticipationPlan
 from langchain_dpicl.privacy.ledger import budget as ledger
-from langchain_dpicl.release.filtered_sample import FilteredQuery
+from langchain_dpicl.release.filtered_sample import FilteredQuery, PoolTexts
 from langchain_dpicl.retrieval.individual_filter import IndividualFilter
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.retrieval_doubles import CANARY, FRESH, NEAR, TopicEmbeddings, examples, house, record, records, voter, votes
@@ -428,6 +428,86 @@ def test_directions_are_kept_as_long_as_a_unit_has_the_text() -> None:
     assert held == [3, 2, 2]
     made.filter.texts.forget()
     assert not made.filter.texts._held.reveal()
+
+
+def test_documents_are_read_again_only_after_a_removal(monkeypatch: pytest.MonkeyPatch) -> None:
+    private, reads, real = examples(*COUGHS), [0], PoolTexts.own
+    made = voter(private, retrieval=NEAR.replace(participations=9))
+
+    def own(self: PoolTexts, place: int) -> Any:
+        reads[0] += 1
+        return real(self, place)
+
+    monkeypatch.setattr(PoolTexts, "own", own)
+    units, found = len(COUGHS), []
+    for _ in range(3):
+        made.invoke("cough")
+        found.append(reads[0])
+    private.remove("cough-yes-1")
+    assert votes(made.invoke("cough again")) == {"yes": 2, "no": 0}
+    assert [*found, reads[0]] == [units, units, units, 2 * units]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_text_that_could_not_be_embedded_is_asked_again_alone(
+    monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    source = SimilarTexts(LocalEmbeddings(), threshold=0.9)
+    query = source.request_public("fever").run()
+    units = Kept([("fever",), ("cough",), ("fever",)])
+    name = "arows" if is_async else "rows"
+    real, asked = getattr(SilentEmbeddings, name), []
+
+    def near() -> Any:
+        ask = source.ask(units, query)
+        return (asyncio.run(ask.arun()) if is_async else ask.run()).take()
+
+    def spoil(found: np.ndarray, texts: Any) -> np.ndarray:
+        asked.append(len(texts))
+        found[:] = 0.0 if len(asked) == 1 else found
+        return found
+
+    def rows(self: SilentEmbeddings, texts: Any) -> Any:
+        return spoil(real(self, texts), texts)
+
+    async def arows(self: SilentEmbeddings, texts: Any) -> Any:
+        return spoil(await real(self, texts), texts)
+
+    monkeypatch.setattr(SilentEmbeddings, name, arows if is_async else rows)
+    assert [near(), near(), near()] == [[(), (), ()], [(0,), (), (0,)], [(0,), (), (0,)]]
+    assert asked == [2, 2]
+
+
+def test_what_a_kept_matrix_finds_is_what_each_unit_alone_gives() -> None:
+    words = ["fever", "cough", "sleep", "night", "ward"]
+    texts = [
+        tuple(" ".join(words[(start + step) % 5] for step in range(1 + start % 3)) for start in range(place, place + 3))
+        for place in range(40)
+    ]
+    source = SimilarTexts(LocalEmbeddings(), threshold=0.5, most=2)
+    kept = Kept(texts)
+    for question in ("fever at night", "sleep", "cough ward"):
+        query = source.request_public(question).run()
+        alone = [
+            SimilarTexts(LocalEmbeddings(), threshold=0.5, most=2).ask([unit], query).run().take()[0] for unit in texts
+        ]
+        assert source.ask(kept, query).run().take() == alone
+        assert any(alone)
+
+
+class Kept:
+    """Texts that stay as they are."""
+
+    version = 1
+
+    def __init__(self, units: Sequence[tuple[str, ...]]) -> None:
+        self._units = units
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def own(self, place: int) -> tuple[str, ...]:
+        return self._units[place]
 
 
 def test_a_unit_that_is_removed_during_the_first_query_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:

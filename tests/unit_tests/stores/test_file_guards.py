@@ -99,7 +99,7 @@ def test_what_has_the_name_of_a_log_but_no_database_is_opened(path: Path, end: s
 def test_no_export_is_written_where_sqlite_would_look_for_a_log(path: Path, end: str) -> None:
     made(path).close()
     assert main(["ledger", "export", str(path), "--out", f"{path}{end}"]) == 2
-    assert sorted(found.name for found in path.parent.iterdir()) == [path.name]
+    assert sorted(found.name for found in path.parent.iterdir()) == [path.name, f"{path.name}.queue"]
 
 
 def test_an_anchor_that_becomes_a_name_of_the_ledger_is_not_opened(path: Path) -> None:

@@ -115,8 +115,8 @@ class TestOpening:
     def test_a_newer_version_is_refused(self, path: Path) -> None:
         made(path).close()
         with edited(path) as connection:
-            connection.execute("PRAGMA user_version = 3")
-        with pytest.raises(LedgerError, match=r"version 2 at most, found 3.*Upgrade"):
+            connection.execute("PRAGMA user_version = 4")
+        with pytest.raises(LedgerError, match=r"version 3 at most, found 4.*Upgrade"):
             SQLiteStore(path)
 
     def test_a_fault_that_sqlite_cannot_even_spell_is_a_broken_file(self, path: Path) -> None:
@@ -224,10 +224,11 @@ class TestOpening:
         assert numbers(SQLiteStore(path)) == [0, 1]
 
     def test_the_disk_is_asked_for_everything_it_can_promise(self, path: Path) -> None:
+        """1 is NORMAL: SQLite synchronises log and file where the one is moved into the other, `flush` the rest."""
         store = made(path)
         with store._link.reading():
             answers = {name: store._link.ask(f"PRAGMA {name}") for name in ("journal_mode", "synchronous", "fullfsync")}
-        assert answers == {"journal_mode": [("wal",)], "synchronous": [(2,)], "fullfsync": [(1,)]}
+        assert answers == {"journal_mode": [("wal",)], "synchronous": [(1,)], "fullfsync": [(1,)]}
 
     def test_a_new_file_is_its_owners(self, path: Path) -> None:
         made(path)
@@ -235,6 +236,7 @@ class TestOpening:
             "budget.db": 0o600,
             "budget.db-wal": 0o600,
             "budget.db-shm": 0o600,
+            "budget.db.queue": 0o600,
         }
 
     def test_a_file_is_made_by_one_of_many(self, path: Path) -> None:
@@ -274,9 +276,9 @@ class TestMigrations:
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(open_it, range(8))) == [[0, 1]] * 8
         with edited(path) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+            assert connection.execute("PRAGMA user_version").fetchone() == (4,)
         monkeypatch.undo()
-        with pytest.raises(LedgerError, match="found 3"):
+        with pytest.raises(LedgerError, match="found 4"):
             SQLiteStore(path)
 
     def test_a_migration_that_fails_changes_nothing(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ class TestOlderFiles:
         with monkeypatch.context() as then:
             then.setattr(sqlite_file, "MIGRATIONS", sqlite_file.MIGRATIONS[:1])
             then.setattr(SQLiteStore, "_check_bindings", lambda self, connection: None)
+            then.setattr(SQLiteStore, "last_snapshot", lambda self: [])
             for name, dataset_ids in (("first", ["d", "e"]), ("second", ["d", "f"])):
                 made = SQLiteStore.new(path, name=name)
                 Budget(epsilon=1.0, delta=1e-6, store=made)
@@ -48,7 +49,7 @@ class TestOlderFiles:
     def test_what_their_lines_bind_is_bound(self, old: Path) -> None:
         first = Budget.open(SQLiteStore(old, name="first"))
         with edited(old) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+            assert connection.execute("PRAGMA user_version").fetchone() == (3,)
             found = connection.execute("SELECT dataset, ledger FROM bindings ORDER BY dataset").fetchall()
         assert found == [("d", 1), ("e", 1), ("f", 2)]
         with pytest.raises(PrivacyBudgetMismatchError, match="'second'"):

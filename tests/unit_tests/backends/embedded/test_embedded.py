@@ -79,12 +79,19 @@ class TestRows:
         rows = MODEL.open([prompt_of(RECORD), "", "Zqx"], MODEL.encode(" My name")).score(MODEL.vocabulary())
         assert rows.min() > 0
 
-    @pytest.mark.parametrize("token", [-1, 12288, b" card", " card", None, 1.5])
+    @pytest.mark.parametrize("token", [-1, 12288, 2**70, b" card", " card", None, 1.5, (1, 2)])
     def test_what_is_no_token_scores_zero_and_cannot_be_pushed(self, token):
         session = MODEL.open([prompt_of(RECORD)], [])
         assert session.score([token]).tolist() == [[0.0]]
         with pytest.raises(ConfigurationError, match="token id"):
             session.push(token)
+
+    def test_integers_of_any_type_are_tokens_and_stand_beside_what_is_none(self):
+        domain = [*MODEL.encode(" My name is"), 2**70]
+        rows = MODEL.open([prompt_of(RECORD)], []).score(domain)
+        assert rows[0, -1] == 0
+        assert same_bits(MODEL.open([prompt_of(RECORD)], []).score([*np.array(domain[:-1], np.int32), b""]), rows)
+        assert same_bits(MODEL.open([prompt_of(RECORD)], []).score(domain[:-1]), rows[:, :-1])
 
     def test_spaces_at_the_end_of_a_prompt_are_ignored(self):
         assert same_bits(

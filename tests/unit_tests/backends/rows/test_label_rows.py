@@ -422,7 +422,7 @@ class TestAStop:
             raise KeyboardInterrupt
 
         rows = LabelRows(Choices(), LABELS, calibrate=True)
-        monkeypatch.setattr("langchain_dpicl.backends.rows.label_scoring.calibrate_contextually", stop)
+        monkeypatch.setattr("langchain_dpicl.backends.rows.label_rows.calibrate_contextually", stop)
         with pytest.raises(KeyboardInterrupt) as caught:
             asked(rows, ((CANARY, CANARY),), is_async=is_async)
         assert private_things(caught.value) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
+from langchain_dpicl.backends.rows import label_scoring
 from langchain_dpicl.backends.rows.label_scoring import (
     LEAST_REPORTED,
     LEAST_WEIGHT,
     calibrate_contextually,
     check_verbalizers,
-    log_of_probabilities,
     per_label,
     shares,
-    softmax,
     tokens_of_bytes,
     tokens_of_vocabulary,
 )
@@ -32,6 +32,33 @@ INF, NAN = math.inf, math.nan
 
 def is_probability_row(row: list[float]) -> bool:
     return all(0.0 <= value <= 1.0 for value in row) and math.fsum(row) <= 1.0 + 1e-12
+
+
+def softmax(row: list[float]) -> list[float]:
+    """That of one row alone."""
+    alone: list[float] = label_scoring.softmax(np.array([row]))[0].tolist()
+    return alone
+
+
+def log_of_probabilities(row: list[float]) -> list[float]:
+    """That of one row alone."""
+    alone: list[float] = label_scoring.log_of_probabilities(np.array([row]))[0].tolist()
+    return alone
+
+
+@pytest.mark.parametrize("read", [label_scoring.softmax, label_scoring.log_of_probabilities])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 40).flatmap(
+        lambda width: st.lists(
+            st.lists(st.floats(-40, 40) | st.sampled_from(AWKWARD), min_size=width, max_size=width),
+            min_size=1,
+            max_size=12,
+        )
+    )
+)
+def test_a_row_reads_alike_to_the_last_bit_alone_and_among_others(read: Any, rows: list[list[float]]) -> None:
+    assert read(np.array(rows)).tobytes() == b"".join(read(np.array([row])).tobytes() for row in rows)
 
 
 class TestSoftmax:
@@ -107,7 +134,7 @@ class TestShares:
 
 
 def test_the_texts_of_a_label_add_up() -> None:
-    assert per_label([0.1, 0.2, 0.3, 0.4], (0, 1, 1, 0), 3) == pytest.approx([0.5, 0.5, 0.0])
+    assert per_label(np.array([[0.1, 0.2, 0.3, 0.4]]), (0, 1, 1, 0), 3)[0].tolist() == pytest.approx([0.5, 0.5, 0.0])
 
 
 class TestCalibrated:

@@ -59,7 +59,7 @@ def test_an_anchor_knows_a_ledger_from_its_start_and_each_line_that_is_written()
     share.reserve("t")  # seals as well: two lines, one transaction
     held = share.reserve("t")
     held.burn()
-    held.commit()
+    held.commit(wait=True)
     assert anchor.log == [(ledger.ledger_id, seq) for seq in range(5)]
     assert anchor.known[ledger.ledger_id] == store.head()
     with pytest.raises(PrivacyBudgetExceededError):
@@ -250,18 +250,18 @@ def test_if_the_anchor_cannot_be_read_nothing_is_written_or_granted(fault: Excep
     assert share.remaining("t") == 9  # looking needs no anchor
 
 
-def test_a_commit_whose_anchor_failed_is_settled_by_committing_again() -> None:
+def test_a_commit_whose_anchor_failed_is_written_once() -> None:
     anchor = DictAnchor()
     ledger, store, share = used(anchor, 0)
     held = share.reserve("t")
     held.burn()
     anchor.faults["write"] = UNAVAILABLE
     with pytest.raises(LedgerUnavailableError):
-        held.commit()
+        held.commit(wait=True)
     anchor.faults.clear()
-    held.commit()
     assert spent(store) == {"reserve": 1, "commit": 1, "give_back": 0}
     assert (held.uncommitted, ledger.dangling()) == (0, ())
+    share.reserve("t")
     assert anchor.known[ledger.ledger_id] == store.head()
 
 
@@ -276,8 +276,7 @@ def test_a_commit_whose_answer_was_lost_stands_once(where: str) -> None:
     held.burn(2)
     setattr(store, "at_commit" if where == "before" else "after_commit", on("commit", UNAVAILABLE))
     with pytest.raises(LedgerUnavailableError):
-        held.commit()
-    held.commit()
+        held.commit(wait=True)
     assert (spent(store)["commit"], held.uncommitted) == (1, 1)
     held.commit()
     assert (spent(store)["commit"], held.uncommitted, ledger.dangling()) == (2, 0, ())
@@ -291,9 +290,8 @@ def test_a_commit_that_others_lines_follow_is_still_known() -> None:
     held.burn()
     store.after_commit = on("commit", UNAVAILABLE)
     with pytest.raises(LedgerUnavailableError):
-        held.commit()
+        held.commit(wait=True)
     other.reserve("t")
-    held.commit()
     assert spent(store)["commit"] == 1
 
 
@@ -304,9 +302,8 @@ def test_a_line_of_another_in_the_place_of_a_lost_commit_is_not_taken_for_it() -
     held.burn()
     store.at_commit = on("commit", UNAVAILABLE)  # it never stood
     with pytest.raises(LedgerUnavailableError):
-        held.commit()
+        held.commit(wait=True)
     other.reserve("t")  # takes its number
-    held.commit()
     assert spent(store)["commit"] == 1
     assert held.uncommitted == 0
 

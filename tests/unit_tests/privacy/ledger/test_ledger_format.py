@@ -19,7 +19,13 @@ from tests.ledgers import budget, private, share_of, use_simple_prices
 
 STAMP = "2026-01-02T03:04:05+00:00"
 HEADER = LedgerHeader(
-    ledger_id="f0" * 16, name="Bücher \N{SNOWMAN}", epsilon=4.0, delta=1e-6, adjacency="add_remove", stamp=STAMP
+    ledger_id="f0" * 16,
+    name="Bücher \N{SNOWMAN}",
+    epsilon=4.0,
+    delta=1e-6,
+    adjacency="add_remove",
+    stamp=STAMP,
+    ledger_format=1,
 )
 HEAD = "f72ba667cb8d6c15d9ad8f2b47859b4cf7e83d27a6f9f989dbb4025c7c35cbdc"
 TEXT = "4f2400a761d1c0039c0e1677e0d59b92a9234e5843cb6c642e87f353b2e515dd"

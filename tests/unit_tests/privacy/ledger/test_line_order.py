@@ -29,12 +29,11 @@ def hashed(record: LedgerRecord) -> LedgerRecord:
 @pytest.mark.parametrize(
     ("number", "follows"), [(2, False), (3, True), (1, True), (0, False)], ids=["hash", "skipped", "again", "both"]
 )
-@pytest.mark.parametrize("is_hashed", [False, True])
-def test_a_line_of_another_place_is_refused_whatever_its_own_hash_says(number, follows, is_hashed):
+def test_a_line_of_another_place_is_refused_whatever_its_own_hash_says(number, follows):
     state, first = after_one_line()
     line = next_record(1, first.hash if follows else HEADER.digest, "bind", {"dataset_id": "e"})
     with pytest.raises(LedgerError, match="line 2 does not follow"):
-        state.apply(hashed(dataclasses.replace(line, seq=number)), is_hashed=is_hashed)
+        state.apply(hashed(dataclasses.replace(line, seq=number)))
     assert (state.seq, state.head) == (1, first.hash)
     assert list(state.bindings) == ["d"]
 

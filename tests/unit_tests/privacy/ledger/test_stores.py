@@ -32,7 +32,9 @@ def test_header_and_lines_survive_their_json_form() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"ledger_format": 2},
+        {"ledger_format": 3},
+        {"ledger_format": 0},
+        {"ledger_format": True},
         {"epsilon": -1.0},
         {"epsilon": float("nan")},
         {"delta": 0.0},

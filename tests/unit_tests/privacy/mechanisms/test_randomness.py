@@ -258,6 +258,35 @@ def test_binomial_has_its_law_for_many_units():
     assert pvalue(0.9 * p) < 1e-6
 
 
+def _law_of_many_successes(draws):
+    """Chi-square p-value of draws of 10^6 coins of probability 0.1 against scipy, over 20 equally likely parts."""
+    n, p = 10**6, 0.1
+    edges = stats.binom.ppf(np.arange(1, 20) / 20, n, p)
+    cdf = stats.binom.cdf(edges, n, p)
+    found = np.histogram(draws, bins=[-1, *(edges + 0.5), n + 1])[0]
+    return stats.chisquare(found, np.diff([0.0, *cdf, 1.0]) * len(draws)).pvalue
+
+
+def test_binomial_has_its_law_for_many_successes(monkeypatch):
+    """3,000 draws, false alarm 1e-6; a window of one and a half standard deviations, planted, is rejected."""
+    assert _law_of_many_successes([SYSTEM_RANDOM.binomial(10**6, 0.1) for _ in range(3000)]) > 1e-6
+    monkeypatch.setattr(randomness, "_LOG_TAIL", 1.0)
+    monkeypatch.setattr(randomness, "_TABLES", {})
+    assert _law_of_many_successes([SYSTEM_RANDOM.binomial(10**6, 0.1) for _ in range(3000)]) < 1e-6
+
+
+@pytest.mark.parametrize(("n", "p"), [(10**4, 0.3), (10**6, 0.1), (10**6, 1e-5), (10**9, 1e-4), (50, 0.999)])
+def test_what_a_binomial_draw_leaves_out_is_below_its_delta(n, p):
+    first, sums = randomness._window(n, p)
+    last = first + len(sums) - 1
+    outside = (stats.binom.cdf(first - 1, n, p) if first else 0.0) + (stats.binom.sf(last, n, p) if last < n else 0.0)
+    assert outside < 2.0**-199
+    assert 0 <= first <= last <= n
+    weights = np.diff([0.0, *(float(each / sums[-1]) for each in sums)])
+    near = np.arange(len(sums))[weights > 1e-9]
+    assert weights[near] == pytest.approx(stats.binom.pmf(first + near, n, p), rel=1e-5, abs=1e-14)
+
+
 # --- whole numbers of any size, and weighted choices -----------------------------------------------------------------
 
 
