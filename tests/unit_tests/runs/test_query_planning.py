@@ -263,7 +263,7 @@ class TestPublicFaults:
         [
             ({"max_queries": 0}, "max_queries: expected an integer >= 1"),
             ({"max_queries": 2.0}, "max_queries"),
-            ({"public_size": 39}, "public_size: expected at least num_slots=40"),
+            ({"public_size": 39}, "public_size: expected at least 40 units, one for each row"),
             ({"public_size": 0}, "public_size"),
             ({"delta": 0.0}, "delta"),
             ({"delta": 1e-30}, "delta: expected more than the noise's declared gap"),
