@@ -205,11 +205,11 @@ class TestVotes:
 
 @every_engine
 class TestFaults:
-    """Rows that fail abstain, in public nothing shows; a provider that is out costs nothing."""
+    """Rows that fail abstain, in public nothing shows; with `public_first` a provider that is out costs nothing."""
 
-    async def test_an_outage_is_raised_before_any_ticket(self, servers: Servers, make: Make) -> None:
+    async def test_with_public_first_an_outage_is_raised_before_any_ticket(self, servers: Servers, make: Make) -> None:
         served = servers.served()
-        made = voter(make(served))
+        made = voter(make(served), serving=Serving(public_first=True))
         for hook in (hang_up(), server_error()):
             served.clear()
             served.script(hook)
@@ -276,11 +276,12 @@ async def test_rows_that_a_provider_refuses_abstain(servers: Servers, make: Make
         assert votes(result) == (7, 3)
 
 
-async def test_a_server_that_goes_away_costs_nothing_more() -> None:
+async def test_a_server_that_goes_away_costs_nothing_more_with_public_first() -> None:
     with running_server() as llama:
         models = [openai_model("ChatOpenAI", f"{llama.url}/v1"), anthropic_model(llama.url)]
-        made = [voter(first_tokens(models[0]), task=FewShotTask(verbalizers={"card": "<", "transfer": "Q"}))]
-        made.append(voter(TextVoteBackend(models[1], retry=RETRY)))
+        first, words = Serving(public_first=True), FewShotTask(verbalizers={"card": "<", "transfer": "Q"})
+        made = [voter(first_tokens(models[0]), task=words, serving=first)]
+        made.append(voter(TextVoteBackend(models[1], retry=RETRY), serving=first))
         assert [one.invoke(QUERY).receipt.tickets for one in made] == [1, 1]
     for one in made:
         with pytest.raises(ModelCallError):

@@ -545,7 +545,7 @@ class LedgerWriter:
     def write_waiting(self) -> None:
         """Writes the commits that wait."""
         with self.lock:
-            is_needed = bool(self._waiting or self._doubtful)
+            is_needed = bool(self._waiting) or any(not each.is_durable for each in self._doubtful)
         if is_needed:
             with self.exclusive() as writer:
                 writer.bring_waiting()

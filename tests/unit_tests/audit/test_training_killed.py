@@ -134,7 +134,8 @@ def test_many_kills_at_random_moments_charge_every_call_and_lose_a_block_each(tm
     charged = counts(budget)
     charged_steps = charged["reserve step"] - charged["give_back step"]
     assert calls <= charged_steps <= STEPS
-    assert charged_steps - charged["commit step"] <= block * kills
+    # A killed child loses the commits that it had not written, also one that had ended the run.
+    assert charged_steps - charged["commit step"] <= block * (kills + 1)
     budget.close()
     prompt, made = _ended(place, block=block)
     assert prompt.report["step"] == made.step >= charged["commit step"]
