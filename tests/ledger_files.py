@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, SubsampledEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
@@ -71,3 +74,20 @@ def forged(source: Path, target: Path, change: Change, *, refit: bool = True) ->
 
 def body_of(lines: Sequence[dict[str, Any]], kind: str) -> Any:
     return next(line["record"]["body"] for line in lines if line.get("record", {}).get("kind") == kind)
+
+
+class Shell:
+    """Runs `dpicl ledger` in this process, and keeps what it said."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: object) -> int:
+        try:
+            code = main(["ledger", *map(str, arguments)])
+        except SystemExit as stop:
+            code = int(str(stop.code))
+        self.out, self.err = self._capsys.readouterr()
+        assert "Traceback" not in self.err
+        return code

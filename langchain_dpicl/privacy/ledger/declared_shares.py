@@ -130,13 +130,10 @@ class DeclaredShares:
         """Makes a priced share pending if it fits; it replaces unsealed shares of the same names."""
         names = {component.name for component in terms.components}
         with self.desk.lock:
-            self._check_unsealed(names)
+            if names & set(self.desk.refresh().shares):
+                raise SealedShareError(f"{sorted(names)}: another process sealed one of these. Declare them again.")
             # Pricing ran without the lock, so the share has to fit again.
-            try:
-                epsilon, delta = self.fit(terms.epsilon, terms.delta, names)
-            except PrivacyBudgetExceededError:
-                self._check_unsealed(names)  # the same share, sealed by another process since the look above
-                raise
+            epsilon, delta = self.fit(terms.epsilon, terms.delta, names)
             if epsilon < terms.pricing["epsilon"] or delta < terms.delta:
                 raise budget_exceeded("epsilon", terms.pricing["epsilon"], exact(epsilon), "Lower the share a little.")
             standing.terms = terms.charged(epsilon)
@@ -146,10 +143,6 @@ class DeclaredShares:
                     old.refusal = "it was declared anew before its first reservation."
             self._standings.update({component.name: (component, standing) for component in terms.components})
             return standing
-
-    def _check_unsealed(self, names: set[str]) -> None:
-        if names & set(self.desk.refresh().shares):
-            raise SealedShareError(f"{sorted(names)}: another process sealed one of these. Declare them again.")
 
     def fit(self, epsilon: float | None, delta: float | None, replaced: set[str]) -> tuple[float, float]:
         """Returns the charge, lowered to the rest if it is above by float rounding only; refuses a larger one."""

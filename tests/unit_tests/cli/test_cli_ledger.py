@@ -18,30 +18,12 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.ledger import redact
-from langchain_dpicl.cli.main import main
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.stores import FileAnchor, SQLiteStore, open_store
-from tests.ledger_files import body_of, forged, spend
+from tests.ledger_files import Shell, body_of, forged, spend
 
 SECRET = "hunter2-secret"
 ADDRESS = f"postgresql://user:{SECRET}@127.0.0.1:1/db"
-
-
-class Shell:
-    """Runs `dpicl ledger` in this process, and keeps what it said."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: object) -> int:
-        try:
-            code = main(["ledger", *map(str, arguments)])
-        except SystemExit as stop:
-            code = int(str(stop.code))
-        self.out, self.err = self._capsys.readouterr()
-        assert "Traceback" not in self.err
-        return code
 
 
 @pytest.fixture

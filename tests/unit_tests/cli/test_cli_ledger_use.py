@@ -11,25 +11,8 @@ import pytest
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli import ledger_bench
-from langchain_dpicl.cli.main import main
 from langchain_dpicl.stores import SQLiteStore
-from tests.ledger_files import spend
-
-
-class Shell:
-    """Runs `dpicl ledger` in this process, and keeps what it said."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: object) -> int:
-        try:
-            code = main(["ledger", *map(str, arguments)])
-        except SystemExit as stop:
-            code = int(str(stop.code))
-        self.out, self.err = self._capsys.readouterr()
-        return code
+from tests.ledger_files import Shell, spend
 
 
 @pytest.fixture
