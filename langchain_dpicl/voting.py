@@ -112,9 +112,9 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         delta, for adaptively chosen queries; epsilon is an upper bound.
       - Noise is added for every declared label, with or without votes; a row that fails votes for nothing.
       - Over an API the public prompt is asked beside the private rows, after the ticket burnt. Where that call fails it
-        is made again alone, after all others have ended; only where it fails again is there no answer, and the ticket
-        stays spent. From then on the public prompt goes first until it is answered, so an outage costs one ticket per
-        answer in flight. `Serving(public_first=True)`: it costs none.
+        is made again, after all private calls of the answer have ended; only where it fails again is there no answer,
+        and the ticket stays spent. From then on the public prompt goes first until it is answered, so an outage costs
+        one ticket per answer in flight. `Serving(public_first=True)`: it costs none.
 
     Build it with `from_private_examples`. Input: the query as text (or a message, or a prompt value), or a dict of the
     wording's variables. Queries are public: only the private records are protected.
