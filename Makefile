@@ -47,7 +47,7 @@ demo: .venv/.ready  ## the main job, offline: private questions in, private demo
 test leaks leaks-observers providers: export PYTHONDONTWRITEBYTECODE =
 
 test:  ## the wheel, then every test with sockets closed; lint, types, import contracts, secrets and the leak table beside them
-	$(MAKE) --no-print-directory -j 2 postgres check-wheel .venv-test/.ready
+	$(MAKE) --no-print-directory -j 4 postgres check-wheel .venv-test/.ready
 	$(MAKE) --no-print-directory -j 2 --keep-going check-tests check-rest
 
 check-tests: .venv-test/.ready
@@ -217,17 +217,29 @@ model: .venv-test/.ready  ## rebuild the tables of the embedded model from publi
 	.venv/bin/python -m pip install $(PIP) -e '.[plot]'
 	touch $@
 
-# pip first, because it installs the others. torch comes without hashes: some machines have a file of their own for it,
-# and what it needs differs with the file. The build backend is in the lock, so nothing else is fetched to build.
-.venv-test/.ready: $(STAMP) tests/constraints.txt
+# pip first, because it installs the others: the halves of the lock and torch side by side, as pip itself waits for one
+# file after the other. torch comes without hashes: some machines have a file of their own for it, and what it needs
+# differs with the file. The build backend is in the lock, so nothing else is fetched to build.
+.venv-test/.ready: .venv-test/.half-0 .venv-test/.half-1 .venv-test/.torch
+	.venv-test/bin/python -m pip install $(PIP) torch
+	.venv-test/bin/python -m pip install $(PIP) --no-deps --no-build-isolation -e .
+	.venv-test/bin/python -m pip check
+	touch $@
+
+.venv-test/.half-%: .venv-test/.pip
+	awk '/^[a-z]/ { package++ } package % 2 == $*' tests/constraints.txt > .venv-test/half-$*.txt
+	.venv-test/bin/python -m pip install $(LOCKED) .venv-test/half-$*.txt
+	touch $@
+
+.venv-test/.torch: .venv-test/.pip
+	.venv-test/bin/python -m pip install $(PIP) --no-deps torch
+	touch $@
+
+.venv-test/.pip: $(STAMP) tests/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv-test
 	sed -n '/^pip==/,/[^\\]$$/p' tests/constraints.txt > .venv-test/pip.txt
 	.venv-test/bin/python -m pip install $(LOCKED) .venv-test/pip.txt
-	.venv-test/bin/python -m pip install $(LOCKED) tests/constraints.txt
-	.venv-test/bin/python -m pip install $(PIP) torch
-	.venv-test/bin/python -m pip install $(PIP) --no-deps --no-build-isolation -e .
-	.venv-test/bin/python -m pip check
 	touch $@
 
 lock: .venv-lock/.ready  ## tests/constraints.txt anew: the newest version of every package of the tests, for Python 3.11 and newer, with hashes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -16,7 +17,7 @@ import pytest
 from langchain_dpicl.cli import rehearse as commands
 from langchain_dpicl.cli.config import settings_of
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.rehearsal import Rehearsal, try_components
+from langchain_dpicl.rehearsal import Rehearsal, propose_rows, try_components, trying
 from langchain_dpicl.retrieval.plan import plan_retrieval
 from tests.unit_tests.rehearsal.test_trying import rehearsed as made
 
@@ -32,6 +33,26 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@functools.cache
+def proposed(digest: str, public_size: int, terms: tuple[tuple[str, Any], ...]) -> Any:
+    return propose_rows(REHEARSALS[digest], public_size, **dict(terms))
+
+
+REHEARSALS: dict[str, Rehearsal] = {}
+
+
+@pytest.fixture
+def proposed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the command and Python share proposals, which take seconds: they are of the same numbers, and not drawn."""
+
+    def propose(rehearsal: Rehearsal, public_size: int, **terms: Any) -> Any:
+        REHEARSALS[rehearsal.digest] = rehearsal
+        return proposed(rehearsal.digest, public_size, tuple(sorted(terms.items())))
+
+    monkeypatch.setattr(trying, "propose_rows", propose)
+
+
+@pytest.mark.usefixtures("proposed_once")
 def test_it_prints_the_table_of_python(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["try", "--rehearsal", str(rehearsed), *TERMS]) == 0
     printed = capsys.readouterr().out
@@ -44,6 +65,7 @@ def test_it_prints_the_table_of_python(rehearsed: Path, capsys: pytest.CaptureFi
     assert settings.get("epsilon") == trial.recommended.epsilon
 
 
+@pytest.mark.usefixtures("proposed_once")
 def test_json_is_the_trial(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     priced = ["--set", "cost.price_in=3.0", "--set", "cost.price_out=9.0", "--set", "cost.record_tokens=80"]
     assert main(["try", "--rehearsal", str(rehearsed), *TERMS, *priced, "--public-inputs", "500", "--json"]) == 0
@@ -54,6 +76,7 @@ def test_json_is_the_trial(rehearsed: Path, capsys: pytest.CaptureFixture[str]) 
     assert {one["component"] for one in out["options"]} == {"votes", "labels"}
 
 
+@pytest.mark.usefixtures("proposed_once")
 def test_retrieval_is_tried_for_a_number_of_documents(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--documents", "30", "--participations", "5", "--set", "cost.price_in=1.0", "--json"]
     assert main(["try", "--rehearsal", str(rehearsed), *TERMS, *asked]) == 0
