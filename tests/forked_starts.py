@@ -1,7 +1,7 @@
 """Starts processes of private models by forking one that has imported what all of them import.
 
 Those imports are nearly all of what a start takes. A forked process runs the same program, with its own environment and
-pipes; what depends on how the interpreter itself is started needs the real start.
+pipes; what depends on how the interpreter itself is started, or on where its errors go, needs the real start.
 """
 
 from __future__ import annotations

@@ -172,7 +172,6 @@ async def test_a_cancelled_task_cancels_its_call(tmp_path: Path) -> None:
         assert engine.complete(["one"], max_tokens=1) == ["awake"]
 
 
-@pytest.mark.usefixtures("quick_starts")
 class TestWhatIsShown:
     def test_no_object_shows_a_prompt(self, mortal: PrivateProcess) -> None:
         engine = as_backend(mortal)
