@@ -75,7 +75,7 @@ def _fill_early(patch: pytest.MonkeyPatch) -> None:
         return record
 
     def fill_once(self: Purse, lease: Lease, line: LedgerRecord, sealed: Any) -> Grant:
-        return Grant(line, 0, lease.key) if lease in filled else fill(self, lease, line, sealed)
+        return Grant(line, 0, lease) if lease in filled else fill(self, lease, line, sealed)
 
     patch.setattr(Purse, "ask", note)
     patch.setattr(LineAppender, "append", append_and_fill)

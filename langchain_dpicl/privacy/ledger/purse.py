@@ -21,7 +21,10 @@ LEAST_LEFT = 32
 """A lease takes at most one of so many tickets that are left: near the end every line reserves one."""
 
 HORIZON = 1.0
-"""A lease takes what was used in so many seconds since the one before, and at most twice as much as that took."""
+"""A lease takes what is used in so many seconds at the pace of the one before."""
+
+GROWTH = 4
+"""A lease takes at most so many times what the one before took: two requests at once are no pace."""
 
 IDLE_SECONDS = 5.0
 """Tickets of which none was taken for so long are given back."""
@@ -44,12 +47,12 @@ class PurseKey(NamedTuple):
 class Grant:
     """Tickets that a line reserved: `index` is the first one's place among those of the line.
 
-    With a key it is one of several that were leased, and may go back into the purse.
+    With a lease it is one of several, and may go back into the purse.
     """
 
     line: LedgerRecord
     index: int = 0
-    key: PurseKey | None = None
+    lease: Lease | None = None
 
 
 @dataclass(slots=True)
@@ -103,7 +106,7 @@ class Purse:
         """Hands out one ticket, or None."""
         with self._lock:
             lot = self._lots.get(key)
-            if lot is None or not lot.grants:
+            if lot is None or not lot.grants or self._is_closed:
                 return None
             lot.taken = time.monotonic()
             self._count(key, lot, -1)
@@ -111,14 +114,20 @@ class Purse:
 
     def put_back(self, grant: Grant) -> bool:
         """Takes a ticket that never burnt in again; False where it has to go back by a line."""
-        key = grant.key
+        lease = grant.lease
         with self._lock:
-            lot = None if key is None or self._is_closed else self._lots.get(key)
-            if key is None or lot is None or self._held[key.component, key.slot] >= self.most_held:
+            if lease is None or not self._has(lease):
                 return False
-            self._count(key, lot, 1)
-            lot.grants.append(grant)
+            place = lease.key.component, lease.key.slot
+            if self._is_closed or self._held[place] >= self.most_held:
+                return False
+            self._count(lease.key, lease.lot, 1)
+            lease.lot.grants.append(grant)
             return True
+
+    def _has(self, lease: Lease) -> bool:
+        """Whether the purse was not emptied since."""
+        return self._lots.get(lease.key) is lease.lot
 
     def ask(self, key: PurseKey, unit: Amount, most: int) -> Lease:
         """Returns a lease of what is used in a second, at the pace of the last one: at most `most`, at least one."""
@@ -126,8 +135,8 @@ class Purse:
             self._forget_old()
             lot = self._lots.setdefault(key, _Lot(unit))
             size = 1
-            if not lot.pending:
-                took = max(time.monotonic() - lot.leased, HORIZON / 2)
+            if not lot.pending and not self._is_closed:
+                took = max(time.monotonic() - lot.leased, HORIZON / GROWTH)
                 size = int(lot.size * HORIZON / took)
             room = self.most_held - self._held[key.component, key.slot]
             count = max(1, min(size, most, room))
@@ -140,15 +149,15 @@ class Purse:
     def fill(self, lease: Lease, line: LedgerRecord, sealed: Component | None) -> Grant:
         """Takes in the tickets of a lease whose line is durable, except for the one that is returned."""
         key, lot = lease.key, lease.lot
-        leased = key if lease.count > 1 else None
+        mine = lease if lease.count > 1 else None
         with self._lock:
             self._end(lease)
             lot.leased = lot.taken = time.monotonic()
-            if leased is not None and not self._is_closed:
+            if mine is not None and not self._is_closed and self._has(lease):
                 lot.sealed = sealed
-                lot.grants += [Grant(line, index, key) for index in reversed(range(1, lease.count))]
+                lot.grants += [Grant(line, index, lease) for index in reversed(range(1, lease.count))]
                 self._count(key, lot, lease.count - 1)
-        return Grant(line, 0, leased)
+        return Grant(line, 0, mine)
 
     def give_up(self, lease: Lease) -> None:
         """Ends a lease whose line may not be durable: nothing is handed out, and the next one is of one ticket."""
@@ -158,7 +167,8 @@ class Purse:
 
     def _end(self, lease: Lease) -> None:
         lease.lot.pending -= lease.count
-        self._held[lease.key.component, lease.key.slot] -= lease.count - 1
+        if self._has(lease):
+            self._held[lease.key.component, lease.key.slot] -= lease.count - 1
 
     def remove(self, is_wanted: Callable[[PurseKey], bool] | None = None, *, idle: bool = False) -> Mapping[int, int]:
         """Removes tickets, those of idle keys or of all that are wanted; returns their number by line.
@@ -175,8 +185,14 @@ class Purse:
                     lot.grants = []
         return removed
 
+    def empty(self) -> None:
+        """Drops everything: it stays charged, and nothing of it is handed out or taken in again."""
+        with self._lock:
+            self._lots = {}
+            self._held, self._by_tenant, self._cost = Counter(), Counter(), {}
+
     def close(self) -> None:
-        """Takes nothing in from now on."""
+        """Takes nothing in and hands nothing out from now on."""
         with self._lock:
             self._is_closed = True
 

@@ -267,7 +267,7 @@ class LedgerWriter:
             except LedgerUnavailableError:
                 raise
             except LedgerError:
-                self._purse.remove()  # of a broken ledger nothing is granted
+                self._purse.empty()  # of a broken ledger nothing is granted
                 raise
 
     def _read(self, source: LedgerStore | LedgerTransaction, *, is_writing: bool = False) -> None:  # noqa: ARG002
@@ -528,9 +528,9 @@ class LedgerWriter:
         while True:
             try:
                 return self._by_line(standing, component, key, count=count, is_leased=is_leased)
-            except PrivacyBudgetExceededError:
+            except PrivacyBudgetExceededError as error:
                 # What this process holds comes first: what is refused then is left to nobody.
-                if not self._give_back_held(key):
+                if not self._give_back_held(key, of_tenant=isinstance(error, TenantCapExceededError)):
                     raise
 
     def _from_purse(self, standing: ShareStatus, component: Component, key: PurseKey) -> Grant | None:
@@ -606,15 +606,14 @@ class LedgerWriter:
             body["holder"] = process_name()
         return body
 
-    def _give_back_held(self, refused: PurseKey) -> bool:
-        """Gives back what a refused request could use, of its slot or its capped tenant; returns whether any was."""
-        tenant = None if refused.cap is None else refused.tenant or ""
-        name, purse = refused.component, self._purse
-        if not purse.cost(name, refused.slot) and (tenant is None or not purse.of_tenant(name, tenant)):
+    def _give_back_held(self, refused: PurseKey, *, of_tenant: bool) -> bool:
+        """Gives back what a refused request could use: of its tenant, or of its slot; returns whether any was."""
+        name, tenant, purse = refused.component, refused.tenant or "", self._purse
+        if not (purse.of_tenant(name, tenant) if of_tenant else purse.cost(name, refused.slot)):
             return False
 
         def is_wanted(key: PurseKey) -> bool:
-            return key.component == name and (key.slot == refused.slot or (key.tenant or "") == tenant)
+            return key.component == name and ((key.tenant or "") == tenant if of_tenant else key.slot == refused.slot)
 
         with self.exclusive() as writer:
             removed = purse.remove(is_wanted)
