@@ -300,13 +300,20 @@ class LedgerWriter:
         is_late = bool(self._waiting or self._doubtful) and now - self._waiting_since > RIDE_SECONDS
         if is_late:
             self._waiting_since = now
-        if now - self._looked > RIDE_SECONDS:
-            self._looked = now
+        if self._is_time_to_look():
             is_late = is_late or self._purse.holds(idle=True)
         if is_late:
             # Who reads needs none of it: what cannot be written now waits for the next line.
             with contextlib.suppress(LedgerUnavailableError):
                 self.write_waiting()
+
+    def _is_time_to_look(self) -> bool:
+        """Whether it is time to look for idle tickets in the purse: once in so many seconds."""
+        now = time.monotonic()
+        if now - self._looked <= RIDE_SECONDS:
+            return False
+        self._looked = now
+        return True
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[LineAppender]:
@@ -559,6 +566,8 @@ class LedgerWriter:
                 # In the same transaction as the reservation: a ledger never holds one line without the other.
                 if sealed is None:
                     self._seal(writer, terms)
+                if self._is_time_to_look():
+                    _return_tickets(writer, purse.remove(idle=True))
                 if is_leased:
                     lease = purse.ask(key, unit_cost(component.kind, key.amount), most)
                     count = lease.count
@@ -617,8 +626,7 @@ class LedgerWriter:
 
         with self.exclusive() as writer:
             removed = purse.remove(is_wanted)
-            for entry, count in removed.items():
-                writer.append(GIVE_BACK, {"reservation": entry, "count": count})
+            _return_tickets(writer, removed)
         return bool(removed)
 
     def _check_same_terms(self, wanted: Component, sealed: Component) -> None:
@@ -667,8 +675,7 @@ class LedgerWriter:
         if is_needed:
             with self.exclusive() as writer:
                 writer.bring_waiting()
-                for entry, count in purse.remove(idle=not is_closing).items():
-                    writer.append(GIVE_BACK, {"reservation": entry, "count": count})
+                _return_tickets(writer, purse.remove(idle=not is_closing))
 
     def waiting(self, entry: int) -> int:
         """Returns how many tickets of a reservation wait for their commit to be written."""
@@ -712,7 +719,13 @@ class LedgerWriter:
         """Lets tickets that never burnt return to the purse, or to their slot."""
         if not self._purse.put_back(grant):
             with self.exclusive() as writer:
-                writer.append(GIVE_BACK, {"reservation": grant.line.seq, "count": count})
+                _return_tickets(writer, {grant.line.seq: count})
+
+
+def _return_tickets(writer: LineAppender, tickets: Mapping[int, int]) -> None:
+    """Appends the lines that give tickets back, by the line that reserved them."""
+    for entry, count in tickets.items():
+        writer.append(GIVE_BACK, {"reservation": entry, "count": count})
 
 
 _PROCESS_NAMES: dict[int, str] = {}

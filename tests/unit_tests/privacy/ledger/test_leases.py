@@ -295,6 +295,19 @@ def test_of_a_ledger_that_went_back_nothing_is_granted_also_not_what_goes_back_i
     assert (again.entry, again.index) == (len(store.records()), 0)
 
 
+def test_tenants_that_come_once_leave_nothing_behind(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purses, "_FEW_LOTS", 8)
+    ledger, store, share = made()
+    use(share, 30)
+    for number in range(300):
+        use(share, tenant=f"tenant {number}")
+        clock[0] += 0.1
+    assert len(ledger._desk._purse._lots) <= 32
+    assert set(leases(store)[4:]) == {1}
+    use(share, 55)
+    assert share.used_by("tenant 7") == 1
+
+
 def test_a_tenant_at_its_cap_takes_nothing_from_others(clock: list[float]) -> None:
     ledger, store, share = made()
     use(share, 30)
@@ -343,9 +356,9 @@ def test_what_nobody_asks_for_goes_back_with_a_later_call(clock: list[float]) ->
 def test_what_lies_idle_goes_back_while_others_are_used(clock: list[float]) -> None:
     _, store, share = made()
     use(share, 70)
-    for _ in range(30):
-        use(share, 3, tenant="x")
-        clock[0] += 0.5
+    for _ in range(5):
+        use(share, tenant="x")  # a line each, with which they go back
+        clock[0] += 2
     entries = [line.body["reservation"] for line in store.records() if line.kind == "give_back"]
     assert store.records()[entries[0] - 1].body.get("tenant") is None
     assert leases(store, "give_back")[0] == 15
