@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -62,9 +63,9 @@ def check_ledger(
     if header is None:
         raise LedgerError("ledger: expected one, found none. Create it with `dpicl ledger create`.")
     state, problems, checked = LedgerState(header), [], []
-    for record in in_blocks(store):
+    for block in in_blocks(store):
         try:
-            state.apply(record)
+            state.apply_all(block)
         except LedgerError as error:
             problems.append(str(error))
             break
@@ -240,7 +241,7 @@ def export_lines(store: LedgerStore) -> Iterator[str]:
         raise LedgerError("export: expected a ledger, found none. Create one with `dpicl ledger create`.")
     yield canonical_json({"dpicl_ledger_export": EXPORT_FORMAT, "header": header.to_dict()})
     count, head = 0, header.digest
-    for record in in_blocks(store):
+    for record in itertools.chain.from_iterable(in_blocks(store)):
         yield canonical_json({"record": record.to_dict()})
         count, head = count + 1, record.hash
     yield canonical_json({"end": {"records": count, "head": head}})

@@ -172,9 +172,10 @@ class AnchoredWriter(OutageWriter):
         super()._take_back(writer)
         self._untold = {seq: head for seq, head in self._untold.items() if seq <= self._state.seq}
 
-    def _applied(self, record: LedgerRecord) -> None:
-        if record.seq == self._first or (record.seq > self._first and not self._adopts):
-            self._untold[record.seq] = record.hash
+    def _applied(self, lines: Sequence[LedgerRecord]) -> None:
+        for record in lines[max(self._first - lines[0].seq, 0) :]:
+            if record.seq == self._first or not self._adopts:
+                self._untold[record.seq] = record.hash
 
     def _before_grant(self, state: LedgerState, seq: int) -> None:
         with self._turn(self.lock):

@@ -137,7 +137,7 @@ class LineAppender:
         view: LedgerTransaction,
         state: LedgerState,
         waiting: Mapping[int, int],
-        applied: Callable[[LedgerRecord], None],
+        applied: Callable[[Sequence[LedgerRecord]], None],
     ) -> None:
         self.view = view
         self.state = state
@@ -177,7 +177,7 @@ class LineAppender:
         self._is_whole = False  # an interrupt may leave half a line
         self._undos.append(self.state.apply(record))
         self._is_whole = True
-        self._applied(record)
+        self._applied((record,))
         return record
 
 
@@ -274,8 +274,8 @@ class LedgerWriter:
         """Applies new lines, before the state is used or a line is appended."""
         self._catch_up(source)
 
-    def _applied(self, record: LedgerRecord) -> None:
-        """Called with every line that was read or written."""
+    def _applied(self, lines: Sequence[LedgerRecord]) -> None:
+        """Called with all lines that were read or written, some at a time."""
 
     def _before_grant(self, state: LedgerState, seq: int) -> None:
         """Called when line `seq` of `state` is durable, before anything is granted on it."""
@@ -410,14 +410,15 @@ class LedgerWriter:
             is_there = line is not None and line.hash == seen
         first = max(known.seq, 1)
         try:
-            for place, record in enumerate(in_blocks(source, first - 1), start=first):
-                if place == number:
-                    is_there = record.hash == seen
+            for block in in_blocks(source, first - 1):
+                if first <= number < first + len(block):
+                    is_there = block[number - first].hash == seen
                     if not is_there:
                         break
-                if place > known.seq:
-                    known.apply(record)
-                    self._applied(record)
+                if new := block[max(known.seq + 1 - first, 0) :]:
+                    known.apply_all(new)
+                    self._applied(new)
+                first += len(block)
         except BaseException:
             self._start_anew()  # half a line may stand: read from the start
             raise
@@ -438,7 +439,7 @@ class LedgerWriter:
         lines = () if find is None else find()
         if lines and self._may_skip_to(lines[-1].seq):
             self._state = LedgerState.from_snapshot(self.header, lines)
-            self._applied(lines[-1])
+            self._applied(lines[-1:])
 
     def _may_skip_to(self, seq: int) -> bool:  # noqa: ARG002  an override does
         """Whether the lines before `seq` need not be read."""
@@ -488,10 +489,10 @@ class LedgerWriter:
         """Applies every line to a new state; returns the hash of line `number`, None where there is none."""
         fresh = LedgerState(self.header)
         head = self.header.digest if number == 0 else None
-        for record in in_blocks(self.store):
-            fresh.apply(record)
-            if record.seq == number:
-                head = record.hash
+        for block in in_blocks(self.store):
+            if fresh.seq < number <= fresh.seq + len(block):
+                head = block[number - fresh.seq - 1].hash
+            fresh.apply_all(block)
         return head
 
     def bind(self, declarations: Sequence[Mapping[str, Any]], attach: Callable[[str], object]) -> None:
