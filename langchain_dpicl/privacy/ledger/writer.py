@@ -574,14 +574,14 @@ class LedgerWriter:
                     count = lease.count
                 line = writer.append(RESERVE, self._reservation(key, count))
                 sealed = writer.state.sealed_component(component.name)
+            if lease is None:
+                return Grant(line)
+            _WITH_WAITING.add(self)
+            return purse.fill(lease, line, sealed)
         except BaseException:
             if lease is not None:
                 purse.give_up(lease)
             raise
-        if lease is None:
-            return Grant(line)
-        _WITH_WAITING.add(self)
-        return purse.fill(lease, line, sealed)
 
     def _most(self, state: LedgerState, component: Component, key: PurseKey, *, count: int) -> int:
         """Returns how many tickets a lease may take, or raises the refusal of `count` of them."""

@@ -251,6 +251,26 @@ def test_nothing_enters_the_purse_before_the_anchor_has_its_line(clock: list[flo
     assert anchor.known[held.ledger_id][0] == held.entry
 
 
+def test_an_interrupt_costs_its_lease_and_no_later_one(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, store, share = made()
+    use(share, 21)
+    real = purses.Purse.fill
+
+    def stopped(self: purses.Purse, *given: Any) -> Any:
+        monkeypatch.setattr(purses.Purse, "fill", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(purses.Purse, "fill", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        share.reserve("t")
+    lost = len(store.records())
+    used = use(share, 100)
+    assert lost not in {held.entry for held in used}
+    assert leases(store)[3:] == [64, 1, 4, 16, 64, 64]
+    assert share.remaining("t") == MANY - 121 - 64
+    ledger.verify()
+
+
 def test_threads_that_empty_one_purse_get_every_ticket_once() -> None:
     _, store, share = made(WatchedStore())
     places: list[tuple[int, int]] = []
