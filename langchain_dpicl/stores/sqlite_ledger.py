@@ -64,7 +64,8 @@ class SQLiteConnection:
         self.held: OpenFiles | None = None
         self._check = check
         self._queue = WriterQueue(path)
-        self._is_suspect = False
+        self._failures = 0  # of waits for the disk
+        self._mended = 0  # how many of them cannot matter any more
         self._is_writing = False
         self._is_closed = False
         self._pid = os.getpid()
@@ -128,16 +129,19 @@ class SQLiteConnection:
             raise self._log_error()
 
     def _wait_for_disk(self, held: OpenFiles) -> None:
-        fault = ""
+        fault, failures = "", self._failures
         try:
-            if self._is_suspect:
+            if self._mended < failures:
                 self._rescue()
-            else:
-                held.sync()
+            # Also after that: an old beginning of a log that was cut would be put over the file when power fails.
+            held.sync()
+            if self._failures != failures:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))  # another thread heard of it, which only one does
+            self._mended = failures
         except OSError as error:
             # The system reports a failed write once. What the log holds from there on may miss a part before it, so
             # nothing counts as durable until all of it was moved into the file.
-            self._is_suspect = True
+            self._failures += 1
             fault = error.strerror or type(error).__name__
         if fault:
             raise LedgerUnavailableError(
@@ -154,7 +158,6 @@ class SQLiteConnection:
                 is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if is_busy:
             raise OSError(errno.EBUSY, "others use its log")
-        self._is_suspect = False
 
     @property
     def _is_busy(self) -> bool:
