@@ -135,19 +135,20 @@ class SQLiteConnection:
                 self._rescue()
             # Also after that: an old beginning of a log that was cut would be put over the file when power fails.
             held.sync()
-            if self._failures != failures:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))  # another thread heard of it, which only one does
-            self._mended = failures
         except OSError as error:
             # The system reports a failed write once. What the log holds from there on may miss a part before it, so
             # nothing counts as durable until all of it was moved into the file.
             self._failures += 1
             fault = error.strerror or type(error).__name__
+        else:
+            if self._failures != failures:  # another thread heard of it, which only one does
+                fault = os.strerror(errno.EIO)
         if fault:
             raise LedgerUnavailableError(
                 f"ledger {self.path}: expected a disk that keeps what is written, found: {fault}. Nothing is granted; "
                 "what the ledger holds stays charged. Look at the disk; then try again."
             )
+        self._mended = failures
 
     def _rescue(self) -> None:
         """Moves the whole log into the file."""
