@@ -141,7 +141,7 @@ class SQLiteConnection:
             self._failures += 1
             fault = error.strerror or type(error).__name__
         else:
-            if self._failures != failures:  # another thread heard of it, which only one does
+            if self._failures != failures:  # reported to another thread, and only once
                 fault = os.strerror(errno.EIO)
         if fault:
             raise LedgerUnavailableError(

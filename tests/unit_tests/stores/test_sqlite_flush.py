@@ -154,7 +154,7 @@ def test_after_a_failed_write_nothing_is_granted_until_the_whole_log_is_in_the_f
         assert file.execute("SELECT max(seq) FROM lines").fetchone() == (entry,)
 
 
-def test_what_one_thread_hears_of_the_disk_holds_for_all_that_wait(path: Path, disk: Disk) -> None:
+def test_a_failure_reported_to_one_thread_holds_for_all_that_wait(path: Path, disk: Disk) -> None:
     store, share = made(path)
 
     def fails() -> None:
