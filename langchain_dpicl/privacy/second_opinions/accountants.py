@@ -8,9 +8,11 @@ the truth there.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from langchain_dpicl.privacy.accounting.pld_grid import Steps, grid_step
 from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
 from langchain_dpicl.privacy.extensions.gradient_sums import BallStep
 
-_Parts = list[tuple[FloatArray, FloatArray, int]]  # losses, probabilities, count
+_Parts = list[tuple[FloatArray, FloatArray, int]]  # losses, logarithms of their probabilities, count
 
 PRV_MAX_COMPOSITIONS = 20_000
 _PRV_MAX_EPSILON = 100.0
@@ -72,14 +74,9 @@ def prv_opinion(parts: list[tuple[float, float, int]], *, delta: float, price: f
 def _ask_prv(parts: list[tuple[float, float, int]], *, delta: float, eps_error: float) -> tuple[float, float]:
     from prv_accountant.accountant import PRVAccountant
     from prv_accountant.privacy_random_variables.gaussian_mechanism import GaussianMechanism
-    from prv_accountant.privacy_random_variables.poisson_subsampled_gaussian_mechanism import (
-        PoissonSubsampledGaussianMechanism,
-    )
 
     variables = [
-        GaussianMechanism(noise_multiplier=noise)
-        if rate == 1.0
-        else PoissonSubsampledGaussianMechanism(sampling_probability=rate, noise_multiplier=noise)
+        GaussianMechanism(noise_multiplier=noise) if rate == 1.0 else _sampled_gaussian(noise, rate)
         for noise, rate, _ in parts
     ]
     counts = [count for _, _, count in parts]
@@ -91,6 +88,18 @@ def _ask_prv(parts: list[tuple[float, float, int]], *, delta: float, eps_error: 
         )
         lower, _, upper = accountant.compute_epsilon(delta=delta, num_self_compositions=counts)
     return max(float(lower), 0.0), float(upper)
+
+
+@functools.lru_cache(maxsize=64)
+def _sampled_gaussian(noise: float, rate: float) -> Any:
+    """The variable of a sampled step, which keeps its divergences: each accountant asks for all of them twice."""
+    from prv_accountant.privacy_random_variables.poisson_subsampled_gaussian_mechanism import (
+        PoissonSubsampledGaussianMechanism,
+    )
+
+    variable = PoissonSubsampledGaussianMechanism(sampling_probability=rate, noise_multiplier=noise)
+    variable.rdp = functools.cache(variable.rdp)
+    return variable
 
 
 # --- an attack on bounded-range steps -----------------------------------------------------------------------------
@@ -150,7 +159,8 @@ def fft_opinion(inside: Steps, *, delta: float, price: float) -> Opinion | str:
     step = _opinion_step(inside, num_steps=num_steps, rare=rare, price=price)
     parts = [(*_loss_masses(profile, step), count) for profile, count in inside]
     shift = num_steps * step * step / 8.0 + step * math.sqrt(num_steps / 2.0 * math.log(1.0 / rare))
-    composed = _near_price([(x, p, count) for x, p, _, count in parts], step=step, price=price, delta=delta)
+    logs = [(x, _log(p), count) for x, p, _, count in parts]
+    composed = _near_price(logs, step=step, price=price, delta=delta)
     infinite = math.fsum(count * cut for _, _, cut, count in parts)
     lower, upper = composed.root(delta + rare, pessimistic=False), composed.root(delta - infinite, pessimistic=True)
     if not math.isfinite(upper):
@@ -228,7 +238,7 @@ def _near_price(parts: _Parts, *, step: float, price: float, delta: float) -> _T
 
 def _tilted_sum(parts: _Parts, tilt: float, *, step: float, price: float) -> _TiltedSum:
     """Composes by one real Fourier transform under an exponential tilt."""
-    moments = [_apply_tilt(x, p, tilt) for x, p, _ in parts]
+    moments = [_apply_tilt(x, log_p, tilt) for x, log_p, _ in parts]
     counts = [count for _, _, count in parts]
     deviation = math.sqrt(
         math.fsum(c * float(w @ (x - w @ x) ** 2) for (x, _, c), (w, _) in zip(parts, moments, strict=True))
@@ -248,9 +258,13 @@ def _tilted_sum(parts: _Parts, tilt: float, *, step: float, price: float) -> _Ti
     return _TiltedSum(losses, total[index % size], tilt, price, log_scale, leak)
 
 
-def _apply_tilt(x: FloatArray, p: FloatArray, tilt: float) -> tuple[FloatArray, float]:
+def _log(p: FloatArray) -> FloatArray:
+    return np.where(p > 0, np.log(np.maximum(p, 1e-320)), -np.inf)
+
+
+def _apply_tilt(x: FloatArray, log_p: FloatArray, tilt: float) -> tuple[FloatArray, float]:
     """Tilted probabilities and the logarithm of their normaliser."""
-    exponent = np.where(p > 0, np.log(np.maximum(p, 1e-320)) + tilt * x, -np.inf)
+    exponent = log_p + tilt * x
     peak = float(exponent.max())
     weights = np.exp(exponent - peak)
     total = float(weights.sum())
@@ -261,7 +275,7 @@ def _tilt(parts: _Parts, price: float) -> float:
     """The tilt >= 0 under which the composed loss has mean `price`."""
 
     def mean(tilt: float) -> float:
-        return math.fsum(count * float(_apply_tilt(x, p, tilt)[0] @ x) for x, p, count in parts)
+        return math.fsum(count * float(_apply_tilt(x, log_p, tilt)[0] @ x) for x, log_p, count in parts)
 
     low, high = 0.0, 1.0
     while mean(high) < price and high < 1e6:
@@ -274,12 +288,12 @@ def _tilt(parts: _Parts, price: float) -> float:
 
 def _window(parts: _Parts, tilt: float, *, price: float, deviation: float, step: float) -> tuple[int, float]:
     """Half the number of cells, and a Chernoff bound on the tilted mass outside them."""
-    log_scale = math.fsum(count * _apply_tilt(x, p, tilt)[1] for x, p, count in parts)
+    log_scale = math.fsum(count * _apply_tilt(x, log_p, tilt)[1] for x, log_p, count in parts)
     round_off = 1e-14 * (100.0 + sum(count for _, _, count in parts))
     factors = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
     pulls = [sign * factor / deviation for sign in (-1.0, 1.0) for factor in factors]
     logs = [
-        math.fsum(c * _apply_tilt(x, p, tilt + pull)[1] for x, p, c in parts) - log_scale - pull * price
+        math.fsum(c * _apply_tilt(x, log_p, tilt + pull)[1] for x, log_p, c in parts) - log_scale - pull * price
         for pull in pulls
     ]
     half = 2 ** math.ceil(math.log2(10.0 * deviation / step + 2.0))

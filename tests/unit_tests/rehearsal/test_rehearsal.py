@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import pickle
 import random
@@ -75,6 +76,12 @@ def engine(skill: Any = lambda shots: 0.2 + 0.1 * min(shots, 8), **options: Any)
 def rehearsed(llm: Any = None, public: Sequence[Any] | None = None, **options: Any) -> Rehearsal:
     given = {"progress": False, "answers": LabelAnswers(calibrate=False), **options}
     return rehearse(engine() if llm is None else llm, examples() if public is None else public, **given)
+
+
+@functools.cache
+def usual() -> Rehearsal:
+    """The one that most tests ask for; nothing changes it."""
+    return rehearsed()
 
 
 class TestWhatIsAsked:
@@ -193,7 +200,7 @@ class TestWhatIsKept:
         assert CANARY.encode() not in pickle.dumps(found)
 
     def test_a_file_gives_the_same_and_a_changed_one_is_refused(self, tmp_path: Path) -> None:
-        found = rehearsed()
+        found = usual()
         found.save(tmp_path / "r.json")
         again = Rehearsal.load(tmp_path / "r.json")
         assert again == found
@@ -219,7 +226,7 @@ class TestWhatIsKept:
         ],
     )
     def test_values_that_no_rehearsal_has_are_refused(self, change: dict[str, Any], tmp_path: Path) -> None:
-        state = {**rehearsed().to_dict(), **change}
+        state = {**usual().to_dict(), **change}
         (tmp_path / "r.json").write_text(Rehearsal._FORM.text(state))
         with pytest.raises(ConfigurationError, match="rehearsal"):
             Rehearsal.load(tmp_path / "r.json")
@@ -250,7 +257,7 @@ class TestProposals:
             assert found.right < 0.6
 
     def test_the_interval_holds_the_number_and_the_ceiling_is_above_it(self) -> None:
-        found = propose_rows(rehearsed(), 8_000, epsilon=1.0, **TERMS)
+        found = propose_rows(usual(), 8_000, epsilon=1.0, **TERMS)
         assert found.low < found.right < found.high
         assert found.right <= found.at_most
         assert found.rests_on == "a rehearsal of 36 public examples"
@@ -265,13 +272,13 @@ class TestProposals:
         assert "neighbouring domain" in other.rests_on
 
     def test_calls_are_bounded_and_noise_is_kept(self) -> None:
-        found = propose_rows(rehearsed(), 8_000, epsilon=4.0, max_calls=10, mechanism="gumbel", **TERMS)
+        found = propose_rows(usual(), 8_000, epsilon=4.0, max_calls=10, mechanism="gumbel", **TERMS)
         assert found.private_calls <= 10
         assert found.plan.release.mechanism.name == "gumbel"
         with pytest.raises(ConfigurationError, match="max_calls"):
-            propose_rows(rehearsed(), 8_000, epsilon=4.0, max_calls=9, **TERMS)
+            propose_rows(usual(), 8_000, epsilon=4.0, max_calls=9, **TERMS)
         with pytest.raises(ConfigurationError, match="calibrate"):
-            propose_rows(rehearsed(), 8_000, epsilon=4.0, calibrate=True, **TERMS)
+            propose_rows(usual(), 8_000, epsilon=4.0, calibrate=True, **TERMS)
 
     def test_the_same_rehearsal_proposes_the_same(self) -> None:
         one, other = (propose_rows(rehearsed(), 8_000, epsilon=1.0, **TERMS).to_dict() for _ in range(2))
@@ -287,7 +294,7 @@ def component(kind: Any, rows: Any, **options: Any) -> Any:
 class TestComponents:
     @pytest.mark.parametrize("kind", [DPVotingRunnable, PromptPATELabeler])
     def test_take_their_rows_from_a_rehearsal_and_say_so(self, kind: Any) -> None:
-        found = rehearsed()
+        found = usual()
         made = component(kind, found, answers=LabelAnswers(calibrate=False))
         best = propose_rows(found, 2_000, epsilon=4.0, delta=5e-7, max_queries=20)
         assert made.plan.design == best.design
@@ -298,7 +305,7 @@ class TestComponents:
         assert verify_report(made.report).ok
 
     def test_labels_in_another_order_are_the_same_task(self) -> None:
-        made = component(DPVotingRunnable, rehearsed(), labels=LABELS[::-1])
+        made = component(DPVotingRunnable, usual(), labels=LABELS[::-1])
         assert made.labels == LABELS[::-1]
 
     @pytest.mark.parametrize(
@@ -314,7 +321,7 @@ class TestComponents:
     ) -> None:
         budget = Budget(epsilon=8.0, delta=1e-6)
         with pytest.raises(ConfigurationError, match=said):
-            component(DPVotingRunnable, rehearsed(), budget=budget, **options)
+            component(DPVotingRunnable, usual(), budget=budget, **options)
         assert budget.remaining_epsilon == 8.0
 
     def test_without_one_they_warn_that_the_plan_is_a_guess(self) -> None:
@@ -324,12 +331,12 @@ class TestComponents:
         assert made.expected()["rests_on"] == "a guess"
         with warnings.catch_warnings():
             warnings.simplefilter("error", RestsOnGuessWarning)
-            component(DPVotingRunnable, rehearsed())
+            component(DPVotingRunnable, usual())
 
     @pytest.mark.parametrize("kind", [DPVotingRunnable, PromptPATELabeler])
     def test_they_warn_of_noise_before_it_is_paid_for_and_not_of_little(self, kind: Any) -> None:
         with pytest.warns(NoisyPlanWarning, match=r"noise takes \d+ points .*, by a rehearsal of ") as caught:
-            made = component(kind, rehearsed(), epsilon=0.03, answers=LabelAnswers(calibrate=False))
+            made = component(kind, usual(), epsilon=0.03, answers=LabelAnswers(calibrate=False))
         assert [one.filename for one in caught] == [__file__]
         said = made.expected()
         taken = said["without_noise_prob"] - said["right_label_prob"] - said["abstain_prob"]
@@ -337,13 +344,13 @@ class TestComponents:
         assert points == pytest.approx(100 * taken, abs=3)
         with warnings.catch_warnings():
             warnings.simplefilter("error", NoisyPlanWarning)
-            component(kind, rehearsed(), epsilon=4.0, answers=LabelAnswers(calibrate=False))
+            component(kind, usual(), epsilon=4.0, answers=LabelAnswers(calibrate=False))
 
 
 class TestWhatAReviewFound:
     def test_other_answers_in_text_are_no_label_of_the_rehearsal(self) -> None:
         """A candidate for answers that name no label widens a release, and is no label."""
-        found = rehearsed()
+        found = usual()
         plan = plan_labelling(2_000, epsilon=1.0, delta=1e-6, max_queries=20, width=4)
         expected = plan.expected(found, labels=3)
         assert expected["rests_on"] == found.rests_on
@@ -356,7 +363,7 @@ class TestWhatAReviewFound:
         made = component(PromptPATELabeler, None, noise=noise, epsilon=8.0)
         assert (made.plan.design.rows, made.plan.design.num_slots) == ("units", 40)
         with pytest.raises(ConfigurationError, match=r"Rows.* with ConfidentGNMax"):
-            component(PromptPATELabeler, rehearsed(), noise=noise, epsilon=8.0)
+            component(PromptPATELabeler, usual(), noise=noise, epsilon=8.0)
 
     def test_calls_of_several_content_free_inputs_are_counted(self) -> None:
         answers = LabelAnswers(calibrate=True, content_free=("N/A", "N/A!", "N/A?"))
@@ -385,7 +392,7 @@ class TestWhatAReviewFound:
     def test_a_file_that_would_take_all_memory_or_has_impossible_rows_is_refused(
         self, shape: dict[str, Any], tmp_path: Path
     ) -> None:
-        state = rehearsed().to_dict()
+        state = usual().to_dict()
         one = {"shots": 4, "calibrated": False, "deals": [0, 0], "votes": [[0, 0]] * 36}
         state["shapes"] = [state["shapes"][0], {**one, **shape}]
         (tmp_path / "r.json").write_text(Rehearsal._FORM.text(state))
@@ -414,4 +421,4 @@ class TestWhatAReviewFound:
 
     def test_wordings_that_no_shape_has_room_for_are_named(self) -> None:
         with pytest.raises(ConfigurationError, match="wordings"):
-            propose_rows(rehearsed(), 8_000, epsilon=4.0, wordings=45, **TERMS)
+            propose_rows(usual(), 8_000, epsilon=4.0, wordings=45, **TERMS)

@@ -29,6 +29,9 @@ from langchain_dpicl.backends.rows.neighbour_rows import NearestRows
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from tests import process_models
 from tests.contracts.backend import HOSTILE, PROMPTS, ChoiceContract, NextTokenContract, TextContract, same_bits
+from tests.forked_starts import nursery, quick_starts  # noqa: F401  fixtures
+
+pytestmark = pytest.mark.usefixtures("quick_starts")
 
 
 @functools.cache

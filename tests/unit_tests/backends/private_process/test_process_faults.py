@@ -29,6 +29,7 @@ from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, Mode
 from langchain_dpicl.runs.answer_memo import traits_of
 from tests import process_models
 from tests.contracts.backend import same_bits
+from tests.forked_starts import nursery, quick_starts  # noqa: F401  fixtures
 
 CHOICES = [" red", " blue"]
 SECRET = "zx-secret-canary"
@@ -59,6 +60,7 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.usefixtures("quick_starts")
 class TestACrash:
     def test_costs_the_row_that_caused_it_and_no_other(self, mortal: PrivateProcess) -> None:
         engine, here = as_choice_backend(mortal), process_models.mortal()
@@ -141,6 +143,7 @@ class TestACrash:
         assert died == []
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_row_that_hangs_is_given_up_and_its_process_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     with PrivateProcess(process_models.mortal) as process:
         engine, first = as_choice_backend(process), pid_of(process)
@@ -153,6 +156,7 @@ def test_a_row_that_hangs_is_given_up_and_its_process_killed(monkeypatch: pytest
         )
 
 
+@pytest.mark.usefixtures("quick_starts")
 async def test_a_cancelled_task_cancels_its_call(tmp_path: Path) -> None:
     with PrivateProcess(process_models.Sleeper, folder=str(tmp_path)) as process:
         engine = as_text_backend(process)
@@ -168,6 +172,7 @@ async def test_a_cancelled_task_cancels_its_call(tmp_path: Path) -> None:
         assert engine.complete(["one"], max_tokens=1) == ["awake"]
 
 
+@pytest.mark.usefixtures("quick_starts")
 class TestWhatIsShown:
     def test_no_object_shows_a_prompt(self, mortal: PrivateProcess) -> None:
         engine = as_backend(mortal)
@@ -210,11 +215,13 @@ class TestWhatIsShown:
 
 
 class TestTheStart:
+    @pytest.mark.usefixtures("quick_starts")
     def test_names_the_error_of_what_makes_the_model(self) -> None:
         process = PrivateProcess("tests.process_models:failing", reason="no key")
         with pytest.raises(ConfigurationError, match=r"RuntimeError: no key$"):
             as_backend(process)
 
+    @pytest.mark.usefixtures("quick_starts")
     def test_raises_the_errors_that_the_model_raises_here(self) -> None:
         with PrivateProcess(process_models.busy_inside) as process, pytest.raises(UnsilencableModelError, match="Busy"):
             as_backend(process)
@@ -274,6 +281,7 @@ class TestTheStart:
         assert "sk-key" not in str(traits)
 
 
+@pytest.mark.usefixtures("quick_starts")
 class TestTheEnd:
     def test_comes_with_close_also_while_the_process_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         process, started = PrivateProcess(process_models.mortal), []

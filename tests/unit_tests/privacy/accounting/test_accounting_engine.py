@@ -83,7 +83,7 @@ class TestTheGrid:
         assert isinstance(bound, _grid.GridBound)
         (price, _) = bound.epsilons(1e-9)
         losses, masses, _ = _opinions._loss_masses(profile, bound.step)
-        parts = [(losses, masses, count)]
+        parts = [(losses, _opinions._log(masses), count)]
         tilted = _opinions._tilted_sum(parts, _opinions._tilt(parts, price), step=bound.step, price=price)
         above = tilted.losses > price
         weights = np.exp(tilted.log_scale - tilted.tilt * (tilted.losses[above] - price)) * tilted.weights[above]
@@ -269,7 +269,7 @@ class TestSecondOpinions:
     def test_the_transform_weakens_its_tilt_down_to_none(self) -> None:
         ((profile, count),) = _engine.steps(normal_form(sampled_pure(0.05, 1.0, 100)), "add_remove")
         losses, masses, _ = _opinions._loss_masses(profile, 0.01)
-        composed = _opinions._near_price([(losses, masses, count)], step=0.01, price=2.17, delta=1e-300)
+        composed = _opinions._near_price([(losses, _opinions._log(masses), count)], step=0.01, price=2.17, delta=1e-300)
         assert composed.tilt == 0.0
 
     def test_a_curve_that_never_falls_has_no_root(self) -> None:
