@@ -530,6 +530,35 @@ def test_a_forked_child_has_an_empty_purse_and_its_parent_keeps_its_own(path: Pa
         again.verify()
 
 
+@pytest.mark.skipif(not HAS_FORK, reason="no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_gives_nothing_of_its_parent_back_whatever_it_asks_for_first(
+    path: Path, clock: list[float]
+) -> None:
+    ledger = Budget.open(SQLiteStore(path))
+    share = share_of(ledger)
+    use(share, 70)
+    kept = sum(ledger._desk.kept().values())
+    assert kept > 1
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            clock[0] += 10.0  # what the parent holds lies idle
+            block = share.reserve("t", count=2)
+            block.burn(2)
+            block.commit(2, wait=True)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    with SQLiteStore(path) as store:
+        again = Budget.open(store)
+        share_of(again)
+        assert again.use().tickets["c"].left == MANY - 72 - kept
+    ledger.close()
+
+
 PROGRAM = """
 import os, sys
 from langchain_dpicl import Budget
