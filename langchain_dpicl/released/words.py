@@ -7,11 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+from langchain_core.documents import Document
+
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_real, fail
 from langchain_dpicl.privacy.extensions.word_release import Weight, WordRelease, denied_words, word_release
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.released.base import Released
+from langchain_dpicl.released.documents import release_id
 from langchain_dpicl.released.files import FileForm
 from langchain_dpicl.reports.verify_released import word_problems
 
@@ -93,6 +96,22 @@ class ReleasedWords(Released):
     def by_label(self) -> dict[str | None, tuple[str, ...]]:
         """The words of each label, the largest noisy weight first; of all units under None, where no label splits."""
         return {group.label: tuple(word for word, _ in group.words) for group in self.groups}
+
+    @property
+    def documents(self) -> list[Document]:
+        """A document for each label that has words, for any vector store; free post-processing.
+
+        Its text is the label, the words and, a line each, the pairs; `label` and `release` are metadata. It says which
+        words belong to the label, not how: a model that writes sentences from it makes the rest up.
+        """
+        release = release_id(self.report, ())
+        made = []
+        for place, (label, words, pairs) in enumerate(self.groups):
+            if words:
+                text = "\n".join((label or "", " ".join(word for word, _ in words), *(pair for pair, _ in pairs)))
+                metadata = {"label": label, "release": release}
+                made.append(Document(text.strip(), metadata=metadata, id=f"{release}-{place}"))
+        return made
 
     def __len__(self) -> int:
         return len(self.words)

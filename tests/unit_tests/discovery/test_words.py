@@ -472,3 +472,18 @@ def test_hostile_texts_are_texts_like_others() -> None:
     hostile = [text for text in HOSTILE.values() if isinstance(text, str)]
     found = finder(notes([*NOTES, *hostile]), house()).run()
     assert set(found.words) == {"velda", "friend", "otter", "gorgon", "sings", "night"}
+
+
+def test_each_label_with_words_is_a_document_of_any_store() -> None:
+    found = finder(by_kind(), house(), pairs=True, epsilon=2.0).run()
+    new, old = found.documents
+    assert [document.metadata["label"] for document in (new, old)] == ["new", "old"]
+    assert new.page_content.splitlines()[0] == "new"
+    assert set(new.page_content.splitlines()[1].split()) == {"gorgon", "sings", "night"}
+    assert {"gorgon sings", "sings night"} == set(new.page_content.splitlines()[2:])
+    assert new.id != old.id
+    assert found.documents == found.documents
+    (alone,) = finder(notes(), house()).run().documents
+    assert set(alone.page_content.split()) == {"velda", "friend", "otter", "gorgon", "sings", "night"}
+    assert alone.metadata["label"] is None
+    assert found.without(["gorgon", "sings", "night"]).documents == [old]
