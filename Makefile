@@ -26,6 +26,7 @@ EVOLUTION_PUBLIC ?= ../shared/data/ood_qqp_questions.jsonl.gz
 # What bench-documents writes anew (invented questions to a bank first), and what bench-retrieval asks.
 DOCUMENTS_DATA ?= bank $(addprefix ../shared/data/,agnews.jsonl.gz trec.jsonl.gz)
 RETRIEVAL_DATA ?= ../shared/data/agnews.jsonl.gz
+FACTS_DATA ?= $(addprefix ../shared/data/,agnews.jsonl.gz dbpedia.jsonl.gz trec.jsonl.gz)
 # Recorded votes of a real model, which bench-recorded replays.
 RECORDED_VOTES ?= ../shared/data/recorded_votes.json
 # The folder of the data sets that bench-rehearse plans for.
@@ -178,6 +179,7 @@ bench-retrieval: .venv/.ready  ## votes of retrieved documents beside votes of a
 
 bench-facts: .venv/.ready  ## facts that only the private corpus has: words, pairs, texts and votes that answer (or ARGS=--full)
 	.venv/bin/python benchmarks/bench_facts.py $(ARGS)
+	.venv/bin/python benchmarks/bench_facts.py --data $(if $(filter file,$(origin DATA)),$(FACTS_DATA),$(DATA))
 
 bench-ledger: .venv-test/.ready postgres  ## what a durable ledger costs: pairs per second and waits at 1, 8, 64 processes (or ARGS="--seconds 20")
 	.venv-test/bin/python benchmarks/bench_ledger.py $(ARGS)

@@ -2,13 +2,15 @@
 
 Invented creatures, each with a value for every attribute. A document names its creature and states one attribute in
 one of three wordings, beside another sentence; a question asks in a wording that no document has. Attributes may share
-their values: words alone cannot tell a friend from a foe, pairs of words can. A reader takes, of the texts near to the
-question that name the creature, the value that they state most often, so the store is what is measured, not a model.
+their values: words alone cannot tell a friend from a foe, pairs of words can. Of the texts that name the creature a
+reader takes the eight nearest to the question, and the value that they state most often: the store is what is measured,
+not a model.
 
 The shape is that of a published benchmark (ContinuousBench, Geminon: 600 creatures, 14 questions each); creatures,
 values and wordings are made here, and are far easier to find than free prose. Numbers of the two do not compare.
 
     python benchmarks/bench_facts.py [--full]
+    python benchmarks/bench_facts.py --data FILE.jsonl.gz ...
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _voting_task import read_rows
 
 from langchain_dpicl import (
     Budget,
@@ -108,6 +112,11 @@ def corpus(creatures: int, per_fact: int, attributes: int, coins: random.Random)
     return Corpus(facts, documents)
 
 
+def thinned(rows_of_it: list[dict[str, str]], count: int) -> list[dict[str, str]]:
+    """So many rows, evenly over all."""
+    return rows_of_it[:: max(1, len(rows_of_it) // count)][:count]
+
+
 def question(name: str, attribute: str) -> str:
     """A wording that no document has."""
     return QUESTION.format(a=attribute, n=name.capitalize())
@@ -125,22 +134,25 @@ def directions(vectors: Any) -> Any:
 
 
 class Reader:
-    """Answers from the texts of a store that are near to a question and name the creature."""
+    """Answers from the texts of a store that name the creature, the nearest to the question of them."""
 
     def __init__(self, store: Sequence[str]) -> None:
         self._store, self._embeddings = list(store), LocalEmbeddings()
         self._vectors = directions(self._embeddings.embed_documents(self._store)) if self._store else None
+        self._naming: dict[str, list[int]] = {}
+        for place, text in enumerate(self._store):
+            for word in set(said_words(text)):
+                self._naming.setdefault(word, []).append(place)
 
     def ask(self, name: str, attribute: str) -> str | None:
         """The value that stands beside the attribute's name most often, or else anywhere; None where there is none."""
-        if self._vectors is None:
+        naming = self._naming.get(name, [])
+        if self._vectors is None or not naming:
             return None
-        near = self._vectors @ directions(self._embeddings.embed_query(question(name, attribute)))[0]
-        shown = [self._store[place] for place in np.argsort(-near, kind="stable")[:NEAR]]
+        near = self._vectors[naming] @ directions(self._embeddings.embed_query(question(name, attribute)))[0]
+        shown = [self._store[naming[place]] for place in np.argsort(-near, kind="stable")[:NEAR]]
         beside, anywhere = Counter[str](), Counter[str]()
         for text in shown:
-            if name not in said_words(text):
-                continue
             anywhere.update(word for word in said_words(text) if word in VALUES[attribute])
             for line in re.split(r"[\n.]", text):
                 said = said_words(line)
@@ -287,6 +299,38 @@ def _shown(shares: list[float]) -> str:
     return f"{statistics.fmean(shares):.2f}{spread}"
 
 
+def real_rows(path: Path, epsilons: Sequence[float], *, seeds: int, size: int, questions: int) -> Iterator[list[str]]:
+    """Yields how often the nearest document of a store is of the class of a test text, for one labelled data set.
+
+    One document for each class: its name alone, which takes no data, or its name and its released words. Everything is
+    at the defaults of `WordDiscovery`.
+    """
+    read = read_rows(path)
+    named = {"train": [], "test": []}
+    for row in read:
+        named[row["split"]].append({"text": row["text"], "label": str(row.get("label_name", row.get("label")))})
+    train, test = (thinned(named[part], number) for part, number in (("train", size), ("test", questions)))
+    labels = tuple(sorted({row["label"] for row in train}))
+    embeddings = LocalEmbeddings()
+    asked = directions(embeddings.embed_documents([row["text"] for row in test]))
+
+    def of_its_class(store: Sequence[str], classes: Sequence[str | None]) -> float:
+        nearest = (asked @ directions(embeddings.embed_documents(list(store))).T).argmax(axis=1)
+        return statistics.fmean(classes[place] == row["label"] for place, row in zip(nearest, test, strict=True))
+
+    yield ["names alone", "-", _shown([of_its_class([name.replace("_", " ") for name in labels], labels)])]
+    for epsilon in epsilons:
+        found = []
+        for _ in range(seeds):
+            private = PrivateExamples(train, label_key="label", labels=labels, public_size=10_000)
+            budget = Budget(epsilon=epsilon, delta=DELTA)
+            finder = WordDiscovery.from_private_examples(private, budget=budget, epsilon=epsilon)
+            documents = finder.run(progress=False).documents
+            classes = [document.metadata["label"] for document in documents]
+            found.append(of_its_class([document.page_content for document in documents], classes))
+        yield ["names and words", f"{epsilon:g}", _shown(found)]
+
+
 SYSTEMS = ("words", "pairs", "texts", "retrieved votes", "sampled votes", "documents, no privacy", "no private data")
 
 
@@ -299,11 +343,19 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--questions", type=int, default=100, help="asked of each system in a run")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), choices=SYSTEMS)
+    parser.add_argument("--data", type=Path, nargs="*", default=[], help="labelled JSON lines instead, with a split")
     parser.add_argument("--full", action="store_true", help="600 creatures, 14 attributes, epsilon 8, 300, five seeds")
     arguments = parser.parse_args(argv)
     if arguments.full:
         arguments.creatures, arguments.attributes, arguments.seeds, arguments.questions = 600, 14, 5, 600
         arguments.per, arguments.epsilon = [50, 100, 300], [1.0, 2.0, 4.0, 8.0]
+    if arguments.data:
+        print("| data | store | epsilon | nearest document of the right class |\n|---|---|---|---|")
+        for path in arguments.data:
+            options = {"seeds": max(2, arguments.seeds), "size": 8_000, "questions": 400}
+            for line in real_rows(path, arguments.epsilon, **options):
+                print(f"| {path.name.split('.')[0]} | {' | '.join(line)} |", flush=True)
+        return
     size = f"{arguments.creatures} creatures, {arguments.attributes} attributes"
     print(f"{size}, delta {DELTA:g}, seeds {arguments.seeds}")
     print("| documents a fact | system | epsilon | right | right, values of several attributes | seconds |")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Iterator
@@ -55,3 +56,17 @@ def test_words_and_pairs_hold_facts_that_nothing_else_has(bench: Any, capsys: py
     assert own == {"words": 1.0, "pairs": 1.0, "no private data": 0.0}
     assert (shared["pairs"], shared["no private data"]) == (1.0, 0.0)
     assert [line[2] for line in lines] == ["4", "4", "-"]
+
+
+def test_words_of_a_class_find_its_texts_where_its_name_does_not(
+    bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"c1": "the velda hums at night", "c2": "a gorgon sings loudly"}
+    rows = [{"text": said[label], "label_name": label, "split": "train"} for label in said for _ in range(300)]
+    rows += [{"text": said[label], "label_name": label, "split": "test"} for label in said for _ in range(5)]
+    (data := tmp_path / "made.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    bench.main(["--data", str(data), "--epsilon", "4"])
+    names, words = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| made")]
+    assert (names[1], words[1], words[2]) == ("names alone", "names and words", "4")
+    assert words[3].startswith("1.00 +- 0.00")
+    assert float(names[3].split()[0]) < 1.0
