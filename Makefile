@@ -26,6 +26,7 @@ EVOLUTION_PUBLIC ?= ../shared/data/ood_qqp_questions.jsonl.gz
 # What bench-documents writes anew (invented questions to a bank first), and what bench-retrieval asks.
 DOCUMENTS_DATA ?= bank $(addprefix ../shared/data/,agnews.jsonl.gz trec.jsonl.gz)
 RETRIEVAL_DATA ?= ../shared/data/agnews.jsonl.gz
+FACTS_DATA ?= $(addprefix ../shared/data/,agnews.jsonl.gz dbpedia.jsonl.gz trec.jsonl.gz)
 # Recorded votes of a real model, which bench-recorded replays.
 RECORDED_VOTES ?= ../shared/data/recorded_votes.json
 # The folder of the data sets that bench-rehearse plans for.
@@ -38,7 +39,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-facts bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -175,6 +176,10 @@ bench-documents: .venv/.ready  ## synthetic documents: topics found by epsilon, 
 
 bench-retrieval: .venv/.ready  ## votes of retrieved documents beside votes of a random sample at equal epsilon (or DATA=FILE)
 	.venv/bin/python benchmarks/bench_retrieval.py --data $(if $(filter file,$(origin DATA)),$(RETRIEVAL_DATA),$(DATA)) $(ARGS)
+
+bench-facts: .venv/.ready  ## facts that only the private corpus has: words, pairs, texts and votes that answer (or ARGS=--full)
+	.venv/bin/python benchmarks/bench_facts.py $(ARGS)
+	.venv/bin/python benchmarks/bench_facts.py --data $(if $(filter file,$(origin DATA)),$(FACTS_DATA),$(DATA))
 
 bench-ledger: .venv-test/.ready postgres  ## what a durable ledger costs: pairs per second and waits at 1, 8, 64 processes (or ARGS="--seconds 20")
 	.venv-test/bin/python benchmarks/bench_ledger.py $(ARGS)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.soft_prompts.serving import SoftPromptClassifier
     from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
     from langchain_dpicl.voting import DPVotingRunnable
+    from langchain_dpicl.words import WordDiscovery
 
     __version__: str
 
@@ -86,6 +87,7 @@ _HOME = {
     "SyntheticDocuments": "langchain_dpicl.released.documents",
     "UnitCounter": "langchain_dpicl.discovery",
     "ValueDiscovery": "langchain_dpicl.discovery",
+    "WordDiscovery": "langchain_dpicl.words",
     "get_privacy_budget_callback": "langchain_dpicl.budget.handler",
     "verify_report": "langchain_dpicl.reports.report",
 }
@@ -145,6 +147,7 @@ __all__ = [
     "SyntheticDocuments",
     "UnitCounter",
     "ValueDiscovery",
+    "WordDiscovery",
     "get_privacy_budget_callback",
     "verify_report",
 ]

@@ -15,7 +15,7 @@ from langsmith.run_helpers import tracing_context
 from numpy.typing import NDArray
 from scipy import stats
 
-from langchain_dpicl.audit import component_checks, count_games, generation_games, query_games, worst_cases
+from langchain_dpicl.audit import component_checks, count_games, generation_games, query_games, word_games, worst_cases
 from langchain_dpicl.audit.adversarial_backends import ReadAnswers, ReadGradients, ReadLogits, ReadTokens, ReadVotes
 from langchain_dpicl.audit.bounds import ALARM, gaussian_epsilon, mu_squared
 from langchain_dpicl.audit.component_checks import is_fair_and_fresh
@@ -43,10 +43,12 @@ from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMec
 from langchain_dpicl.privacy.extensions.count_histograms import CountPlan
 from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
+from langchain_dpicl.privacy.extensions.word_release import WordRelease
 from langchain_dpicl.privacy.ledger.amounts import effective_delta
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.reports.report import verify_report
 from langchain_dpicl.soft_prompts.plan import TrainingPlan
+from langchain_dpicl.words import WordsPlan
 
 # The component itself runs, and its backend counts the prompts that hold a record. `parts` checks the sampler alone.
 
@@ -408,10 +410,12 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
         yield from _row_checks(subject.texts, _rows_of(subject.texts))
     elif isinstance(release, CountPlan):
         yield from (AuditCheck(*named) for named in count_games.count_checks(release))
+    elif isinstance(subject.plan, WordsPlan):
+        yield from (AuditCheck(*named) for named in word_games.word_checks(subject.plan))
     elif isinstance(release, ParticipationPlan):
         yield AuditCheck("balances: none is shown", lambda: query_games.check_nothing_else_shown(release.row_shape))
     else:
-        yield from _row_checks(subject, release)
+        yield from _row_checks(subject, _rows_of(subject))
     for game in games_of(subject):
         yield AuditCheck(game.name, partial(play, game))
         if controls:
@@ -498,7 +502,7 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
       subject: as of `audit`.
     """
     release, options = subject.plan.release, subject.options
-    if isinstance(release, CountPlan | ParticipationPlan):
+    if isinstance(release, CountPlan | ParticipationPlan | WordRelease):
         return _other_games(subject, release)
     design = getattr(subject.plan, "design", None)
     shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
@@ -517,10 +521,12 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
     return tuple(_vote_games(subject, sampling=sampling, shape=shape, options=options))
 
 
-def _other_games(subject: Subject, release: CountPlan | ParticipationPlan) -> tuple[Game, ...]:
+def _other_games(subject: Subject, release: CountPlan | ParticipationPlan | WordRelease) -> tuple[Game, ...]:
     """Returns the games of what is no sampled row; of synthetic documents, those of their texts as well."""
     if isinstance(release, ParticipationPlan):
         return tuple(query_games.retrieval_cases(rows=release.row_shape))
+    if isinstance(release, WordRelease):
+        return tuple(word_games.word_games(adjacency=release.adjacency))
     if isinstance(subject.plan, DocumentsPlan):
         return (*count_games.document_games(adjacency=release.adjacency), *games_of(subject.texts))
     return tuple(count_games.count_games(adjacency=release.adjacency))

@@ -53,6 +53,7 @@ from langchain_dpicl.runs.query_plan import QueryPlan
 from langchain_dpicl.soft_prompts.plan import TrainingPlan
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD
 from langchain_dpicl.voting import DPVotingRunnable
+from langchain_dpicl.words import WordDiscovery, WordsPlan
 
 QUERY = "which one?"
 NUM_UNPAID_INPUTS = 2
@@ -243,7 +244,7 @@ def plain_steps(steps: int, *, expected_batch_size: int = 1, l2_clip_norm: float
 
 
 Method: TypeAlias = Literal[
-    "voting", "free_form", "pate", "generation", "evolution", "dpsgd", "counts", "retrieval", "documents"
+    "voting", "free_form", "pate", "generation", "evolution", "dpsgd", "counts", "words", "retrieval", "documents"
 ]
 Plan: TypeAlias = (
     QueryPlan
@@ -252,6 +253,7 @@ Plan: TypeAlias = (
     | EvolutionPlan
     | TrainingPlan
     | DiscoveryPlan
+    | WordsPlan
     | RetrievalPlan
     | DocumentsPlan
 )
@@ -265,6 +267,7 @@ _CLASSES: tuple[tuple[type, Method], ...] = (
     (PromptDPSGD, "dpsgd"),
     (UnitCounter, "counts"),
     (ValueDiscovery, "counts"),
+    (WordDiscovery, "words"),
     (DocumentSynthesizer, "documents"),
     (DPRetrievalVotingRunnable, "retrieval"),
 )

@@ -1,4 +1,4 @@
-"""What has been released: demonstrations, counts, documents, pools, soft prompts, and their files.
+"""What has been released: demonstrations, counts, words, documents, pools, soft prompts, and their files.
 
 Reads no private record.
 """
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from langchain_dpicl.released.documents import SyntheticDocuments
     from langchain_dpicl.released.labelled_pool import LabelledPool, PoolEntry
     from langchain_dpicl.released.soft_prompt import SoftPrompt
+    from langchain_dpicl.released.words import ReleasedWords
 
 _HOME = {
     "LabelledPool": "langchain_dpicl.released.labelled_pool",
     "PoolEntry": "langchain_dpicl.released.labelled_pool",
     "ReleasedCounts": "langchain_dpicl.released.counts",
     "ReleasedDemonstrations": "langchain_dpicl.released.demonstrations",
+    "ReleasedWords": "langchain_dpicl.released.words",
     "SoftPrompt": "langchain_dpicl.released.soft_prompt",
     "SyntheticDocuments": "langchain_dpicl.released.documents",
 }
@@ -31,6 +33,7 @@ __all__ = [
     "PoolEntry",
     "ReleasedCounts",
     "ReleasedDemonstrations",
+    "ReleasedWords",
     "SoftPrompt",
     "SyntheticDocuments",
 ]

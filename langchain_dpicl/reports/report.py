@@ -52,11 +52,13 @@ from langchain_dpicl.reports.verify import (
 from langchain_dpicl.reports.verify_released import (
     are_counts,
     are_documents,
+    are_words,
     is_pool,
     pool_problems,
     prompt_problems,
     released_count_problems,
     released_document_problems,
+    released_word_problems,
 )
 
 MAX_ROWS = 200
@@ -198,10 +200,11 @@ _RELEASED = (
     ("entries", is_pool, pool_problems),
     ("counts", are_counts, released_count_problems),
     ("documents", are_documents, released_document_problems),
+    ("words", are_words, released_word_problems),
 )
 """Each kind of saved release: what recognises it, and what compares it with the component that its report names."""
-_RELEASES = {"examples", "entries", "arrays", "counts", "documents"}
-"""Keys of which a saved release has one beside its report: demonstrations, a pool, a prompt, counts, documents."""
+_RELEASES = {"examples", "entries", "arrays", "counts", "documents", "words"}
+"""Keys of which a saved release has one beside its report."""
 _CLAIMS = {"budget", "report_format", "baseline"}
 """Keys of which a report has one, and no release."""
 

@@ -17,6 +17,7 @@ from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, places
+from langchain_dpicl.privacy.extensions.word_release import PAIR_TEMPLATE, WORD_TEMPLATE
 from langchain_dpicl.privacy.ledger.state import RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component
@@ -35,6 +36,7 @@ _PLANS = {
     "queries": ("langchain_dpicl.runs.query_plan", "QueryPlan"),
     "retrieval": ("langchain_dpicl.retrieval.plan", "RetrievalPlan"),
     "training": ("langchain_dpicl.soft_prompts.plan", "TrainingPlan"),
+    "words": ("langchain_dpicl.words", "WordsPlan"),
 }
 """The plan of each method, loaded where a report shows one: reports stand below the methods."""
 _BY_TEMPLATE = {
@@ -42,17 +44,19 @@ _BY_TEMPLATE = {
     FILTER_TEMPLATE: "retrieval",
     STEP_TEMPLATE: "training",
     TOPIC_TEMPLATE: "documents",
+    WORD_TEMPLATE: "words",
+    PAIR_TEMPLATE: "words",
 }
 """Tickets that only a plan of one method makes."""
 _NUMBERS = frozenset(
     {
         *("adjacency", "candidates", "counts", "delta", "epsilon", "generation", "implementation_delta", "labels"),
         *("max_queries", "max_tokens", "noise_multiplier", "noise_scale", "noise_stddev", "num_slots"),
-        *("participation", "public_size", "release", "rounds", "sampling_rate", "steps", "teachers", "topics"),
+        *("participation", "public_size", "release", "rounds", "sampling_rate", "steps", "teachers", "topics", "words"),
     }
 )
 """What only a component with a plan may show: nothing else can be compared with its tickets."""
-_WITHOUT_OTHERS = frozenset({"counts", "documents"})
+_WITHOUT_OTHERS = frozenset({"counts", "documents", "words"})
 """Methods whose components show their plan and nothing else."""
 
 # What a value of another form than ours brings about, wherever it is read.
@@ -205,6 +209,13 @@ def _field_problems(plan: Any, declared: Declaration) -> Iterator[str]:
         yield f"shows counts of {plan.release.rule.name!r}, which its data set does not declare"
 
 
+def _word_problems(plan: Any, declared: Declaration) -> Iterator[str]:
+    """Words are of a field that the data set declares, and of labels that split it: all of them, or none."""
+    yield from _field_problems(plan, declared)
+    if plan.labels not in {(), declared.labels}:
+        yield f"shows words of the labels {list(plan.labels)}, its data set declares {list(declared.labels)}"
+
+
 def _place_problems(plan: Any, declared: Declaration) -> Iterator[str]:
     """Texts are of the places of topics, which are released later and split the units."""
     if declared.by != KEYWORDS or declared.labels != places(len(declared.labels)):
@@ -227,6 +238,7 @@ _OF_DATASETS: dict[str, Callable[[Any, Declaration], Iterator[str]]] = {
     "counts": _field_problems,
     "documents": _place_problems,
     "generation": _size_problems,
+    "words": _word_problems,
 }
 """What a plan of each method asks of its data set beside sizes."""
 

@@ -1,13 +1,14 @@
-"""Verifies released values against the component that their report charges: pools, prompts, documents, counts."""
+"""Verifies released values (pools, prompts, documents, counts, words) against the component that is charged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from langchain_dpicl.privacy._validate import check_choice, check_int
+from langchain_dpicl.privacy._validate import check_choice, check_int, check_real
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.extensions.unit_values import UNITS
+from langchain_dpicl.privacy.extensions.word_release import word_release
 from langchain_dpicl.privacy.ledger.tickets import Component
 from langchain_dpicl.reports.verify import has_members, member, shown_plan
 
@@ -224,3 +225,62 @@ def released_count_problems(holder: object, component: Component | None) -> Iter
     least = min((check_int("counts", count, low=-(2**53)) for _, count in pairs), default=threshold)
     if threshold is not None and least is not None and least < threshold:
         yield f"counts: expected none below the threshold, {threshold}, found {least}"
+
+
+def are_words(holder: object) -> bool:
+    """Returns whether what was given to the verifier is released words."""
+    return has_members(holder, *(("words", "report") if isinstance(holder, Mapping) else ("groups", "plan")))
+
+
+def released_word_problems(holder: object, component: Component | None) -> Iterator[str]:
+    """Compares released words with the component that their report charges.
+
+    Formal guarantees:
+      - No problem means: the component's tickets pay for one release of words of each label, with the plan that is
+        shown, and what is there is what that plan may release: words and pairs that reach the threshold, none denied.
+      - That the words are those that were released is their sender's word; some may have been taken out since.
+    """
+    keys = ("label", "words", "pairs")
+    if isinstance(holder, Mapping):
+        groups = [tuple(item[key] for key in keys) for item in holder["words"]]
+        if any(set(item) != set(keys) for item in holder["words"]):
+            yield f"words: expected {', '.join(keys)} of each group, found others"
+    else:
+        groups = list(member(holder, "groups"))
+    if component is None or not _has_plan(component, "words"):
+        count = sum(len(words) for _, words, _ in groups)
+        yield f"words: {count} were released, which no component of the report pays for"
+        return
+    if canonical_json(member(holder, "plan")) != canonical_json(component.parameters):
+        yield f"plan: expected what {component.name!r} shows, found another"
+    yield from word_problems(groups, component.parameters)
+
+
+def word_problems(groups: Sequence[Sequence[Any]], plan: Mapping[str, Any]) -> Iterator[str]:
+    """Compares groups of released words with what their plan can release: labels, weights, words and pairs.
+
+    Args:
+      groups: of each label its name, its words and its pairs; the latter two with noisy weights.
+      plan: JSON-able public plan of a release of words.
+    """
+    words = word_release(plan["words"])
+    releases = (words, None if plan["pairs"] is None else word_release(plan["pairs"]))
+    labels = plan["labels"] or [None]
+    if [label for label, _, _ in groups] != labels:
+        yield f"words: expected one group for each of {plan['labels'] or 'all units'}, found others"
+    denied = frozenset(words.rule.to_dict()["denied"])
+    for _, *found in groups:
+        for name, items, release in zip(("words", "pairs"), found, releases, strict=True):
+            if items and release is None:
+                yield f"{name}: expected none, as the plan releases no pairs"
+                continue
+            if len({item for item, _ in items}) != len(items):
+                yield f"{name}: expected each once, found one twice"
+            least = 0.0 if release is None else release.mechanism.threshold
+            if any(not check_real(name, weight, low=0.0) >= least for _, weight in items):
+                yield f"{name}: expected none below the threshold, {least:g}"
+        held = {word for word, _ in found[0]}
+        if held & denied:
+            yield "words: expected no denied word, found one"
+        if any(len(both := pair.split(" ")) != 2 or not held.issuperset(both) for pair, _ in found[1]):
+            yield "pairs: expected two of the group's words each, found others"

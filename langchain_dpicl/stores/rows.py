@@ -87,10 +87,14 @@ def _block_of(rows: Sequence[Sequence[Any]], after: int) -> LineBlock | None:
     """Returns the lines of rows in one step, or None where not every row is a line."""
     if len(rows) < _FEW or set(map(len, rows)) != {len(COLUMNS)}:
         return None
-    seqs, *columns = zip(*rows, strict=True)
-    if set(map(type, seqs)) != {int} or any(set(map(type, column)) != {str} for column in columns):
+    seqs, prevs, kinds, texts, stamps, hashes = zip(*rows, strict=True)
+    try:
+        for column in (prevs, kinds, texts, stamps, hashes):
+            "".join(column)
+    except TypeError:  # not all of them are text
         return None
-    prevs, kinds, texts, stamps, hashes = columns
+    if set(map(type, seqs)) != {int}:
+        return None
     bodies = _objects_of(texts)
     return None if bodies is None else LineBlock(after, (prevs, kinds, bodies, stamps, hashes, texts))
 

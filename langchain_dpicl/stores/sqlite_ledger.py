@@ -64,7 +64,8 @@ class SQLiteConnection:
         self.held: OpenFiles | None = None
         self._check = check
         self._queue = WriterQueue(path)
-        self._is_suspect = False
+        self._failures = 0  # of waits for the disk
+        self._mended = 0  # how many of them cannot matter any more
         self._is_writing = False
         self._is_closed = False
         self._pid = os.getpid()
@@ -128,22 +129,26 @@ class SQLiteConnection:
             raise self._log_error()
 
     def _wait_for_disk(self, held: OpenFiles) -> None:
-        fault = ""
+        fault, failures = "", self._failures
         try:
-            if self._is_suspect:
+            if self._mended < failures:
                 self._rescue()
-            else:
-                held.sync()
+            # Also after that: an old beginning of a log that was cut would be put over the file when power fails.
+            held.sync()
         except OSError as error:
             # The system reports a failed write once. What the log holds from there on may miss a part before it, so
             # nothing counts as durable until all of it was moved into the file.
-            self._is_suspect = True
+            self._failures += 1
             fault = error.strerror or type(error).__name__
+        else:
+            if self._failures != failures:  # reported to another thread, and only once
+                fault = os.strerror(errno.EIO)
         if fault:
             raise LedgerUnavailableError(
                 f"ledger {self.path}: expected a disk that keeps what is written, found: {fault}. Nothing is granted; "
                 "what the ledger holds stays charged. Look at the disk; then try again."
             )
+        self._mended = failures
 
     def _rescue(self) -> None:
         """Moves the whole log into the file."""
@@ -154,7 +159,6 @@ class SQLiteConnection:
                 is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if is_busy:
             raise OSError(errno.EBUSY, "others use its log")
-        self._is_suspect = False
 
     @property
     def _is_busy(self) -> bool:

@@ -85,7 +85,7 @@ SQLITE = [
     *shared(_files, "SQLite"),
     Fault("L3 torn log, SQLite", logs.tear, _folder, 20, 400),
     Fault("L3 power lost, SQLite", power.lose_power, _folder, 60, 4_000),
-    Fault("L3 power lost, a disk that fails, SQLite", power.lose_power, _folder, 0, 2_000, {"failing": True}),
+    Fault("L3 power lost, a disk that fails, SQLite", power.lose_power, _folder, 40, 2_000, {"failing": True}),
     Fault("L4 full disk and quota, SQLite", disks.fill, _folder, 1, 10),
     Fault("L4 read-only, SQLite", disks.read_only, _folder, 1, 10),
     Fault("L5 flipped bits, SQLite", rot.flip, _folder, 40, 2_000),

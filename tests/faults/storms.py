@@ -1,6 +1,8 @@
 """L2: kill -9 of whole components. Private calls, counted outside of the process, never exceed the tickets of the ledger.
 
-A query of each of these components makes the same number of private calls, so that calls and tickets can be compared.
+A ticket of each of these components pays for one private call: a query, a step of training, a text that is written. So
+calls and tickets can be compared. An evolution looks at its records once and keeps what it saw for its other rounds.
+Handed-out work is done by the workers of an executor in the same process, as those of a Ray cluster do it.
 """
 
 from __future__ import annotations
@@ -16,19 +18,19 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE
 from langchain_dpicl.privacy.ledger.state import GIVE_BACK, RESERVE
 from langchain_dpicl.stores import SQLiteStore
 from tests import ledgers
 from tests.faults.children import Child, Teller
 from tests.faults.counts import Count, require
-from tests.faults.places import lines
 
 QUERIES = 5_000
 PER_LEDGER = 25
 LONGEST = 0.1
 WORKING = 0.9
 """How many are killed after their first private call has begun; the others as they start."""
-_EPSILON, _SHARE = 1e6, 1e4
+_EPSILON, _SHARE, _RUN = 1e6, 1e4, 100.0
 
 
 def _voting(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
@@ -87,6 +89,128 @@ def _retrieval(budget: Budget, note: Callable[[], object]) -> Callable[[], objec
     return lambda: component.invoke("cough")
 
 
+def _fresh(name: str) -> dict[str, Any]:
+    """Returns the options of a component that runs once: a name of its own, and a share."""
+    return {"component": f"{name} {os.getpid()} {next(_NUMBERS)}", "epsilon": _RUN}
+
+
+_NUMBERS = itertools.count()
+
+
+def _noting(note: Callable[[], object], distribution: Any, **options: Any) -> Any:
+    """Returns an engine that notes each text for which it opens rows with records."""
+    from langchain_dpicl.backends.fake import FakeBackend
+    from tests.canary import RECORD
+
+    class Noting(FakeBackend):
+        def open(self, prompts: Any, prefix: Any) -> Any:
+            if any(RECORD in prompt for prompt in prompts):
+                note()
+            return super().open(prompts, prefix)
+
+    return Noting(distribution, **options)
+
+
+def _writer(note: Callable[[], object]) -> Any:
+    """Returns an engine that writes a word or two."""
+    from tests.ray_places import CHANCES
+
+    return _noting(note, lambda _, prefix: CHANCES if len(prefix) < 2 else {"\n": 1.0}, max_top_k=10)
+
+
+def _training(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+    from tests.gradient_doubles import LogisticEngine, examples, prepared
+
+    engine, private = LogisticEngine(), examples(dataset_id="reviews")
+    engine.at_gradients = note
+    return lambda: prepared(private, engine=engine, budget=budget, block=None, **_fresh("training")).run()
+
+
+def _generation(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+    from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+    from tests.ray_driver import OPTIONS
+    from tests.ray_places import records
+
+    engine = _writer(note)
+
+    def ask() -> None:
+        options = {**OPTIONS, "llm": engine, "budget": budget, **_fresh("generation")}
+        DemonstrationSynthesizer.from_private_examples(records(), **options).run(progress=False)
+
+    return ask
+
+
+def _documents(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+    from langchain_dpicl import DocumentSynthesizer, PrivateExamples
+    from langchain_dpicl.backends.fake import word_copier
+    from langchain_dpicl.options import Decoding, Rows, Topics
+    from tests.canary import RECORD
+
+    words = [" my", " card", " was", " late"]
+    private = PrivateExamples([f"my card was late {RECORD}"] * 200, public_size=200, dataset_id="notes")
+    given: dict[str, Any] = {
+        "llm": _noting(note, word_copier(words), vocabulary=words),
+        "topics": Topics(("card", "film"), 1, min_units=20),
+        "documents_per_topic": 3,
+        "max_tokens": 3,
+        "rows": Rows(units=5),
+        "decoding": Decoding(candidates="all"),
+        "budget": budget,
+    }
+    return lambda: DocumentSynthesizer.from_private_examples(private, **{**given, **_fresh("documents")}).run(
+        progress=False
+    )
+
+
+def _evolution(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+    from langchain_dpicl import PrivateExamples
+    from tests.evolution_doubles import RECORDS, Topical, evolution
+
+    class Noting(Topical):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            if RECORDS[0] in texts:
+                note()
+            return super().embed_documents(texts)
+
+    private = PrivateExamples(RECORDS, public_size=len(RECORDS), dataset_id="topics")
+    return lambda: evolution(private=private, embeddings=Noting(), budget=budget, **_fresh("evolution")).run(
+        progress=False
+    )
+
+
+_NOTES: list[Callable[[], object]] = []
+"""What notes a private call of a worker in this process."""
+
+
+def place(ledger: str) -> Any:
+    """Returns a worker's place."""
+    from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+    from langchain_dpicl.distributed.executor import Workplace
+    from langchain_dpicl.stores import SQLiteMemo
+    from tests.ray_places import records
+
+    budget = PrivacyBudgetCallbackHandler.open(ledger)
+    return Workplace(_writer(_NOTES[-1]), private=records(ledger), budget=budget, memo=SQLiteMemo(f"{ledger}.memo"))
+
+
+def _handed_out(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+    from langchain_dpicl.distributed.executor import WorkerFactory
+    from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+    from tests.crews import Crew
+    from tests.ray_driver import OPTIONS
+    from tests.ray_places import records
+
+    _NOTES.append(note)
+    ledger = str(getattr(budget._store, "path", ""))
+    setup = WorkerFactory("tests.faults.storms:place", {"ledger": ledger})
+
+    def ask() -> None:
+        options = {**OPTIONS, "llm": _writer(note), "budget": budget, "executor": Crew(setup), **_fresh("handed out")}
+        DemonstrationSynthesizer.from_private_examples(records(ledger), **options).run(progress=False)
+
+    return ask
+
+
 def _cheap(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "epsilon": _SHARE}
 
@@ -96,6 +220,11 @@ ROOMS: dict[str, Callable[[Budget, Callable[[], object]], Callable[[], object]]]
     "PATE": _labelling,
     "free form": _free_form,
     "retrieval": _retrieval,
+    "training": _training,
+    "generation": _generation,
+    "documents": _documents,
+    "evolution": _evolution,
+    "handed-out generation": _handed_out,
 }
 """By component: returns what spends tickets, given its budget and what notes a private call."""
 
@@ -158,7 +287,11 @@ class KilledLedger:
         budget = Budget.open(SQLiteStore(self.path))
         budget.verify()
         store = SQLiteStore(self.path)
-        tickets = sum(lines(store, RESERVE).values()) - sum(lines(store, GIVE_BACK).values())
+        paid = {line.seq: line.body for line in store.records() if line.kind == RESERVE}
+        back = [line.body for line in store.records() if line.kind == GIVE_BACK]
+        calls = {entry for entry, body in paid.items() if body["template"] != TOPIC_TEMPLATE}  # which no model sees
+        tickets = sum(paid[entry]["count"] for entry in calls)
+        tickets -= sum(body["count"] for body in back if body["reservation"] in calls)
         budget.close()
         store.close()
         require(self.calls <= tickets, f"{self.calls} private calls, {tickets} tickets")

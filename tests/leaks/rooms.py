@@ -51,10 +51,12 @@ from langchain_dpicl.pate.labeler import PromptPATELabeler
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.prompts import DPFewShotPromptTemplate
 from langchain_dpicl.released.counts import ReleasedCounts
+from langchain_dpicl.released.words import ReleasedWords
 from langchain_dpicl.retrieval.free_form import DPRetrievalFreeFormRunnable
 from langchain_dpicl.retrieval.voting import DPRetrievalVotingRunnable
 from langchain_dpicl.stores import SQLiteMemo, StoreMemo
 from langchain_dpicl.voting import DPVotingRunnable
+from langchain_dpicl.words import WordDiscovery
 from tests.canary import RECORD
 from tests.crews import Crew
 from tests.leaks.models import CALLS, ONCE, RECORDS, LeakyEmbeddings
@@ -543,6 +545,40 @@ def discovery(scene: Scene) -> Runnable[Any, Any]:
     return RunnableLambda(count, acount)
 
 
+def words(scene: Scene) -> Runnable[Any, Any]:
+    """`WordDiscovery` with pairs, then votes of other units: words ask no model.
+
+    One unit writes a canary, which passes with a chance of 1e-9.
+    """
+    backend = engine(scene, "chat")
+
+    def made() -> WordDiscovery:
+        records = [{"text": "velda hums", "user": f"{RECORD}-{number}"} for number in range(60)]
+        records += [{"text": f"velda {RECORD}", "user": "alone"}]
+        private = PrivateExamples(records, public_size=60, unit_key="user")
+        noise = Noise(delta=4e-9)
+        found = WordDiscovery.from_private_examples(private, epsilon=20.0, noise=noise, pairs=True, **_paid(scene))
+        scene.objects += [private, found, found._items, found.plan]
+        return found
+
+    def voter() -> Runnable[Any, Any]:
+        return DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **VOTED, **_paid(scene)).with_receipts()
+
+    def told(found: WordDiscovery, released: ReleasedWords, answer: Any) -> str:
+        scene.objects += [released, released.groups, released.without(["hums"]), found._items, answer, answer.receipt]
+        return str(answer) + released.to_json()
+
+    def find(_: Any, config: RunnableConfig) -> str:
+        found = made()
+        return told(found, found.run(config=scene.given_config), voter().invoke("one ?", config))
+
+    async def afind(_: Any, config: RunnableConfig) -> str:
+        found = made()
+        return told(found, await found.arun(config=scene.given_config), await voter().ainvoke("one ?", config))
+
+    return RunnableLambda(find, afind)
+
+
 class NearEmbeddings(LeakyEmbeddings):
     """Find everything near to everything, and are overheard at it."""
 
@@ -672,6 +708,7 @@ ROOMS = (
     Room("texts of documents", TWO_WAYS, texts_of_documents, needs="text"),
     Room("labels", ONE_INPUT_EACH, labels),
     Room("discovery", ONE_INPUT_EACH, discovery),
+    Room("words", ONE_INPUT_EACH, words),
     Room("documents", ("stream", "astream"), documents),
     Room("private evolution", ("stream", "astream"), private_evolution, needs="text"),
 )

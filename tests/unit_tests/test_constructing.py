@@ -32,6 +32,7 @@ from langchain_dpicl import (
     PromptPATELabeler,
     UnitCounter,
     ValueDiscovery,
+    WordDiscovery,
 )
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.exceptions import ConfigurationError
@@ -72,6 +73,7 @@ PLAIN: dict[str, Callable[[], object]] = {
     "DocumentSynthesizer.from_private_examples(private, ": lambda: DocumentSynthesizer(documents=RECORDS),
     "UnitCounter.from_private_examples(private, ": lambda: UnitCounter(RECORDS),
     "ValueDiscovery.from_private_examples(private, field=..., ": lambda: ValueDiscovery(RECORDS, "queue"),
+    "WordDiscovery.from_private_examples(private, ": lambda: WordDiscovery(RECORDS),
     "PrivateExamples(records, public_size=...)": lambda: PrivateExamples(RECORDS),
 }
 

@@ -28,6 +28,7 @@ COMPONENTS: tuple[type[Any], ...] = (
     dpicl.PromptDPSGD,
     dpicl.UnitCounter,
     dpicl.ValueDiscovery,
+    dpicl.WordDiscovery,
 )
 MOST_PARAMETERS = 15
 MOST_WORDS = 165
@@ -43,6 +44,8 @@ ORDER = [
     "values",
     "max_values",
     "fold_case",
+    "deny",
+    "pairs",
     "max_queries",
     "budget",
     "epsilon",

@@ -33,6 +33,7 @@ from langchain_dpicl import (
     Rows,
     SoftPrompt,
     ValueDiscovery,
+    WordDiscovery,
     verify_report,
 )
 from langchain_dpicl.backends.fake import FakeBackend
@@ -206,7 +207,9 @@ def released() -> dict[str, Target]:
     counted = PrivateExamples([{"text": f"v{number % 3}"} for number in range(600)], public_size=600)
     counts = ValueDiscovery.from_private_examples(counted, field="text", budget=house(), epsilon=8.0)
     made = [one.run(progress=False) for one in (demonstrations, labels, documents)]
-    return {type(one).__name__: kept(one) for one in (*made, counts.run())}
+    spoken = PrivateExamples([{"text": "velda hums"}] * 600, public_size=600)
+    words = WordDiscovery.from_private_examples(spoken, budget=house(), epsilon=8.0, pairs=True)
+    return {type(one).__name__: kept(one) for one in (*made, counts.run(), words.run())}
 
 
 def trained(folder: Path) -> dict[str, Target]:

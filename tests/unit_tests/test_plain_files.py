@@ -18,6 +18,7 @@ from langchain_dpicl._plain_files import check_target, read_plain
 from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.cli.spending import public_lines
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
+from langchain_dpicl.released import ReleasedWords
 from langchain_dpicl.released.files import write_whole
 from langchain_dpicl.released.soft_prompt import OURS, PEFT_ARRAYS, PEFT_CONFIG
 from langchain_dpicl.reports.ledger_audit import read_export, read_receipts
@@ -54,6 +55,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "pool": LabelledPool.load,
     "documents": SyntheticDocuments.load,
     "counts": ReleasedCounts.load,
+    "words": ReleasedWords.load,
     "journal": RunJournal.component_in,
     "JSON of a command": read_json,
     "lines of a command": lambda path: public_lines(path, path.with_name("records"), "--vocabulary"),

@@ -279,6 +279,7 @@ CALLED: dict[str, dict[str, Any]] = {
     "PromptDPSGD": {"model": "gpt2", "examples": ARTICLES, "epsilon": 1.0},
     "UnitCounter": {"examples": ARTICLES},
     "ValueDiscovery": {"examples": ARTICLES},
+    "WordDiscovery": {"examples": ARTICLES},
 }
 
 

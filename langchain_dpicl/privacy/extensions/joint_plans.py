@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from fractions import Fraction
 from typing import Any
 
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, check_positive, fail
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, ZCdpEvent
@@ -195,9 +195,25 @@ class JointPlan:
 
     def close(self) -> None:
         """Prices the components together and reserves their joint share."""
-        components = tuple(self._components.values())
-        if not components:
-            return
+        while self._components:
+            try:
+                self._close(tuple(self._components.values()))
+            except (PrivacyBudgetExceededError, SealedShareError):
+                if not self._leave_to_others():
+                    raise
+            else:
+                return
+
+    def _leave_to_others(self) -> bool:
+        """Takes out of the plan what another process sealed meanwhile on the same terms; returns whether it did."""
+        found = {name: self.promises.sealed(component) for name, component in self._components.items()}
+        sealed = {name: standing.terms for name, standing in found.items() if standing is not None}
+        for name, terms in sealed.items():
+            del self._components[name]
+            self.standing.terms = terms  # that of the rest replaces it, where there is one
+        return bool(sealed)
+
+    def _close(self, components: tuple[Component, ...]) -> None:
         delta = self._proportional_delta(components) if self.delta is None else self.delta
         _, delta = self.promises.fit(self._epsilon, delta, set(self._components))
         epsilon = self._charge(components, delta) if self._epsilon is None and self.delta is None else self._epsilon

@@ -70,11 +70,12 @@ class _Lot:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease whose line is not yet known to be durable."""
+    """A lease; it is pending until it is known whether its line is durable."""
 
     key: PurseKey
     count: int
     lot: _Lot
+    is_pending: bool = True
 
 
 class Purse:
@@ -166,6 +167,9 @@ class Purse:
             lease.lot.size = 0
 
     def _end(self, lease: Lease) -> None:
+        if not lease.is_pending:
+            return
+        lease.is_pending = False
         lease.lot.pending -= lease.count
         if self._has(lease):
             self._held[lease.key.component, lease.key.slot] -= lease.count - 1

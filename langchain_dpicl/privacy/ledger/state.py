@@ -356,21 +356,18 @@ class LedgerState:
             modules = body["allowed_wrappers"]
             _require(isinstance(modules, list | tuple) and all(isinstance(m, str) for m in modules), "names of modules")
             self.allowed_wrappers |= frozenset(modules)
-        self._open[seq] = entry = _UnsettledReservation(totals, unit, count, tenant, stamp, holder)
-        self._charge(entry, count)
+        self._open[seq] = _UnsettledReservation(totals, unit, count, tenant, stamp, holder)
+        totals.left -= unit * count
+        totals.unsettled += count
+        user = name, tenant
+        self._used[user] = self._used.get(user, 0) + count
         return self._take_reservation_back, (seq, count, wrappers)
 
     def _take_reservation_back(self, seq: int, count: int, wrappers: frozenset[str]) -> None:
         self.allowed_wrappers = wrappers
-        self._charge(self._open.pop(seq), -count)
-
-    def _charge(self, entry: _UnsettledReservation, count: int) -> None:
-        """Moves tickets out of a slot; a negative count moves them back."""
-        totals = entry.totals
-        totals.left -= entry.unit * count
-        totals.unsettled += count
-        user = totals.component.name, entry.tenant
-        self._used[user] = self._used.get(user, 0) + count
+        entry = self._open.pop(seq)
+        entry.totals.unsettled -= count
+        self._refund(entry, count)
 
     def _commit(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
         number, count = body["reservation"], body["count"]

@@ -219,8 +219,9 @@ class LineBlock(Sequence[LedgerRecord]):
         prevs, kinds, _, stamps, hashes, texts = self._columns
         if self._after != seq or [head, *hashes[:-1]] != list(prevs):
             return False
-        numbers = itertools.count(seq + 1)
-        return _digests(texts, map(_quoted, kinds), map(_quoted, prevs), numbers, map(_quoted, stamps)) == list(hashes)
+        text_of = {text: _quoted(text) for text in {*kinds, *stamps}}.__getitem__
+        members = texts, map(text_of, kinds), map(_quoted, prevs), itertools.count(seq + 1), map(text_of, stamps)
+        return _digests(*members) == list(hashes)
 
     def lines(self) -> Iterator[tuple[int, str, Mapping[str, Any], str, str]]:
         """Yields number, kind, body, stamp and hash of each."""

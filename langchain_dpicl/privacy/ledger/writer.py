@@ -529,6 +529,8 @@ class LedgerWriter:
         refundable: bool = False,
     ) -> Grant:
         """Reserves tickets durably, with a line or from the purse; the first reservation seals the share."""
+        if self._pid != os.getpid():
+            self._move_in()  # before the purse is looked at: that of the parent is not this process's to give back
         key = PurseKey(component.name, slot, float(amount), tenant, tenant_cap, tuple(self._allowed_wrappers()))
         is_leased = refundable and count == 1 and self._purse.most_held > 1 and self.store.durable
         if is_leased and (grant := self._from_purse(standing, component, key)) is not None:
@@ -543,8 +545,6 @@ class LedgerWriter:
 
     def _from_purse(self, standing: ShareStatus, component: Component, key: PurseKey) -> Grant | None:
         """Returns a ticket that a durable line of this process reserved for the same request, or None."""
-        if self._pid != os.getpid():
-            self._move_in()
         sealed = self._purse.sealed(key)
         if sealed is None:
             return None
@@ -574,14 +574,14 @@ class LedgerWriter:
                     count = lease.count
                 line = writer.append(RESERVE, self._reservation(key, count))
                 sealed = writer.state.sealed_component(component.name)
+            if lease is None:
+                return Grant(line)
+            _WITH_WAITING.add(self)
+            return purse.fill(lease, line, sealed)
         except BaseException:
             if lease is not None:
                 purse.give_up(lease)
             raise
-        if lease is None:
-            return Grant(line)
-        _WITH_WAITING.add(self)
-        return purse.fill(lease, line, sealed)
 
     def _most(self, state: LedgerState, component: Component, key: PurseKey, *, count: int) -> int:
         """Returns how many tickets a lease may take, or raises the refusal of `count` of them."""

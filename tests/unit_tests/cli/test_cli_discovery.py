@@ -13,6 +13,7 @@ import pytest
 from langchain_dpicl import ReleasedCounts, verify_report
 from langchain_dpicl.cli.discover import _counts_text
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.released import ReleasedWords
 
 CANARY = "canary-7f3a"
 TERMS = ("--epsilon", "1", "--delta", "1e-6")
@@ -145,3 +146,77 @@ def test_a_ledger_gives_the_delta_and_the_size(films: Path, tmp_path: Path, delt
     assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
     paid = ("--ledger", ledger, "--component", "mine", "--epsilon", "1", *delta, "--out", out)
     assert main(["discover", str(films), "--text-key", "director", *paid]) == 0
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.jsonl"
+    rows = [{"text": "the velda hums", "kind": "old", "user": f"o{place}"} for place in range(300)]
+    rows += [{"text": "a gorgon sings", "kind": "new", "user": f"n{place}"} for place in range(300)]
+    rows += [{"text": f"{CANARY} canaryword", "kind": "new", "user": "loud"}] * 300
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_words_are_found_for_each_label_saved_and_recomputed(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, labels = tmp_path / "words.json", ("--label-key", "kind", "--label", "old", "--label", "new")
+    paid = ("--words", "--pairs", "--unit-key", "user", *labels, "--out", str(out))
+    assert main(["discover", str(notes), "--epsilon", "2", "--delta", "1e-6", *paid]) == 0
+    found, said = ReleasedWords.load(out), capsys.readouterr()
+    assert {label: set(words) for label, words in found.by_label.items()} == {
+        "old": {"velda", "hums"},
+        "new": {"gorgon", "sings"},
+    }
+    assert set(found.pairs) == {"velda hums", "gorgon sings"}
+    assert verify_report(out.read_text()).ok
+    assert "Read these words" in said.out
+    assert "old: 1 pairs: velda hums" in said.out
+    assert "canary" not in said.out + said.err + out.read_text()
+
+
+def test_denied_words_of_a_public_file_are_not_found(notes: Path, tmp_path: Path) -> None:
+    (denied := tmp_path / "denied.txt").write_text("Velda\n\n")
+    out = tmp_path / "words.json"
+    assert discover(notes, "--words", "--unit-key", "user", "--deny", str(denied), "--out", str(out), "--quiet") == 0
+    assert set(ReleasedWords.load(out).words) == {"hums", "gorgon", "sings"}
+    assert discover(notes, "--words", "--deny", str(notes), "--out", str(out)) == 2
+
+
+def test_a_dry_run_of_words_reads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert discover(tmp_path / "missing.jsonl", "--words", "--dry-run") == 0
+    assert (
+        "a word of 87 units with a chance of 95 %, one of a single unit with at most 5e-07" in capsys.readouterr().out
+    )
+    labels = ("--label-key", "kind", "--public-size", "old=1000", "--public-size", "new=1000")
+    assert discover(tmp_path / "missing.jsonl", "--words", *labels) == 0
+    assert "each of 2 labels by itself" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_word_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "one.jsonl").write_text(json.dumps({"text": CANARY}))
+    assert discover(path, "--words", "--out", str(tmp_path / "out.json")) == 0
+    said = capsys.readouterr().out
+    assert "no word reached the threshold" in said
+    assert "canary" not in said
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--pairs",), "--pairs, --deny"),
+        (("--words", "--keep-case"), "--value, --keep-case"),
+        (("--words", "--by", "text", "--value", "velda"), "--value, --keep-case"),
+        (("--words", "--by", "nobody"), "text under 'nobody'"),
+        (("--words", "--max-values", "0"), "max_values"),
+    ],
+)
+def test_faults_of_words_are_explained_without_a_record(
+    more: tuple[str, ...], said: str, notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert discover(notes, *more, "--out", str(tmp_path / "out.json")) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "canary" not in err

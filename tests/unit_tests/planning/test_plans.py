@@ -22,11 +22,13 @@ from langchain_dpicl.privacy.extensions.count_histograms import DiscreteLaplaceM
 from langchain_dpicl.privacy.extensions.joint_exponential import JointExponentialMechanism, KeywordSum
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum
+from langchain_dpicl.privacy.extensions.word_release import ThresholdedGaussianMechanism, word_release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 from langchain_dpicl.reports.verify import shown_plan
 from langchain_dpicl.retrieval.plan import plan_retrieval
 from langchain_dpicl.runs.query_plan import plan_queries
 from langchain_dpicl.soft_prompts.plan import plan_training
+from langchain_dpicl.words import plan_words
 from tests.contracts.plan import PlanContract, shown_by
 
 NOISE: dict[str, Any] = {"epsilon": None, "delta": 1e-6, "noise_multiplier": 2.0}
@@ -154,6 +156,27 @@ class TestCounts(PlanContract):
         threshold = None if release.mechanism.threshold is None else 3 * release.mechanism.threshold
         noise = DiscreteLaplaceMechanism(4.0, threshold)
         return {**shown, "counts": dataclasses.replace(release, mechanism=noise).to_dict()}
+
+
+class TestWords(PlanContract):
+    plans = tuple(
+        plan_words(epsilon=9.0, delta=1e-6, noise_multiplier=2.0, pairs=pairs, labels=labels, adjacency=adjacency)
+        for pairs, labels, adjacency in (
+            (False, (), "add_remove"),
+            (True, ("card", "loan"), "add_remove"),
+            (True, ("card", "loan"), "replace_one"),
+        )
+    )
+
+    def louder(self, shown: dict[str, Any]) -> dict[str, Any]:
+        """Twice the noise, and a threshold that goes with it."""
+        releases = {name: shown[name] and word_release(shown[name]) for name in ("words", "pairs")}
+        noise = ThresholdedGaussianMechanism(4.0, 3 * releases["words"].mechanism.threshold)
+        changed = {
+            name: release and dataclasses.replace(release, mechanism=noise).to_dict()
+            for name, release in releases.items()
+        }
+        return {**shown, **changed}
 
 
 @pytest.mark.parametrize("method", ["magic", None, [], 7])

@@ -18,6 +18,7 @@ from langchain_dpicl import (
     SyntheticDocuments,
     verify_report,
 )
+from langchain_dpicl.released import ReleasedWords
 from langchain_dpicl.released.base import Released
 from tests.unit_tests import test_fuzzed_files as made
 
@@ -26,6 +27,7 @@ KINDS: tuple[type[Released], ...] = (
     LabelledPool,
     SyntheticDocuments,
     ReleasedCounts,
+    ReleasedWords,
     SoftPrompt,
 )
 TERMS = [

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl import Budget, PrivateExamples, UnitCounter, ValueDiscovery
+from langchain_dpicl import Budget, PrivateExamples, UnitCounter, ValueDiscovery, WordDiscovery
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, concurrency_limit
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, RunInterruptedError
@@ -19,6 +19,7 @@ from langchain_dpicl.options import LocalExecutor
 from langchain_dpicl.privacy._validate import check_int
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.extensions.unit_values import UnitValues
+from langchain_dpicl.privacy.extensions.word_release import WordRelease
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.runs.journal import RunJournal, check_paid
@@ -186,6 +187,39 @@ class TestUnitCounter(Counts):
         return UnitCounter.from_private_examples(
             self.counted(calls), budget=budget, epsilon=1.0, component=component, field="kind", values=("plain", "odd")
         )
+
+
+class TestWordDiscovery(ReleaseRunContract):
+    """Words read their records instead of a model; each of two labels has a release, and its ticket once burnt is gone."""
+
+    FAILS_AT = 2
+    IS_ONE_RELEASE = True
+
+    @pytest.fixture(autouse=True)
+    def _reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Lets the suite act as the first record of each label is read."""
+        real = WordRelease.weights
+        self._calls: list[Calls] = []
+
+        def weights(release: WordRelease, units: Any, known: Any) -> Any:
+            for calls in self._calls:
+                calls()
+            return real(release, units, known)
+
+        monkeypatch.setattr(WordRelease, "weights", weights)
+
+    def build(self, budget: Budget, calls: Calls, *, component: str = "mine") -> WordDiscovery:
+        self._calls = [calls]
+        records = [{"text": "velda hums", "kind": kind} for kind in ("plain", "odd") for _ in range(300)]
+        records += [{"text": CANARY, "kind": "plain"}]
+        private = PrivateExamples(records, label_key="kind", labels=("plain", "odd"), public_size=1_000)
+        return WordDiscovery.from_private_examples(private, budget=budget, epsilon=1.0, component=component)
+
+    def parts(self, result: Any) -> list[Any]:
+        return [pair for group in result.groups for pair in group.words]
+
+    def kept(self, made: Any) -> list[Any]:
+        return [pair for item in made._items for pair in item.words or ()]
 
 
 class TestValueDiscovery(Counts):

@@ -144,10 +144,37 @@ def test_after_a_failed_write_nothing_is_granted_until_the_whole_log_is_in_the_f
         with pytest.raises(LedgerUnavailableError):
             share.reserve("t")
     other.close()
+    sizes: list[int] = []
+    disk.at_log = lambda: sizes.append(Path(f"{path}-wal").stat().st_size)
     entry = share.reserve("t").entry
+    # The disk has the log's end, too: else a beginning of the old log would be put over the file when power fails.
+    assert sizes == [0]
     assert Path(f"{path}-wal").stat().st_size == 0
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as file:
         assert file.execute("SELECT max(seq) FROM lines").fetchone() == (entry,)
+
+
+def test_a_failure_reported_to_one_thread_holds_for_all_that_wait(path: Path, disk: Disk) -> None:
+    store, share = made(path)
+
+    def fails() -> None:
+        raise OSError(5, "Input/output error")
+
+    def flush() -> None:
+        with pytest.raises(LedgerUnavailableError, match="Input/output error"):
+            store.flush(*store.head())
+
+    def fails_for_another() -> None:
+        disk.at_log = fails
+        other = threading.Thread(target=flush)
+        other.start()
+        other.join(60)
+        disk.at_log = lambda: None
+
+    disk.at_log = fails_for_another
+    with pytest.raises(LedgerUnavailableError, match="Input/output error"):
+        share.reserve("t")
+    assert share.reserve("t").entry > 0
 
 
 def test_a_file_closed_for_a_fork_while_the_disk_is_waited_for_is_opened_and_synchronised_again(

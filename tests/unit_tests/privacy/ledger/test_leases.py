@@ -251,6 +251,26 @@ def test_nothing_enters_the_purse_before_the_anchor_has_its_line(clock: list[flo
     assert anchor.known[held.ledger_id][0] == held.entry
 
 
+def test_an_interrupt_costs_its_lease_and_no_later_one(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, store, share = made()
+    use(share, 21)
+    real = purses.Purse.fill
+
+    def stopped(self: purses.Purse, *given: Any) -> Any:
+        monkeypatch.setattr(purses.Purse, "fill", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(purses.Purse, "fill", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        share.reserve("t")
+    lost = len(store.records())
+    used = use(share, 100)
+    assert lost not in {held.entry for held in used}
+    assert leases(store)[3:] == [64, 1, 4, 16, 64, 64]
+    assert share.remaining("t") == MANY - 121 - 64
+    ledger.verify()
+
+
 def test_threads_that_empty_one_purse_get_every_ticket_once() -> None:
     _, store, share = made(WatchedStore())
     places: list[tuple[int, int]] = []
@@ -508,6 +528,35 @@ def test_a_forked_child_has_an_empty_purse_and_its_parent_keeps_its_own(path: Pa
         again = Budget.open(store)
         assert again.use().tickets["c"] == (MANY - 185, 0, 185)
         again.verify()
+
+
+@pytest.mark.skipif(not HAS_FORK, reason="no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_gives_nothing_of_its_parent_back_whatever_it_asks_for_first(
+    path: Path, clock: list[float]
+) -> None:
+    ledger = Budget.open(SQLiteStore(path))
+    share = share_of(ledger)
+    use(share, 70)
+    kept = sum(ledger._desk.kept().values())
+    assert kept > 1
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            clock[0] += 10.0  # what the parent holds lies idle
+            block = share.reserve("t", count=2)
+            block.burn(2)
+            block.commit(2, wait=True)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    with SQLiteStore(path) as store:
+        again = Budget.open(store)
+        share_of(again)
+        assert again.use().tickets["c"].left == MANY - 72 - kept
+    ledger.close()
 
 
 PROGRAM = """

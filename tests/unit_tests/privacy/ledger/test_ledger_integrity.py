@@ -17,6 +17,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import Event, PureEvent, canonical_json
+from langchain_dpicl.privacy.extensions.joint_plans import JointPlan
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerRecord, _StoredLine
@@ -112,6 +113,46 @@ def test_a_share_sealed_elsewhere_while_it_is_priced_is_the_same_share_or_refuse
     else:
         with pytest.raises(SealedShareError, match="expected the terms sealed"):
             share_of(one)
+
+
+def plan_of(ledger: Budget, *names: str, count: int = 10) -> list[Share]:
+    with ledger.plan():
+        return [ledger.declare(name, tickets=tickets(0.05, count), epsilon=0.5) for name in names]
+
+
+@pytest.mark.parametrize("count", [10, 9])
+@pytest.mark.parametrize("first", [("c", "d"), ("d",)], ids=str)
+def test_a_plan_sealed_elsewhere_while_it_is_priced_is_the_same_plan_or_refused(
+    simple_prices: Any, monkeypatch: pytest.MonkeyPatch, first: tuple[str, ...], count: int
+) -> None:
+    store = InMemoryStore()
+    one, other = budget(store=store, epsilon=1.0), Budget.open(store)
+    real = JointPlan._close
+
+    def meanwhile(plan: JointPlan, components: Any) -> None:
+        monkeypatch.setattr(JointPlan, "_close", real)
+        plan_of(other, *first, count=count)[-1].reserve("t")
+        real(plan, components)
+
+    monkeypatch.setattr(JointPlan, "_close", meanwhile)
+    if count == 9:
+        with pytest.raises(SealedShareError, match="expected the terms sealed"):
+            plan_of(one, "c", "d")
+        return
+    shares = plan_of(one, "c", "d")  # of the whole budget: a second one of this size does not fit
+    assert [share.remaining("t") for share in shares] == [10, 9]
+    for share in shares:
+        share.reserve("t")
+    assert one.remaining_epsilon == pytest.approx(0.0)
+    one.verify()
+
+
+def test_a_plan_that_does_not_fit_is_refused_where_nobody_sealed_it(simple_prices: Any) -> None:
+    store = InMemoryStore()
+    one, other = budget(store=store, epsilon=1.0), Budget.open(store)
+    share_of(other).reserve("t")
+    with pytest.raises(PrivacyBudgetExceededError):
+        plan_of(one, "a", "b")
 
 
 def test_room_taken_while_a_share_is_priced_is_seen(simple_prices: Any, monkeypatch: pytest.MonkeyPatch) -> None:

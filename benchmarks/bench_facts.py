@@ -1,0 +1,369 @@
+"""Facts that only the private corpus has: which system answers questions about them, at which epsilon?
+
+Invented creatures, each with a value for every attribute. A document names its creature and states one attribute in
+one of three wordings, beside another sentence; a question asks in a wording that no document has. Attributes may share
+their values: words alone cannot tell a friend from a foe, pairs of words can. Of the texts that name the creature a
+reader takes the eight nearest to the question, and the value that they state most often: the store is what is measured,
+not a model.
+
+The shape is that of a published benchmark (ContinuousBench, Geminon: 600 creatures, 14 questions each); creatures,
+values and wordings are made here, and are far easier to find than free prose. Numbers of the two do not compare.
+
+    python benchmarks/bench_facts.py [--full]
+    python benchmarks/bench_facts.py --data FILE.jsonl.gz ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _voting_task import read_rows
+
+from langchain_dpicl import (
+    Budget,
+    DocumentSynthesizer,
+    DPRetrievalVotingRunnable,
+    DPVotingRunnable,
+    EmbeddedLLM,
+    FewShotTask,
+    LabelAnswers,
+    PrivateExamples,
+    Retrieval,
+    Rows,
+    Serving,
+    WordDiscovery,
+)
+from langchain_dpicl.backends import LocalEmbeddings
+from langchain_dpicl.options import Topics
+
+DELTA = 1e-6
+NEAR = 8
+"""Texts that the reader sees."""
+ANIMALS = ("otter", "raven", "lynx", "heron", "bison", "gecko", "moose", "tapir")
+VALUES: dict[str, tuple[str, ...]] = {
+    "ability": ("anchor", "beacon", "cinder", "drift", "ember", "frost", "gale", "harvest"),
+    "diet": ("acorns", "berries", "clover", "moss", "nectar", "pollen", "roots", "seeds"),
+    "home": ("canyon", "delta", "glacier", "jungle", "lagoon", "marsh", "prairie", "reef"),
+    "colour": ("amber", "cobalt", "crimson", "emerald", "ivory", "maroon", "saffron", "violet"),
+    "friend": ANIMALS,
+    "foe": ANIMALS,
+    "rival": ANIMALS,
+    "guardian": ANIMALS,
+    "voice": ("bellow", "chirp", "croak", "growl", "hiss", "purr", "trill", "whistle"),
+    "gift": ("candle", "compass", "feather", "lantern", "mirror", "needle", "pebble", "ribbon"),
+    "season": ("autumn", "drought", "harvesttide", "midwinter", "monsoon", "solstice", "springtide", "thaw"),
+    "metal": ("bronze", "copper", "iron", "nickel", "pewter", "silver", "tungsten", "zinc"),
+    "dance": ("bolero", "foxtrot", "jig", "mazurka", "polka", "rumba", "tango", "waltz"),
+    "fear": ("clocks", "drums", "fog", "ladders", "magnets", "shadows", "thunder", "trumpets"),
+}
+WORDINGS = ("The {a} of {n} is the {v}.", "{n} has a {a}, the {v}.", "A {a}, the {v}, was with {n}.")
+QUESTION = "Which {a} belongs to {n}? The {a} of {n} is the"
+FILLERS = ("It was seen by the {p}.", "A note from the {p}.", "The keeper of the {p} wrote this.", "Seen near the {p}.")
+PLACES = ("river", "forest", "harbour", "tower", "market", "cave", "meadow", "bridge")
+SYLLABLES = (
+    ("vel", "kor", "tam", "bri", "sul", "nar", "pho", "wex", "gri", "dor"),
+    ("da", "mi", "lo", "ru", "ke", "sa", "ti", "vu"),
+    ("rin", "th", "lax", "mon", "zed", "gor", "pim", "quil"),
+)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Invented facts and the private documents that state them.
+
+    Attributes:
+      facts: the value of each creature and attribute.
+      documents: texts, each with the creature that it names.
+    """
+
+    facts: dict[tuple[str, str], str]
+    documents: list[dict[str, str]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The creatures."""
+        return tuple(sorted({name for name, _ in self.facts}))
+
+
+def corpus(creatures: int, per_fact: int, attributes: int, coins: random.Random) -> Corpus:
+    """Makes facts up, and so many documents for each."""
+    names = [f"{a}{b}{c}" for a in SYLLABLES[0] for b in SYLLABLES[1] for c in SYLLABLES[2]]
+    coins.shuffle(names)
+    asked = list(VALUES)[:attributes]
+    facts = {(name, asked_of): coins.choice(VALUES[asked_of]) for name in names[:creatures] for asked_of in asked}
+    documents = []
+    for (name, attribute), value in facts.items():
+        for _ in range(per_fact):
+            said = [coins.choice(WORDINGS).format(a=attribute, n=name.capitalize(), v=value)]
+            said.append(coins.choice(FILLERS).format(p=coins.choice(PLACES)))
+            coins.shuffle(said)
+            documents.append({"text": " ".join(said), "creature": name})
+    coins.shuffle(documents)
+    return Corpus(facts, documents)
+
+
+def thinned(rows_of_it: list[dict[str, str]], count: int) -> list[dict[str, str]]:
+    """So many rows, evenly over all."""
+    return rows_of_it[:: max(1, len(rows_of_it) // count)][:count]
+
+
+def question(name: str, attribute: str) -> str:
+    """A wording that no document has."""
+    return QUESTION.format(a=attribute, n=name.capitalize())
+
+
+def said_words(text: str) -> list[str]:
+    """The words of a text, in lower case."""
+    return re.findall("[a-z]+", text.lower())
+
+
+def directions(vectors: Any) -> Any:
+    """Unit vectors: similarities are cosines, as those of a retrieving voter."""
+    found = np.atleast_2d(np.array(vectors))
+    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+
+
+class Reader:
+    """Answers from the texts of a store that name the creature, the nearest to the question of them."""
+
+    def __init__(self, store: Sequence[str]) -> None:
+        self._store, self._embeddings = list(store), LocalEmbeddings()
+        self._vectors = directions(self._embeddings.embed_documents(self._store)) if self._store else None
+        self._naming: dict[str, list[int]] = {}
+        for place, text in enumerate(self._store):
+            for word in set(said_words(text)):
+                self._naming.setdefault(word, []).append(place)
+
+    def ask(self, name: str, attribute: str) -> str | None:
+        """The value that stands beside the attribute's name most often, or else anywhere; None where there is none."""
+        naming = self._naming.get(name, [])
+        if self._vectors is None or not naming:
+            return None
+        near = self._vectors[naming] @ directions(self._embeddings.embed_query(question(name, attribute)))[0]
+        shown = [self._store[naming[place]] for place in np.argsort(-near, kind="stable")[:NEAR]]
+        beside, anywhere = Counter[str](), Counter[str]()
+        for text in shown:
+            anywhere.update(word for word in said_words(text) if word in VALUES[attribute])
+            for line in re.split(r"[\n.]", text):
+                said = said_words(line)
+                if attribute in said and len(said) <= max(2, len(said_words(WORDINGS[2])) + 2):
+                    beside.update(word for word in said if word in VALUES[attribute])
+        best = (beside or anywhere).most_common(2)
+        return None if not best or (len(best) == 2 and best[0][1] == best[1][1]) else best[0][0]
+
+
+Answer = Callable[[str, str], str | None]
+
+
+def words(made: Corpus, epsilon: float, *, pairs: bool) -> Answer:
+    """A store of released words, one document for each creature.
+
+    The creatures are declared: they split the release, and are the labels of its documents without being released.
+    """
+    private = PrivateExamples(made.documents, label_key="creature", labels=made.names, public_size=_declared(made))
+    finder = WordDiscovery.from_private_examples(
+        private, budget=Budget(epsilon=epsilon, delta=DELTA), epsilon=epsilon, pairs=pairs, deny=made.names
+    )
+    return Reader([document.page_content for document in finder.run(progress=False).documents]).ask
+
+
+def texts(made: Corpus, epsilon: float) -> Answer:
+    """A store of private texts as they are written without released words; the creatures are its public topics."""
+    private = PrivateExamples([{"text": each["text"]} for each in made.documents], public_size=_declared(made))
+    synthesizer = DocumentSynthesizer.from_private_examples(
+        private,
+        llm=EmbeddedLLM(),
+        topics=Topics(made.names, len(made.names), keywords_per_unit=1),
+        documents_per_topic=1,
+        max_tokens=16,
+        budget=Budget(epsilon=epsilon, delta=DELTA),
+        epsilon=epsilon,
+    )
+    found = synthesizer.run(progress=False)
+    return Reader([f"{text.topic}\n{text.text}" for text in found.texts]).ask
+
+
+def votes(made: Corpus, epsilon: float, threshold: float) -> Answer:
+    """Votes of the documents near to a question; each takes part in one vote."""
+    labels = sorted(set(made.facts.values()))
+    voter = DPRetrievalVotingRunnable.from_private_examples(
+        PrivateExamples([each["text"] for each in made.documents], public_size=_declared(made)),
+        llm=EmbeddedLLM(),
+        retrieval=Retrieval(LocalEmbeddings(), similarity_threshold=threshold, participations=1, slots=64),
+        **_priced(epsilon, labels),
+    )
+    return lambda name, attribute: str(voter.invoke(question(name, attribute)))
+
+
+def sampled(made: Corpus, epsilon: float, questions: int) -> Answer:
+    """Votes of random samples."""
+    labels = sorted(set(made.facts.values()))
+    voter = DPVotingRunnable.from_private_examples(
+        PrivateExamples([each["text"] for each in made.documents], public_size=_declared(made)),
+        llm=EmbeddedLLM(),
+        max_queries=questions,
+        rows=Rows(slots=20, shots=4),
+        **_priced(epsilon, labels),
+    )
+    return lambda name, attribute: str(voter.invoke(question(name, attribute)))
+
+
+def _priced(epsilon: float, labels: list[str]) -> dict[str, Any]:
+    return {
+        "budget": Budget(epsilon=epsilon, delta=DELTA),
+        "epsilon": epsilon,
+        "task": FewShotTask("{text}", "{input}", labels=labels),
+        "answers": LabelAnswers(calibrate=False),
+        "serving": Serving(memo_size=0),
+    }
+
+
+def _declared(made: Corpus) -> int:
+    """A round public size that goes with delta."""
+    return 10 ** len(str(len(made.documents) - 1)) if len(made.documents) <= 10**5 else 10**5
+
+
+def public_threshold(coins: random.Random) -> float:
+    """The similarity that tells documents of a question from others, on other, public creatures."""
+    other, embeddings = corpus(12, 4, 4, coins), LocalEmbeddings()
+    vectors = directions(embeddings.embed_documents([each["text"] for each in other.documents]))
+    same, apart = [], []
+    for (name, attribute), value in other.facts.items():
+        near = vectors @ directions(embeddings.embed_query(question(name, attribute)))[0]
+        states = [name in said_words(d["text"]) and value in said_words(d["text"]) for d in other.documents]
+        same += near[np.array(states)].tolist()
+        apart += near[~np.array(states)].tolist()
+    return float((np.quantile(same, 0.2) + np.quantile(apart, 0.99)) / 2)
+
+
+def asked_of(made: Corpus, questions: int, coins: random.Random) -> list[tuple[str, str]]:
+    """The questions of one run."""
+    keys = sorted(made.facts)
+    return keys if questions >= len(keys) else coins.sample(keys, questions)
+
+
+def right(answer: Answer, made: Corpus, keys: Iterable[tuple[str, str]]) -> tuple[float, float]:
+    """The share of questions that are answered right: about values of one attribute, and about shared ones."""
+    found: dict[bool, list[bool]] = {False: [], True: []}
+    for name, attribute in keys:
+        found[VALUES[attribute] is ANIMALS].append(answer(name, attribute) == made.facts[name, attribute])
+    own, shared = (statistics.fmean(found[is_shared]) if found[is_shared] else 0.0 for is_shared in (False, True))
+    return own, shared
+
+
+def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields a line of the table for each system, epsilon and number of documents of a fact."""
+    for per_fact in arguments.per:
+        runs = []
+        for seed in range(arguments.seeds):
+            coins = random.Random(seed)
+            made = corpus(arguments.creatures, per_fact, arguments.attributes, coins)
+            runs.append((made, asked_of(made, arguments.questions, coins), public_threshold(coins)))
+        systems: dict[str, Callable[[Corpus, float, int, float], Answer]] = {
+            "words": lambda made, epsilon, _, __: words(made, epsilon, pairs=False),
+            "pairs": lambda made, epsilon, _, __: words(made, epsilon, pairs=True),
+            "texts": lambda made, epsilon, _, __: texts(made, epsilon),
+            "retrieved votes": lambda made, epsilon, _, threshold: votes(made, epsilon, threshold),
+            "sampled votes": lambda made, epsilon, number, _: sampled(made, epsilon, number),
+            "documents, no privacy": lambda made, *_: Reader([each["text"] for each in made.documents]).ask,
+            "no private data": lambda *_: Reader([]).ask,
+        }
+        for name in arguments.systems:
+            for epsilon in arguments.epsilon if name not in {"documents, no privacy", "no private data"} else [None]:
+                start, found = time.monotonic(), []
+                for made, keys, threshold in runs:
+                    found.append(right(systems[name](made, epsilon, len(keys), threshold), made, keys))
+                yield {
+                    "per": per_fact,
+                    "system": name,
+                    "epsilon": "-" if epsilon is None else f"{epsilon:g}",
+                    "own": _shown([own for own, _ in found]),
+                    "shared": _shown([shared for _, shared in found]),
+                    "seconds": time.monotonic() - start,
+                }
+
+
+def _shown(shares: list[float]) -> str:
+    """The mean over seeds and, of several, its standard deviation."""
+    spread = f" +- {statistics.stdev(shares):.2f}" if len(shares) > 1 else ""
+    return f"{statistics.fmean(shares):.2f}{spread}"
+
+
+def real_rows(path: Path, epsilons: Sequence[float], *, seeds: int, size: int, questions: int) -> Iterator[list[str]]:
+    """Yields how often the nearest document of a store is of the class of a test text, for one labelled data set.
+
+    One document for each class: its name alone, which takes no data, or its name and its released words. Everything is
+    at the defaults of `WordDiscovery`.
+    """
+    read = read_rows(path)
+    named = {"train": [], "test": []}
+    for row in read:
+        named[row["split"]].append({"text": row["text"], "label": str(row.get("label_name", row.get("label")))})
+    train, test = (thinned(named[part], number) for part, number in (("train", size), ("test", questions)))
+    labels = tuple(sorted({row["label"] for row in train}))
+    embeddings = LocalEmbeddings()
+    asked = directions(embeddings.embed_documents([row["text"] for row in test]))
+
+    def of_its_class(store: Sequence[str], classes: Sequence[str | None]) -> float:
+        nearest = (asked @ directions(embeddings.embed_documents(list(store))).T).argmax(axis=1)
+        return statistics.fmean(classes[place] == row["label"] for place, row in zip(nearest, test, strict=True))
+
+    yield ["names alone", "-", _shown([of_its_class([name.replace("_", " ") for name in labels], labels)])]
+    for epsilon in epsilons:
+        found = []
+        for _ in range(seeds):
+            private = PrivateExamples(train, label_key="label", labels=labels, public_size=10_000)
+            budget = Budget(epsilon=epsilon, delta=DELTA)
+            finder = WordDiscovery.from_private_examples(private, budget=budget, epsilon=epsilon)
+            documents = finder.run(progress=False).documents
+            classes = [document.metadata["label"] for document in documents]
+            found.append(of_its_class([document.page_content for document in documents], classes))
+        yield ["names and words", f"{epsilon:g}", _shown(found)]
+
+
+SYSTEMS = ("words", "pairs", "texts", "retrieved votes", "sampled votes", "documents, no privacy", "no private data")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--creatures", type=int, default=96)
+    parser.add_argument("--attributes", type=int, default=6, help="of 14; the fifth and the sixth share their values")
+    parser.add_argument("--per", type=int, nargs="*", default=[50, 100], help="documents of a fact")
+    parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0, 2.0, 4.0])
+    parser.add_argument("--questions", type=int, default=100, help="asked of each system in a run")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), choices=SYSTEMS)
+    parser.add_argument("--data", type=Path, nargs="*", default=[], help="labelled JSON lines instead, with a split")
+    parser.add_argument("--full", action="store_true", help="600 creatures, 14 attributes, epsilon 8, 300, five seeds")
+    arguments = parser.parse_args(argv)
+    if arguments.full:
+        arguments.creatures, arguments.attributes, arguments.seeds, arguments.questions = 600, 14, 5, 600
+        arguments.per, arguments.epsilon = [50, 100, 300], [1.0, 2.0, 4.0, 8.0]
+    if arguments.data:
+        print("| data | store | epsilon | nearest document of the right class |\n|---|---|---|---|")
+        for path in arguments.data:
+            options = {"seeds": max(2, arguments.seeds), "size": 8_000, "questions": 400}
+            for line in real_rows(path, arguments.epsilon, **options):
+                print(f"| {path.name.split('.')[0]} | {' | '.join(line)} |", flush=True)
+        return
+    size = f"{arguments.creatures} creatures, {arguments.attributes} attributes"
+    print(f"{size}, delta {DELTA:g}, seeds {arguments.seeds}")
+    print("| documents a fact | system | epsilon | right | right, values of several attributes | seconds |")
+    print("|---|---|---|---|---|---|")
+    for row in rows(arguments):
+        shown = [row[name] for name in ("per", "system", "epsilon", "own", "shared")]
+        print(f"| {' | '.join(map(str, shown))} | {row['seconds']:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,489 @@
+"""WordDiscovery as a user builds it: paid before it looks, released once for each label, and recomputed."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.runnables import RunnableLambda
+
+from langchain_dpicl import Budget, Noise, PrivacyBudgetExceededError, PrivateExamples, WordDiscovery, verify_report
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerError,
+    ModelCallError,
+    PrivacyBudgetError,
+    RunInterruptedError,
+)
+from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.extensions.word_release import (
+    PAIR_TEMPLATE,
+    WORD_TEMPLATE,
+    PublicWords,
+    UnitWords,
+    WordRelease,
+)
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.released import ReleasedWords
+from langchain_dpicl.released.words import WordGroup
+from langchain_dpicl.runs import release_run
+from langchain_dpicl.words import plan_words, public_words
+from tests.contracts.neighbours import HOSTILE, NeighbourContract, fault, owned, unstamped
+
+CANARY = "canaryword"
+NOTES = ["the velda is a friend of the otter"] * 300 + ["a Gorgon SINGS at night"] * 200 + [f"my {CANARY}"]
+
+
+def house(**limits: Any) -> Budget:
+    return Budget(**{"epsilon": 8.0, "delta": 1e-6, **limits})
+
+
+def notes(records: Any = NOTES, **declared: Any) -> PrivateExamples:
+    return PrivateExamples(records, **{"public_size": 10_000, "dataset_id": "notes", **declared})
+
+
+def by_kind() -> PrivateExamples:
+    records = [{"text": text, "kind": "old" if "velda" in text else "new"} for text in NOTES]
+    return notes(records, label_key="kind", labels=("new", "old", "none"))
+
+
+def finder(private: PrivateExamples, budget: Any, **options: Any) -> WordDiscovery:
+    return WordDiscovery.from_private_examples(private, budget=budget, **{"epsilon": 1.0, **options})
+
+
+class TestWhatIsReleased:
+    def test_words_of_many_units_are_found_and_those_of_one_are_not(self) -> None:
+        found = finder(notes(), house()).run()
+        assert set(found.words) == {"velda", "friend", "otter", "gorgon", "sings", "night"}
+        assert set(found.words[:3]) == {"velda", "friend", "otter"}
+        assert (found.pairs, len(found), set(found.by_label)) == ((), 6, {None})
+        assert CANARY not in found.to_json()
+
+    def test_each_label_has_words_of_its_own_for_the_price_of_one(self) -> None:
+        made = finder(by_kind(), house())
+        assert made.plan.noise_multiplier == finder(notes(), house()).plan.noise_multiplier
+        found = made.run()
+        assert {label: set(words) for label, words in found.by_label.items()} == {
+            "new": {"gorgon", "sings", "night"},
+            "old": {"velda", "friend", "otter"},
+            "none": set(),
+        }
+        assert verify_report(found).ok
+
+    def test_labels_that_a_unit_may_change_cost_two(self) -> None:
+        replaced = house(adjacency="replace_one")
+        plan = finder(by_kind(), replaced).plan
+        assert plan.release.failure <= 2.5e-7 * (plan.delta / 1e-6)
+        assert plan.implementation_delta == 2 * plan.release.implementation_delta
+        assert plan.noise_multiplier > finder(notes(), house(adjacency="replace_one")).plan.noise_multiplier
+
+    def test_pairs_tell_which_words_stand_together(self) -> None:
+        found = finder(notes(), house(), pairs=True, epsilon=2.0).run()
+        assert {"velda friend", "friend otter", "gorgon sings", "sings night"} == set(found.pairs)
+        assert set(" ".join(found.pairs).split()) <= set(found.words)
+
+    def test_pairs_are_of_the_words_of_their_label(self) -> None:
+        found = finder(by_kind(), house(), pairs=True, epsilon=2.0).run()
+        new, old, none = found.groups
+        assert {pair for pair, _ in new.pairs} == {"gorgon sings", "sings night"}
+        assert {pair for pair, _ in old.pairs} == {"velda friend", "friend otter"}
+        assert none.pairs == ()
+
+    def test_denied_words_are_never_found(self) -> None:
+        found = finder(notes(), house(), deny=["VELDA", "the gorgon"]).run()
+        assert set(found.words) == {"friend", "otter", "sings", "night"}
+        assert found.report["plan"]["words"]["rule"]["denied"] == ["gorgon", "the", "velda"]
+
+    def test_a_unit_counts_once_however_many_records_it_has(self) -> None:
+        records = [{"text": f"{CANARY} again", "user": "loud"}] * 500
+        private = notes(records, unit_key="user", records_per_unit=500)
+        assert finder(private, house()).run().words == ()
+
+    def test_removed_units_count_nothing(self) -> None:
+        private = notes(NOTES[:300])
+        for place in range(300):
+            private.remove(place)
+        assert finder(private, house()).run().words == ()
+
+    def test_a_field_of_its_own_can_be_named(self) -> None:
+        records = [{"text": "x", "remark": "velda hums"}] * 300
+        private = notes(records, fields=("remark",))
+        assert set(finder(private, house(), field="remark").run().words) == {"velda", "hums"}
+
+    def test_noise_is_fresh(self) -> None:
+        private = notes(NOTES[:120])
+        found = {
+            finder(private, budget, component=f"no {place}").run().groups for budget in [house()] for place in (1, 2)
+        }
+        assert len(found) == 2
+
+    @pytest.mark.parametrize("pairs", [False, True])
+    def test_asking_again_is_free_and_tells_the_same(self, pairs: bool) -> None:
+        made = finder(by_kind(), budget := house(), pairs=pairs)
+        assert made.run() == made.run() == asyncio.run(made.arun())
+        for label in ("new", "old", "none"):
+            assert made.share.remaining(WORD_TEMPLATE, label=label) == 0
+        assert not budget.dangling()
+
+
+class TestThePublicRanking:
+    def test_knows_common_words_from_rare_ones(self) -> None:
+        known = public_words()
+        assert known is public_words()
+        assert known.rarest({"night", "government", "velda", "people"}, 2)[0] == "velda"
+        assert known.ranked.index("people") < known.ranked.index("wader")
+
+    def test_of_another_version_is_refused_before_a_ticket_burns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = finder(notes(), house())
+        monkeypatch.setattr("langchain_dpicl.words.public_words", lambda: PublicWords(("a",), frozenset()))
+        with pytest.raises(ConfigurationError, match="public_words"):
+            made.run()
+        assert made.share.remaining(WORD_TEMPLATE) == 1
+
+
+class TestWhatIsPaid:
+    def test_nothing_is_read_before_the_ticket_stands_in_the_ledger(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        budget, seen = house(), []
+        real = Pool.records
+
+        def spied(self: Pool, position: int) -> Any:
+            seen.append(sum(ticket.count for ticket in budget.dangling()))
+            return real(self, position)
+
+        monkeypatch.setattr(Pool, "records", spied)
+        made = finder(by_kind(), budget, pairs=True)
+        assert seen == []
+        made.run()
+        assert set(seen) == {1}
+
+    def test_building_spends_nothing_and_the_share_is_set_aside(self) -> None:
+        made = finder(notes(), budget := house(), pairs=True)
+        assert (made.share.remaining(WORD_TEMPLATE), made.share.remaining(PAIR_TEMPLATE)) == (1, 1)
+        assert budget.remaining_epsilon == pytest.approx(7.0)
+        assert made.plan.epsilon <= 1.0
+
+    @pytest.mark.parametrize("error", [RuntimeError, SystemExit, MemoryError])
+    def test_a_release_that_fails_says_nothing_and_stays_paid(
+        self, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(self: Any, records: Any, known: Any) -> Any:
+            raise error(CANARY)
+
+        made = finder(notes(), budget := house())
+        with monkeypatch.context() as patched:
+            patched.setattr(UnitWords, "of", broken)
+            with pytest.raises(ModelCallError) as caught:
+                made.run()
+        found: BaseException | None = caught.value
+        while found is not None:
+            assert CANARY not in str(found)
+            found = found.__cause__ or found.__context__
+        assert budget.dangling()[0].count == 1
+        with pytest.raises(PrivacyBudgetExceededError):
+            made.run()
+
+    def test_labels_that_were_released_are_kept_where_another_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, real, calls = finder(by_kind(), house()), UnitWords.of, []
+
+        def once(self: Any, records: Any, known: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 202:  # the first unit of the second label: the first one has 201 with the canary
+                raise RuntimeError(CANARY)
+            return real(self, records, known)
+
+        monkeypatch.setattr(UnitWords, "of", once)
+        with pytest.raises(RunInterruptedError) as caught:
+            made.run()
+        assert caught.value.run is made
+        assert CANARY not in str(caught.value)
+        assert {word for word, _ in made._items[0].words} == {"gorgon", "sings", "night"}
+        assert [made.share.remaining(WORD_TEMPLATE, label=label) for label in ("new", "old", "none")] == [0, 0, 1]
+
+    def test_a_ledger_that_fails_at_a_commit_keeps_what_was_released(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = finder(notes(), budget := house(), pairs=True, epsilon=2.0)
+
+        def out(self: Any, count: int = 1) -> None:
+            raise LedgerError("out")
+
+        for _ in range(2):  # at the words, and at the words again
+            with monkeypatch.context() as patched:
+                patched.setattr("langchain_dpicl.privacy.ledger.shares.Reservation.commit", out)
+                with pytest.raises(LedgerError):
+                    made.run()
+        assert "velda" in made.run().words
+        assert made.result.pairs
+        assert not budget.dangling()
+
+    def test_the_same_name_and_plan_find_the_same_share_in_another_process_and_no_second_ticket(self) -> None:
+        private, budget = notes(), house(store=InMemoryStore())
+        finder(private, budget, component="mine").run()
+        with pytest.raises(PrivacyBudgetExceededError):
+            finder(private, budget, component="mine").run()
+
+    def test_a_ticket_of_other_parameters_is_refused_before_it_burns(self) -> None:
+        private, budget = notes(), house()
+        made = finder(private, budget)
+        made.plan = finder(private, budget, epsilon=2.0).plan
+        with pytest.raises(PrivacyBudgetError, match="another event"):
+            made.run()
+        assert made.share.remaining(WORD_TEMPLATE) == 1
+
+    def test_observers_of_a_run_hear_what_was_charged_and_not_what_was_found(self) -> None:
+        heard = []
+
+        class Listener(BaseCallbackHandler):
+            def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
+                heard.append((name, data))
+
+        made = finder(notes(), house())
+        RunnableLambda(lambda _: made.run()).invoke("go", config={"callbacks": [Listener()]})
+        assert [(name, data["component"], data["tickets"]) for name, data in heard] == [
+            ("dpicl.charged", "WordDiscovery", 1)
+        ]
+        assert "velda" not in repr(heard)
+
+    def test_nothing_private_is_shown_and_nothing_is_copied(self) -> None:
+        made = finder(notes(), house())
+        made.run()
+        assert "velda" not in repr(made) + str(made)
+        assert copy.deepcopy(made) is made
+
+
+@pytest.mark.traced
+class TestWhatTheReportSays:
+    @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+    def test_everything_is_recomputed(self, adjacency: Any) -> None:
+        budget = house(adjacency=adjacency)
+        found = finder(by_kind(), budget, pairs=True).run()
+        for shown in (found, found.to_json(), found.report, budget.report(), budget.report().to_json()):
+            verified = verify_report(shown)
+            assert verified.problems == ()
+            assert verified.epsilon <= 1.0
+        assert "words" in budget.report().to_markdown()
+
+    @pytest.mark.parametrize(
+        ("path", "value", "said"),
+        [
+            ("public.words.mechanism.threshold", 12.0, "as its parts show it"),
+            ("public.words.mechanism.noise_multiplier", 1.0, "as its parts show it"),
+            ("public.words.rule.max_values", 2, "as its parts show it|noise, threshold and field"),
+            ("public.words.rule.field", "other", "noise, threshold and field"),
+            ("public.words.failure", 1e-9, "as its parts show it"),
+            ("public.pairs", None, "other tickets"),
+            ("public.labels", ["new"], "other tickets"),
+            ("public.labels", [], "other tickets"),
+            ("public.epsilon", 0.5, "epsilon"),
+            ("public.adjacency", "replace_one", "adjacency"),
+            ("public.extra", 1, "extra"),
+            ("implementation_delta", 1e-9, "implementation_delta"),
+            ("tickets.0.max_count", 2, "tickets"),
+            ("tickets.0.event.events.1.delta", 1e-12, "other tickets"),
+        ],
+    )
+    def test_a_changed_number_is_a_problem(self, path: str, value: Any, said: str) -> None:
+        budget = house()
+        finder(by_kind(), budget, pairs=True).run()
+        data = json.loads(budget.report().to_json())
+        *way, last = path.split(".")
+        place: Any = data["shares"][0]["components"][0]
+        for part in way:
+            place = place[int(part) if part.isdigit() else part]
+        place[last] = value
+        verified = verify_report(data)
+        assert not verified.ok
+        assert any(re.search(said, problem) for problem in verified.problems)
+
+    def test_words_that_the_plan_cannot_release_are_a_problem(self) -> None:
+        found = finder(notes(), house(), deny=["denied"]).run()
+        data = json.loads(found.to_json())
+
+        def with_words(words: Any, pairs: Any = (), label: Any = None) -> list[str]:
+            state = {**data, "words": [{"label": label, "words": words, "pairs": list(pairs)}]}
+            return list(verify_report(state).problems)
+
+        for words, said in (
+            ([[CANARY, 3.0]], "below the threshold"),
+            ([["denied", 90.0]], "no denied word"),
+            ([["a", 90.0], ["a", 91.0]], "each once"),
+            ([["a", "b"]], "words"),
+        ):
+            assert any(said in problem for problem in with_words(words))
+        assert any("releases no pairs" in problem for problem in with_words([["a", 90.0]], [["a a", 90.0]]))
+        assert any("one group for each" in problem for problem in with_words([["a", 90.0]], label="x"))
+        assert (
+            verify_report({**data, "words": [{"label": None, "words": [], "pairs": []}]}).problems != ()
+        )  # the digest
+
+    def test_words_under_the_report_of_something_else_are_a_problem(self) -> None:
+        found = json.loads(finder(notes(), house()).run().to_json())
+        other = json.loads(finder(notes(dataset_id="other"), house(), epsilon=0.5, component="other").run().to_json())
+        assert not verify_report({**found, "plan": other["plan"]}).ok
+        assert any(
+            "no component" in p
+            for p in verify_report({**found, "report": {**other["report"], "component": "x"}}).problems
+        )
+
+
+class TestWhatIsMadeOfIt:
+    def test_words_are_taken_out_with_their_pairs_for_free(self) -> None:
+        found = finder(notes(), house(), pairs=True, epsilon=2.0).run()
+        left = found.without(["Friend", "gorgon"])
+        assert set(left.words) == {"velda", "otter", "sings", "night"}
+        assert set(left.pairs) == {"sings night"}
+        assert verify_report(left).ok
+        assert ReleasedWords.from_json(left.to_json()) == left
+
+    def test_it_is_saved_and_read_back_and_nothing_else_is(self, tmp_path: Path) -> None:
+        found = finder(by_kind(), house(), pairs=True).run()
+        found.save(tmp_path / "words.json")
+        assert ReleasedWords.load(tmp_path / "words.json") == found
+        data = json.loads(found.to_json())
+        for words in ({}, [["a"]], [{"label": None}], [{"label": None, "words": [["a", 1.5]], "pairs": []}], 7):
+            with pytest.raises(ConfigurationError):
+                ReleasedWords.from_json(json.dumps({**data, "words": words}))
+        for groups in (7, "x", (7,), (WordGroup(None, "x"),), (WordGroup(None, (("a",),)),)):  # type: ignore[arg-type]
+            with pytest.raises(ConfigurationError):
+                ReleasedWords(groups, found.report, found.plan)  # type: ignore[arg-type]
+        for plan in ({}, {**found.plan, "words": 7}):
+            with pytest.raises(ConfigurationError, match="plan"):
+                ReleasedWords(found.groups, found.report, plan)
+
+
+class TestThePlan:
+    def test_says_how_many_units_a_word_needs(self) -> None:
+        needed = {
+            (epsilon, most): plan_words(epsilon=epsilon, delta=1e-6, max_values=most).found_from(0.95)
+            for epsilon in (0.5, 1.0, 2.0)
+            for most in (1, 8, 32)
+        }
+        assert [needed[1.0, most] for most in (1, 8, 32)] == [30, 87, 179]
+        assert needed[0.5, 8] == 165
+        assert plan_words(epsilon=1.0, delta=1e-6, adjacency="replace_one").found_from(0.95) == 123
+        assert plan_words(epsilon=1.0, delta=1e-6).expected()["found_from"] == 87
+
+    def test_takes_half_of_delta_for_the_thresholds_of_all_releases(self) -> None:
+        for pairs, adjacency, labels, parts in (
+            (False, "add_remove", ("a", "b"), 1),
+            (True, "add_remove", (), 2),
+            (True, "replace_one", ("a", "b"), 4),
+            (True, "replace_one", ("a",), 2),
+        ):
+            plan = plan_words(epsilon=1.0, delta=1e-6, pairs=pairs, labels=labels, adjacency=adjacency)  # type: ignore[arg-type]
+            assert 4.9e-7 / parts < plan.release.failure <= 5e-7 / parts
+            assert plan.epsilon <= 1.0
+
+    def test_of_a_given_noise_is_priced_and_held_against_epsilon(self) -> None:
+        assert plan_words(epsilon=None, delta=1e-6, noise_multiplier=10.0).epsilon < 0.5
+        with pytest.raises(ConfigurationError, match="noise_multiplier"):
+            plan_words(epsilon=0.1, delta=1e-6, noise_multiplier=1.0)
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"field": "unknown"}, "field"),
+            ({"max_values": 0}, "max_values"),
+            ({"deny": "velda"}, "deny"),
+            ({"pairs": "yes"}, "pairs"),
+            ({"epsilon": 0.0}, "epsilon"),
+            ({"epsilon": None}, "epsilon"),
+            ({"noise": "gaussian"}, "mechanism"),
+            ({"epsilon": 0.1, "noise": Noise(multiplier=1.0)}, "noise_multiplier"),
+            ({"component": "\n"}, "component"),
+        ],
+    )
+    def test_public_faults_are_refused_and_cost_nothing(self, options: dict[str, Any], said: str) -> None:
+        budget = house()
+        with pytest.raises(ConfigurationError, match=said):
+            finder(notes(), budget, **options)
+        assert budget.remaining_epsilon == 8.0
+
+    def test_a_label_is_no_text(self) -> None:
+        with pytest.raises(ConfigurationError, match="field"):
+            finder(by_kind(), house(), field="kind")
+
+    async def test_components_are_built_awaited(self) -> None:
+        made = await WordDiscovery.afrom_private_examples(notes(), budget=house(), epsilon=1.0)
+        assert "velda" in (await made.arun()).words
+
+
+def number_of_words_is_logged(patch: pytest.MonkeyPatch) -> None:
+    """How many distinct words there are is private; a log line of it differs between neighbours."""
+    real = WordRelease.weights
+
+    def weights(self: Any, units: Any, known: Any) -> Any:
+        made = real(self, units, known)
+        logging.getLogger("langchain_dpicl").warning("%d candidates", len(made))
+        return made
+
+    patch.setattr(WordRelease, "weights", weights)
+
+
+class TestNeighbours(NeighbourContract):
+    """Words, their number and their weights are what the noise decides; all else is the same for all records."""
+
+    designs: ClassVar[Any] = {
+        "words": {},
+        "pairs": {"pairs": True, "max_values": 2},
+        "labels": {"labels": ("yes", "no")},
+        "replaced": {"adjacency": "replace_one"},
+    }
+    owned_designs: ClassVar[Any] = ("words", "pairs")
+    async_designs: ClassVar[Any] = ("words",)
+    planted_design = "words"
+    progress = release_run
+
+    @classmethod
+    def scene(cls, texts: tuple[str, ...], *, design: str, path: Path, users: str | None) -> Any:
+        del path
+        options = dict(cls.designs[design])
+        budget = house(store=(store := InMemoryStore()), adjacency=options.pop("adjacency", "add_remove"))
+        labels = options.pop("labels", ())
+        records = owned([{"text": text, **({"kind": "no"} if labels else {})} for text in texts], users)
+        split = {"label_key": "kind", "labels": labels} if labels else {}
+        private = notes(records, unit_key=None if users is None else "user", **split)
+        made = finder(private, budget, component="one", **options)
+        return SimpleNamespace(store=store, budget=budget, made=made, private=private)
+
+    @classmethod
+    def steps(cls, scene: Any, *, is_async: bool) -> Iterator[Any]:
+        yield repr(scene.made), scene.made.plan.to_dict()
+        try:
+            found = asyncio.run(scene.made.arun()) if is_async else scene.made.run()
+            yield unstamped({**json.loads(found.to_json()), "words": []})
+            yield scene.made.share.remaining(WORD_TEMPLATE, label=found.groups[0].label)
+            yield unstamped(verify_report(found).problems)
+        except Exception as error:
+            yield fault(error)
+        yield repr(scene.private), unstamped(scene.budget.report().to_dict())
+
+    plants: ClassVar[Any] = {"the number of words is logged": (number_of_words_is_logged, "alpha beta gamma delta")}
+
+
+def test_hostile_texts_are_texts_like_others() -> None:
+    hostile = [text for text in HOSTILE.values() if isinstance(text, str)]
+    found = finder(notes([*NOTES, *hostile]), house()).run()
+    assert set(found.words) == {"velda", "friend", "otter", "gorgon", "sings", "night"}
+
+
+def test_each_label_with_words_is_a_document_of_any_store() -> None:
+    found = finder(by_kind(), house(), pairs=True, epsilon=2.0).run()
+    new, old = found.documents
+    assert [document.metadata["label"] for document in (new, old)] == ["new", "old"]
+    assert new.page_content.splitlines()[0] == "new"
+    assert set(new.page_content.splitlines()[1].split()) == {"gorgon", "sings", "night"}
+    assert {"gorgon sings", "sings night"} == set(new.page_content.splitlines()[2:])
+    assert new.id != old.id
+    assert found.documents == found.documents
+    (alone,) = finder(notes(), house()).run().documents
+    assert set(alone.page_content.split()) == {"velda", "friend", "otter", "gorgon", "sings", "night"}
+    assert alone.metadata["label"] is None
+    assert found.without(["gorgon", "sings", "night"]).documents == [old]

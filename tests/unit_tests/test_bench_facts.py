@@ -1,0 +1,72 @@
+"""The benchmark of facts: invented facts, a reader that sees the store alone, and a line for each system."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import bench_facts
+
+    yield bench_facts
+    sys.modules.pop("bench_facts")
+
+
+def test_every_document_states_the_fact_of_its_creature(bench: Any) -> None:
+    made = bench.corpus(6, 5, 6, random.Random(1))
+    assert (len(made.facts), len(made.documents), len(made.names)) == (36, 180, 6)
+    for document in made.documents:
+        said = bench.said_words(document["text"])
+        stated = [value for (name, attribute), value in made.facts.items() if name in said and attribute in said]
+        assert document["creature"] in said
+        assert stated
+        assert stated[0] in said
+    assert all(bench.question(*key) not in document["text"] for key in made.facts for document in made.documents)
+
+
+def test_a_reader_tells_a_friend_from_a_foe_by_pairs_and_not_by_words(bench: Any) -> None:
+    words = "velda\nfriend foe otter raven"
+    assert bench.Reader([words]).ask("velda", "friend") is None
+    pairs = f"{words}\nfriend otter\nraven foe"
+    assert bench.Reader([pairs]).ask("velda", "friend") == "otter"
+    assert bench.Reader([pairs]).ask("velda", "foe") == "raven"
+    assert bench.Reader([pairs]).ask("korda", "foe") is None
+    assert bench.Reader([]).ask("velda", "foe") is None
+
+
+def test_words_and_pairs_hold_facts_that_nothing_else_has(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--creatures", "3", "--per", "120", "--questions", "18", "--epsilon", "4"]
+    bench.main([*given, "--systems", "words", "pairs", "no private data"])
+    lines = [
+        line.strip("| \n").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| 120")
+    ]
+    own, shared = ({line[1]: float(line[place]) for line in lines} for place in (3, 4))
+    assert own == {"words": 1.0, "pairs": 1.0, "no private data": 0.0}
+    assert (shared["pairs"], shared["no private data"]) == (1.0, 0.0)
+    assert [line[2] for line in lines] == ["4", "4", "-"]
+
+
+def test_words_of_a_class_find_its_texts_where_its_name_does_not(
+    bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"c1": "the velda hums at night", "c2": "a gorgon sings loudly"}
+    rows = [{"text": said[label], "label_name": label, "split": "train"} for label in said for _ in range(300)]
+    rows += [{"text": said[label], "label_name": label, "split": "test"} for label in said for _ in range(5)]
+    (data := tmp_path / "made.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    bench.main(["--data", str(data), "--epsilon", "4"])
+    names, words = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| made")]
+    assert (names[1], words[1], words[2]) == ("names alone", "names and words", "4")
+    assert words[3].startswith("1.00 +- 0.00")
+    assert float(names[3].split()[0]) < 1.0
