@@ -10,6 +10,8 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, DPVotingRunnable, PrivateExamples, Serving
 
+WARM_UP = 200
+
 
 def _voter(num_records: int, *, max_queries: int) -> DPVotingRunnable:
     """Returns a Runnable of ten rows of one record each, on average; its ledger is in memory."""
@@ -36,14 +38,14 @@ def goals(*, records: tuple[int, ...] = (8_000, 400_000), rounds: int = 2_000) -
     empty: Any = RunnableLambda(lambda question: question)
     found = []
     for number in records:
-        voter = _voter(number, max_queries=2 * rounds)
+        voter = _voter(number, max_queries=rounds + WARM_UP)
         ours, theirs = times_of(
             [
                 lambda turn, voter=voter: voter.invoke(f"query {turn}", ALONE),  # type: ignore[misc]
                 lambda turn: empty.invoke(f"query {turn}", ALONE),
             ],
             rounds=rounds,
-            warm_up=200,
+            warm_up=WARM_UP,
             shown=f"answers from {number:,} records",
         )
         name = f"one answer, 10 rows of {number:,} records, instant engine / an empty RunnableLambda"
