@@ -43,10 +43,11 @@ def test_voting_and_retrieval_give_ratios_of_their_own_numbers() -> None:
 @pytest.mark.benches
 @pytest.mark.loopback
 def test_answers_and_texts_are_measured_over_a_server_of_this_machine() -> None:
-    one, many, texts = _speed_api.goals(turns=1, answers=2, tokens=2)
+    one, many, _, texts, by_processor = _speed_api.goals(turns=1, answers=2, tokens=2)
     assert one.anchor >= 1e3 * _speed_api.LATENCY
     assert many.unit == "calls/s"
     assert "(88 calls in " in texts.name
+    assert by_processor.ours < texts.ours
 
 
 @pytest.mark.benches
