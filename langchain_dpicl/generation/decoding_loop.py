@@ -303,14 +303,13 @@ def write_draft(
     draft: PartialText,
     opener: Opener,
     tick: Callable[[], None],
-    outage: Outage | None = None,
 ) -> EffectGenerator[None]:
     """Writes one demonstration segment by segment (a generator); released tokens stay in the draft after any error.
 
-    Over an API the public question of a token goes beside its rows, once one was answered: the first goes before any
-    ticket burns, and after a failure so do all, until one succeeds.
+    Over an API the public question of a token goes beside its rows, once one of this text was answered: the first goes
+    before any ticket burns, and so does the next one after a failure. Other texts have no say in it.
     """
-    seen = Outage(is_on=True) if outage is None else outage
+    seen = Outage(is_on=True)
     while draft.segment < len(script.segments):
         segment = script.segments[draft.segment]
         name = script.field_of(segment)

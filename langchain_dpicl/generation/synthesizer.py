@@ -18,7 +18,7 @@ from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.resolve import as_backend
-from langchain_dpicl.backends.rows.public_beside import LEAST_BESIDE, Outage, calls_at_once
+from langchain_dpicl.backends.rows.public_beside import LEAST_BESIDE, calls_at_once
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_sync
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
@@ -435,13 +435,6 @@ class DraftRun(ReleaseRun[Item, Result]):
         self._deals = DisjointBatches(private, share, generation) if generation.design.sampling == "disjoint" else None
         self._drafts: dict[tuple[str | None, int], PartialText] = {}
         self._kept: dict[tuple[str | None, int], dict[str, Any]] = {}
-        self._outage = Outage(is_on=True)
-
-    @contextmanager
-    def _session(self, events: RunEvents) -> Iterator[None]:
-        self._outage.is_on = True  # a call that begins in an outage burns no ticket
-        with super()._session(events):
-            yield
 
     def _groups(self, at_once: int | None) -> Iterator[list[Any]]:
         """Yields groups of texts that are written at the same time; on a local engine one by one."""
@@ -453,7 +446,8 @@ class DraftRun(ReleaseRun[Item, Result]):
     def _texts_at_once(self, limit: int | None) -> int:
         """Returns how many texts ask for so many rows that the calls in flight are all in use, nearly all the time."""
         most = min(calls_at_once(self._script.backend), limit or sys.maxsize)
-        if most < LEAST_BESIDE:
+        # With a journal a killed process may lose the ticket of one block, and so of one text.
+        if most < LEAST_BESIDE or self._journal is not None:
             return 1
         cost = self._blocks.plan.cost()
         calls = (cost.private_calls + cost.public_calls) / max(1, cost.public_calls)
@@ -484,7 +478,7 @@ class DraftRun(ReleaseRun[Item, Result]):
             item.done = True
         else:
             try:
-                yield from write_draft(self._script, item, opener, call.tick, self._outage)
+                yield from write_draft(self._script, item, opener, call.tick)
             except BaseException:
                 with suppress(OSError, ConfigurationError):  # raise the first error; the journal keeps the line
                     self._keep(item)

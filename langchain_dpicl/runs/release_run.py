@@ -177,7 +177,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             return await run_in_thread(self._value, is_slow=self._is_slow)
 
     def stream(self, *, progress: bool | None = None, config: RunnableConfig | None = None) -> Iterator[Item]:
-        """Yields each part as soon as it is released; arguments and errors as in `run`.
+        """Yields each part once it and those that are written with it are released; arguments and errors as in `run`.
 
         Raises:
           ConfigurationError: `config` is no config, or another call works on the same item now.
@@ -354,8 +354,9 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                         stack.enter_context(self._at_work(item, events))
                         made.append(attempt(self._make(item, replace(call, events=events))))
                     failure = self._ended(group, run_sync(advance_together(made[::-1])))
-            except Exception as error:
-                if not self._unseen:
+            except BaseException as error:
+                self._note_done(group)
+                if not self._unseen or not isinstance(error, Exception):
                     raise
                 fault = error
             yield from self._unseen_items()
@@ -386,8 +387,9 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                     with _limited(limit):
                         outcomes = await run_async(advance_together(made[::-1]), is_slow=is_slow)
                     failure = self._ended(group, outcomes)
-            except Exception as error:
-                if not self._unseen:
+            except BaseException as error:
+                self._note_done(group)
+                if not self._unseen or not isinstance(error, Exception):
                     raise
                 fault = error
             for item in self._unseen_items():
@@ -405,6 +407,11 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             if outcome.error is not None:
                 raise outcome.error
         return next((outcome.value[1] for outcome in outcomes if outcome.value[1]), "")
+
+    def _note_done(self, group: Sequence[Any]) -> None:
+        """Notes what ended well beside an error or a stop; after a stop the next call yields it."""
+        if len(group) > 1:
+            self._unseen += [item for item in group if item.done and all(item is not one for one in self._unseen)]
 
     def _unseen_items(self) -> Iterator[Any]:
         """Yields the items that ended and were not yielded, also by an earlier call that was closed between two."""

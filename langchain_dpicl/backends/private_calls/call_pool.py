@@ -87,7 +87,9 @@ class CallPool:
                     return
                 replies[place] = self._through(gates, request, stop)
 
-        futures = [self._here().threads.submit(work) for _ in range(min(limit, len(waiting)))]
+        here = self._here()
+        threads = here.threads if gates[1] is here.gate else here.threads_inside_a_loop
+        futures = [threads.submit(work) for _ in range(min(limit, len(waiting)))]
         try:
             for future in futures:
                 future.result()
@@ -133,6 +135,8 @@ class _Process:
         self.gate = FairSemaphore(limit)
         self.gate_inside_a_loop = FairSemaphore(limit)
         self.threads = ThreadPoolExecutor(limit, thread_name_prefix="dpicl")
+        # Threads of the others may wait for awaited calls of the loop that a blocking call stops.
+        self.threads_inside_a_loop = ThreadPoolExecutor(limit, thread_name_prefix="dpicl-in-loop")
 
 
 def check_whole(name: str, value: object) -> int:

@@ -78,11 +78,19 @@ class Together:
         return [part for part in (alone, [i for i in range(len(self.effects)) if i not in alone]) if part]
 
     def _run(self, places: Sequence[int], outcomes: list[Outcome]) -> None:
+        lock, left = threading.Lock(), threading.Event()
+
         def one(place: int) -> None:
+            found = Outcome()
             try:
-                outcomes[place].value = self.effects[place].run()
+                found.value = self.effects[place].run()
             except BaseException as error:  # noqa: BLE001  raised by `_check_stop`, or the outcome
-                outcomes[place].error = error
+                found.error = error
+            with lock:
+                # After a stop nothing takes the rows any more, and frames of the error hold the outcomes.
+                if not left.is_set():
+                    outcomes[place].value, outcomes[place].error = found.value, found.error
+            found.drop()
 
         if _is_in_loop():  # the loop is stopped here, and what a thread waits for may be one of its calls
             for place in places:
@@ -98,11 +106,16 @@ class Together:
             ]
             for thread in threads:
                 thread.start()
-            one(places[0])
-            _check_stop(outcomes)
-            for thread in threads:
-                thread.join()
-            _check_stop(outcomes)
+            try:
+                one(places[0])
+                _check_stop(outcomes)
+                for thread in threads:
+                    thread.join()
+                _check_stop(outcomes)
+            except BaseException:
+                with lock:
+                    left.set()
+                raise
 
     async def _arun(self, places: Sequence[int], outcomes: list[Outcome]) -> None:
         async def one(place: int) -> None:

@@ -310,6 +310,24 @@ class TestAtMost:
         assert gauge.most == 40
         assert engine.calls_at_once == 32
 
+    async def test_a_blocking_call_inside_a_loop_needs_no_thread_that_waits_for_the_calls_of_that_loop(self) -> None:
+        began, over = asyncio.Event(), asyncio.Event()
+
+        class Waiting(ScriptedChat):
+            async def _agenerate(self, *given: Any, **options: Any) -> Any:
+                began.set()
+                await over.wait()
+                return self._generate(*given, **options)
+
+        engine = LangChainBackend(Waiting(answer=ANSWERS), max_concurrency=2)
+        awaited = asyncio.ensure_future(engine.open(["aaa"] * 2, []).ascore(DOMAIN))
+        await began.wait()  # both places are taken until the loop goes on
+        threaded = asyncio.ensure_future(asyncio.to_thread(engine.open(["bbb"] * 4, []).score, DOMAIN))
+        await asyncio.sleep(0.2)  # its threads wait for a place
+        assert engine.open(["aaa", "bbb"], []).score(DOMAIN).shape == (2, 3)
+        over.set()
+        assert [len(rows) for rows in await asyncio.gather(awaited, threaded)] == [2, 4]
+
     async def test_all_sessions_of_a_block_keep_to_one_limit(self) -> None:
         gauge = Gauge()
         engine = LangChainBackend(slow(gauge), max_concurrency=8)

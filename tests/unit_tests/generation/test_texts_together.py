@@ -263,6 +263,73 @@ def test_a_stream_that_was_closed_goes_on_with_what_it_did_not_show() -> None:
 
 
 @DRIVERS
+def test_with_a_checkpoint_texts_are_written_one_after_the_other(is_async: bool, tmp_path: Path) -> None:
+    llm = Elsewhere()
+    asked: list[str] = []
+    llm.on_public = asked.append
+    run(made(llm, checkpoint=tmp_path / "run.jsonl"), is_async=is_async)
+    assert [prompt[-5:] for prompt in asked] == [asked[0][-5:]] * TOKENS + [asked[-1][-5:]] * TOKENS
+    assert asked[0] != asked[-1]
+
+
+def test_what_was_written_beside_a_stopped_text_is_shown_by_the_next_stream() -> None:
+    llm = Elsewhere()
+    maker = made(llm)
+    bar: list[str] = []
+
+    def public(prompt: str) -> None:
+        if prompt.endswith("card:"):
+            failing("")
+
+    llm.on_public = public
+    rest = maker._give_back
+
+    def stopped(item: Any, events: Any) -> None:
+        rest(item, events)
+        if item.done and not bar:
+            bar.append("stopped")
+            raise KeyboardInterrupt
+
+    maker._give_back = stopped  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        list(maker.stream(progress=False))
+    llm.on_public = None
+    texts = [example["text"] for example in maker.stream(progress=False)]
+    assert texts == ["my transfer is late", "my card was declined"]
+
+
+def test_a_thread_that_ends_after_a_stop_leaves_no_rows_behind() -> None:
+    began, over = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+    box = ["private rows"]
+
+    def late() -> Any:
+        threads.append(threading.current_thread())
+        began.set()
+        over.wait(SOON)
+        return box
+
+    def stop() -> Any:
+        began.wait(SOON)
+        raise KeyboardInterrupt
+
+    async def never() -> Any:
+        raise AssertionError
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Together((Call(stop, never), Call(late, never))).run()
+    over.set()
+    threads[0].join()
+    frame = caught.value.__traceback__
+    held: list[Any] = []
+    while frame is not None:
+        held += [outcome.value for outcome in frame.tb_frame.f_locals.get("outcomes", [])]
+        frame = frame.tb_next
+    assert held
+    assert box not in held
+
+
+@DRIVERS
 def test_a_share_without_tickets_for_one_text_still_writes_the_others(is_async: bool) -> None:
     again = made(Elsewhere())
     again.share.reserve(TICKET, label="card", count=TOKENS)
