@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 from langchain_dpicl.backends.private_calls.call import ProbePolicy, Reply, Request, RetryPolicy, SilentModel
-from langchain_dpicl.backends.sync_async import FairSemaphore, concurrency_limit
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.backends.sync_async import CallLimit, FairSemaphore, call_limit, call_stop, concurrency_limit
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 DEFAULT_CONCURRENCY = 32
-"""Calls in flight at once when `max_concurrency` is not given."""
+"""Calls in flight at once when neither the engine's `max_concurrency` nor that of the run is given."""
+
+
+_Gates: TypeAlias = tuple[AbstractContextManager[None], FairSemaphore]
+"""The gate of the block that limits calls, and the engine's own."""
 
 
 class CallPool:
@@ -23,16 +30,18 @@ class CallPool:
     a limit of their own: they stop that loop, so waiting for its awaited calls would never end.
     """
 
-    def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int) -> None:
+    def __init__(self, model: SilentModel, retry: RetryPolicy, max_concurrency: int | None) -> None:
         self._model = model
         self._retry = retry
-        self._limit = limit
-        self._processes: dict[int, _Process] = {}
+        self._given = None if max_concurrency is None else check_whole("max_concurrency", max_concurrency)
+        self._processes: dict[tuple[int, int], _Process] = {}
 
     @property
     def limit(self) -> int:
-        """Calls in flight at once."""
-        return self._limit
+        """Calls in flight at once: those of a block that allows more where the engine was given no number."""
+        if self._given is not None:
+            return self._given
+        return max(DEFAULT_CONCURRENCY, concurrency_limit() or 0)
 
     @property
     def model(self) -> SilentModel:
@@ -41,7 +50,7 @@ class CallPool:
 
     def one(self, request: Request) -> Reply:
         """Makes one call, with the retries of the engine's policy."""
-        return self._through(self._blocking_gate(), request)
+        return self._through(self._gates(call_limit()), request, call_stop())
 
     def probe(self, request: Request) -> Reply:
         """Makes one public call, with the few retries of a probe."""
@@ -49,8 +58,11 @@ class CallPool:
 
     async def aone(self, request: Request) -> Reply:
         """Async twin of `one`."""
-        async with self._here().gate:
-            return await self._model.aask(request, retry=self._retry)
+        limit = call_limit()
+        if limit is None:
+            return await self._athrough(request)
+        async with limit.gate:
+            return await self._athrough(request)
 
     def many(self, requests: Sequence[Request]) -> list[Reply]:
         """Makes independent calls; replies come in the order of the requests.
@@ -59,9 +71,11 @@ class CallPool:
         works only in another thread then. Only the public limit decides this, never the number of requests, which
         may be private.
         """
-        gate, limit = self._blocking_gate(), min(self._limit, concurrency_limit() or self._limit)
-        if limit == 1 and gate is self._here().gate:
-            return [self._through(gate, request) for request in requests]
+        allowed, stop = call_limit(), call_stop()
+        gates = self._gates(allowed)
+        limit = self.limit if allowed is None else min(self.limit, allowed.most)
+        if limit == 1 and gates[1] is self._here().gate:
+            return [self._through(gates, request, stop) for request in requests]
         replies: dict[int, Reply] = {}
         waiting = deque(enumerate(requests))
 
@@ -71,9 +85,11 @@ class CallPool:
                     place, request = waiting.popleft()
                 except IndexError:  # another thread was faster
                     return
-                replies[place] = self._through(gate, request)
+                replies[place] = self._through(gates, request, stop)
 
-        futures = [self._here().threads.submit(work) for _ in range(min(limit, len(waiting)))]
+        here = self._here()
+        threads = here.threads if gates[1] is here.gate else here.threads_inside_a_loop
+        futures = [threads.submit(work) for _ in range(min(limit, len(waiting)))]
         try:
             for future in futures:
                 future.result()
@@ -85,32 +101,31 @@ class CallPool:
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
         """Async twin of `many`."""
-        limit = concurrency_limit()
-        if limit is None:
-            return list(await asyncio.gather(*(self.aone(request) for request in requests)))
-        own = FairSemaphore(limit)
+        return list(await asyncio.gather(*map(self.aone, requests)))
 
-        async def one(request: Request) -> Reply:
-            async with own:
-                return await self.aone(request)
-
-        return list(await asyncio.gather(*map(one, requests)))
-
-    def _through(self, gate: FairSemaphore, request: Request) -> Reply:
-        with gate:
+    def _through(self, gates: _Gates, request: Request, stop: threading.Event | None) -> Reply:
+        outer, inner = gates
+        with outer, inner:
+            if stop is not None and stop.is_set():
+                raise ModelCallError("the run was stopped before this call. Call it again.")
             return self._model.ask(request, retry=self._retry)
 
-    def _blocking_gate(self) -> FairSemaphore:
+    async def _athrough(self, request: Request) -> Reply:
+        async with self._here().gate:
+            return await self._model.aask(request, retry=self._retry)
+
+    def _gates(self, limit: CallLimit | None) -> _Gates:
+        """Returns what a blocking call goes through; inside a running loop nothing that its awaited calls may hold."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._here().gate
-        return self._here().gate_inside_a_loop
+            return (nullcontext() if limit is None else limit.gate), self._here().gate
+        return nullcontext(), self._here().gate_inside_a_loop
 
     def _here(self) -> _Process:
-        """Returns the threads and gates of this process: neither survive a fork."""
-        number = os.getpid()
-        return self._processes.get(number) or self._processes.setdefault(number, _Process(self._limit))
+        """Returns the threads and gates of this process, for so many calls at once: neither survive a fork."""
+        key = os.getpid(), self.limit
+        return self._processes.get(key) or self._processes.setdefault(key, _Process(self.limit))
 
 
 class _Process:
@@ -120,6 +135,8 @@ class _Process:
         self.gate = FairSemaphore(limit)
         self.gate_inside_a_loop = FairSemaphore(limit)
         self.threads = ThreadPoolExecutor(limit, thread_name_prefix="dpicl")
+        # Threads of the others may wait for awaited calls of the loop that a blocking call stops.
+        self.threads_inside_a_loop = ThreadPoolExecutor(limit, thread_name_prefix="dpicl-in-loop")
 
 
 def check_whole(name: str, value: object) -> int:
@@ -127,8 +144,3 @@ def check_whole(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"expected {name} as a whole number >= 1, found {value!r}")
     return value
-
-
-def limit_of(max_concurrency: int | None) -> int:
-    """Returns how many calls may be in flight at once."""
-    return DEFAULT_CONCURRENCY if max_concurrency is None else check_whole("max_concurrency", max_concurrency)

@@ -15,6 +15,7 @@ import numpy as np
 
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, PublicChoiceBackend, Rows, Token
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
+from langchain_dpicl.backends.rows.public_beside import calls_at_once
 from langchain_dpicl.backends.sync_async import TopTokenRequest
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
@@ -52,6 +53,10 @@ def check_verbalizers(verbalizers: object) -> tuple[tuple[str, ...], ...]:
 def softmax(scores: Rows) -> Rows:
     """Returns float64[rows, texts] probabilities from log-likelihoods; NaN and infinities count as impossible."""
     finite = np.isfinite(scores)
+    if finite.all():  # the same numbers, in fewer steps
+        with np.errstate(over="ignore"):
+            weights = _exp(scores - scores.max(axis=1, keepdims=True))
+        return weights / _in_order(weights)
     top = np.max(scores, axis=1, keepdims=True, where=finite, initial=-np.inf)  # -inf: every text is impossible
     with np.errstate(over="ignore", invalid="ignore"):
         weights = _exp(np.where(finite, scores - top, -np.inf))
@@ -394,12 +399,6 @@ class _FirstTokens(Scorer):
     def _shares(self, tokens: Sequence[tuple[Token, float]]) -> list[float]:
         own = self._place_of
         return shares([(own[token], value) for token, value in tokens if token in own], self.width)
-
-
-def calls_at_once(engine: object) -> int:
-    """Returns how many calls of a model elsewhere an engine has in flight at once; 1 where it does not say."""
-    found = getattr(engine, "calls_at_once", 1)
-    return found if type(found) is int else 1
 
 
 def _or_other(row: list[float]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import random
@@ -22,7 +23,8 @@ from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
 from langchain_dpicl.backends.private_calls.call_pool import CallPool
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency
+from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
+from langchain_dpicl.exceptions import ModelCallError
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]
@@ -283,7 +285,9 @@ class TestLimit:
 
 class TestAtMost:
     @pytest.mark.parametrize(("asked", "limit"), [(1, 1), (2, 2), (9, 4), (None, 4)])
-    async def test_a_block_lowers_the_limit_and_never_raises_it(self, asked: int | None, limit: int) -> None:
+    async def test_a_block_lowers_the_limit_of_an_engine_and_never_raises_it(
+        self, asked: int | None, limit: int
+    ) -> None:
         prompts = ["aaa", "bbb"] * 4
         expected = LangChainBackend(ScriptedChat(answer=ANSWERS)).open(prompts, []).score(DOMAIN)
         for awaited in (False, True):
@@ -294,6 +298,70 @@ class TestAtMost:
                 rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
             assert gauge.most == limit
             assert np.array_equal(rows, expected)
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    async def test_a_block_raises_the_limit_of_an_engine_without_a_number_of_its_own(self, awaited: bool) -> None:
+        gauge = Gauge()
+        engine = LangChainBackend(slow(gauge))
+        gauge.expect(40)
+        with limit_concurrency(40):
+            session = engine.open(["aaa"] * 50, [])
+            await session.ascore(DOMAIN) if awaited else await asyncio.to_thread(session.score, DOMAIN)
+        assert gauge.most == 40
+        assert engine.calls_at_once == 32
+
+    async def test_a_blocking_call_inside_a_loop_needs_no_thread_that_waits_for_the_calls_of_that_loop(self) -> None:
+        began, over = asyncio.Event(), asyncio.Event()
+
+        class Waiting(ScriptedChat):
+            async def _agenerate(self, *given: Any, **options: Any) -> Any:
+                began.set()
+                await over.wait()
+                return self._generate(*given, **options)
+
+        engine = LangChainBackend(Waiting(answer=ANSWERS), max_concurrency=2)
+        awaited = asyncio.ensure_future(engine.open(["aaa"] * 2, []).ascore(DOMAIN))
+        await began.wait()  # both places are taken until the loop goes on
+        threaded = asyncio.ensure_future(asyncio.to_thread(engine.open(["bbb"] * 4, []).score, DOMAIN))
+        await asyncio.sleep(0.2)  # its threads wait for a place
+        assert engine.open(["aaa", "bbb"], []).score(DOMAIN).shape == (2, 3)
+        over.set()
+        assert [len(rows) for rows in await asyncio.gather(awaited, threaded)] == [2, 4]
+
+    async def test_all_sessions_of_a_block_keep_to_one_limit(self) -> None:
+        gauge = Gauge()
+        engine = LangChainBackend(slow(gauge), max_concurrency=8)
+        gauge.expect(2)
+        with limit_concurrency(2):
+            await asyncio.gather(*(engine.open(["aaa", "bbb"], []).ascore(DOMAIN) for _ in range(4)))
+        assert gauge.most == 2
+
+    def test_a_block_that_raises_stops_the_calls_that_its_threads_have_not_begun(self) -> None:
+        began, over = threading.Event(), threading.Event()
+        calls: list[str] = []
+
+        class Waiting(ScriptedChat):
+            def _generate(self, *given: Any, **options: Any) -> Any:
+                if str(given[0][0].content)[:3] in {"aaa", "bbb"}:
+                    calls.append("call")
+                    began.set()
+                    over.wait(60.0)
+                return super()._generate(*given, **options)
+
+        session = LangChainBackend(Waiting(answer=ANSWERS), max_concurrency=2).open(["aaa", "bbb"] * 4, [])
+
+        def scored() -> None:
+            with contextlib.suppress(ModelCallError):
+                session.score(DOMAIN)
+
+        with pytest.raises(KeyboardInterrupt), stopping_calls():
+            thread = threading.Thread(target=contextvars.copy_context().run, args=(scored,))
+            thread.start()
+            began.wait(60.0)
+            raise KeyboardInterrupt
+        over.set()
+        thread.join()
+        assert 1 <= len(calls) <= 2
 
     @pytest.mark.parametrize("awaited", [False, True])
     def test_an_ask_keeps_to_it_and_leaves_the_next_one_alone(self, awaited: bool) -> None:
