@@ -62,6 +62,23 @@ class TokenSession(Protocol):
 
 
 @runtime_checkable
+class ReportSession(TokenSession, Protocol):
+    """A session that asks its model the same whatever the candidates are, so that it can ask before they are known.
+
+    `score(domain)` is `read(report(), domain)`.
+    """
+
+    def report(self) -> Any:
+        """Asks the model; returns its PRIVATE reply, for `read` alone."""
+
+    async def areport(self) -> Any:
+        """Async twin of `report`."""
+
+    def read(self, report: Any, domain: Sequence[Token]) -> Rows:
+        """Returns what `score` returns, from a reply; asks nothing."""
+
+
+@runtime_checkable
 class NextTokenBackend(Protocol):
     """Scores next tokens: the top ones (black-box providers) or the whole vocabulary (local models)."""
 

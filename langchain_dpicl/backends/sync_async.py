@@ -20,23 +20,6 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 
-_AT_MOST: ContextVar[int | None] = ContextVar("dpicl_calls_at_most", default=None)
-
-
-@contextmanager
-def limit_concurrency(limit: int | None) -> Iterator[None]:
-    """Limits every `many` and `amany` of the block to `limit` calls at a time; None: to the engine's own limit."""
-    token = _AT_MOST.set(limit)
-    try:
-        yield
-    finally:
-        _AT_MOST.reset(token)
-
-
-def concurrency_limit() -> int | None:
-    """Returns the limit that `limit_concurrency` sets here."""
-    return _AT_MOST.get()
-
 
 class FairSemaphore:
     """Admits at most `limit` holders at once, from threads and event loops, in the order of their arrival."""
@@ -118,6 +101,61 @@ class FairSemaphore:
                 self._waiting.remove(wake)
                 return
         self._leave()  # the place was handed over meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimit:
+    """How many calls a block may have in flight, and the gate that all of them go through."""
+
+    most: int
+    gate: FairSemaphore
+
+
+_LIMIT: ContextVar[CallLimit | None] = ContextVar("dpicl_call_limit", default=None)
+_STOP: ContextVar[threading.Event | None] = ContextVar("dpicl_calls_stopped", default=None)
+
+
+@contextmanager
+def limit_concurrency(limit: int | None) -> Iterator[None]:
+    """Limits the model calls of the block to `limit` at a time, in all its threads and tasks together.
+
+    None: to the engine's own limit.
+    """
+    token = _LIMIT.set(None if limit is None else CallLimit(limit, FairSemaphore(limit)))
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
+
+
+def call_limit() -> CallLimit | None:
+    """Returns the limit that `limit_concurrency` sets here, with its gate."""
+    return _LIMIT.get()
+
+
+def concurrency_limit() -> int | None:
+    """Returns the limit that `limit_concurrency` sets here."""
+    limit = _LIMIT.get()
+    return None if limit is None else limit.most
+
+
+@contextmanager
+def stopping_calls() -> Iterator[None]:
+    """Stops the calls of the block's threads where the block raises: those that have not begun are not made."""
+    stopped = threading.Event()
+    token = _STOP.set(stopped)
+    try:
+        yield
+    except BaseException:
+        stopped.set()
+        raise
+    finally:
+        _STOP.reset(token)
+
+
+def call_stop() -> threading.Event | None:
+    """Returns the event that stops the calls made here, if there is one."""
+    return _STOP.get()
 
 
 THREADS = 32

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Token
-from langchain_dpicl.backends.sync_async import EffectGenerator, TopTokenRequest
+from langchain_dpicl.backends.rows.public_beside import LEAST_BESIDE, Outage, PublicAnswer, calls_at_once
+from langchain_dpicl.backends.sync_async import EffectGenerator, TopTokenRequest, concurrency_limit
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher
 from langchain_dpicl.generation.plan import Segment
@@ -190,17 +193,36 @@ class DecodingSpec:
             return self._narrow_candidates(
                 Domain(self.backend.vocabulary(), logits, np.arange(len(logits))), prefix, matcher
             )
+        pairs = yield self.question(prompt, prefix, matcher=matcher)
+        return self.domain_of(pairs, prefix, matcher=matcher)
+
+    def question(self, prompt: str, prefix: Sequence[Token], *, matcher: Matcher | None = None) -> TopTokenRequest:
+        """Returns what the public model is asked about the next token."""
         # A grammar may forbid all of the top K, so it needs the whole vocabulary where the engine has it.
         if self.needs_logits or (matcher is not None and self.backend.max_top_k is None):
             top_k = len(self.backend.vocabulary())
         else:
             top_k = self.public_top_k or 1
-        keys, chances = yield from self.public_distribution(prompt, prefix, top_k=top_k)
-        with np.errstate(divide="ignore"):
-            seen = Domain(keys, np.log(chances))
+        return TopTokenRequest(self.backend, prompt, tuple(prefix), top_k)
+
+    def domain_of(
+        self, pairs: Sequence[tuple[Token, float]], prefix: Sequence[Token], *, matcher: Matcher | None = None
+    ) -> Domain:
+        """Returns the candidates of the next token from the answer to `question`."""
         if self.public_top_k is None and not self.needs_logits:
-            seen = Domain(tuple(self.backend.vocabulary()))
+            return self._narrow_candidates(Domain(tuple(self.backend.vocabulary())), prefix, matcher)
+        with np.errstate(divide="ignore"):
+            seen = Domain(tuple(key for key, _ in pairs), np.log(np.array([chance for _, chance in pairs])))
         return self._narrow_candidates(seen, prefix, matcher)
+
+    def asks_beside(self, outage: Outage) -> bool:
+        """Whether the public question of a token goes beside its rows: the model is elsewhere and answers.
+
+        A grammar may leave one candidate, which is written without rows, so it needs the answer before.
+        """
+        limit = concurrency_limit()
+        most = min(calls_at_once(self.backend), limit or sys.maxsize)
+        return self.grammar is None and not self.is_fused and most >= LEAST_BESIDE and not outage.is_on
 
     def _narrow_candidates(self, domain: Domain, prefix: Sequence[Token], matcher: Matcher | None) -> Domain:
         """Returns the likeliest candidates that may follow; a function of public and released values only."""
@@ -277,32 +299,38 @@ Opener: TypeAlias = Callable[
 
 
 def write_draft(
-    script: DecodingSpec, draft: PartialText, opener: Opener, tick: Callable[[], None]
+    script: DecodingSpec,
+    draft: PartialText,
+    opener: Opener,
+    tick: Callable[[], None],
+    outage: Outage | None = None,
 ) -> EffectGenerator[None]:
-    """Writes one demonstration segment by segment (a generator); released tokens stay in the draft after any error."""
+    """Writes one demonstration segment by segment (a generator); released tokens stay in the draft after any error.
+
+    Over an API the public question of a token goes beside its rows, once one was answered: the first goes before any
+    ticket burns, and after a failure so do all, until one succeeds.
+    """
+    seen = Outage(is_on=True) if outage is None else outage
     while draft.segment < len(script.segments):
         segment = script.segments[draft.segment]
         name = script.field_of(segment)
         known = script.known(draft)
-        writer = _SegmentWriter(script, draft, script.wording.renderer(name, known)(()), tick)
+        writer = _SegmentWriter(script, draft, script.wording.renderer(name, known)(()), tick, seen)
         if segment.name == "text":
             writer.follow(script.grammar)
         for length, ticket in () if writer.has_ended() else _unburnt(draft):
             # The first domain is computed before the block opens: a failing public model must not burn a ticket.
-            # A fused engine computes the public row inside the block, with the private ones.
-            domain = None if script.is_fused else (yield from writer.domain(None))
+            # A fused engine computes the public row inside the block, with the private ones, and so do calls beside
+            # them: they had an answer before.
+            is_later = script.is_fused or script.asks_beside(seen)
+            domain = None if is_later else (yield from writer.domain(None))
             if writer.has_ended():  # nothing that the grammar allows is a candidate
                 break
             with opener(draft, length, ticket, name, known) as block:
                 for _ in range(length):
-                    if domain is None:
-                        domain = yield from writer.domain(block)
-                    if writer.has_ended() or not block.left:
+                    if not (yield from writer.release(block, domain)):
                         break
-                    writer.write(domain.token((yield from block.next_index(domain))), block)
                     domain = None
-                    if writer.has_ended():
-                        break
             if writer.has_ended():
                 break
         writer.close()
@@ -319,6 +347,7 @@ class _SegmentWriter:
     draft: PartialText
     prompt: str
     tick: Callable[[], None]
+    outage: Outage
     matcher: Matcher | None = None
     stuck: bool = False
 
@@ -332,9 +361,10 @@ class _SegmentWriter:
         """Returns the candidates of the next token (a generator); a single candidate is appended without a release."""
         carrier = block if block is not None and block.carries_public else None
         while True:
-            candidates = yield from self.script.domain(
-                self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher
-            )
+            with self.outage.noted() if carrier is None else nullcontext():
+                candidates = yield from self.script.domain(
+                    self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher
+                )
             self.stuck = not len(candidates)
             if self.matcher is None or len(candidates) != 1 or len(self.draft.tokens) >= MAX_FORCED:
                 return candidates
@@ -342,6 +372,24 @@ class _SegmentWriter:
             self._write_forced(block)
             if self.has_ended():
                 return candidates
+
+    def question(self) -> tuple[PublicAnswer, Callable[[Any], Domain]]:
+        """Returns the public question about the next token, and what makes candidates of its answer."""
+        asked = self.script.question(self.prompt, self.draft.tokens)
+        return PublicAnswer(lambda: asked, self.outage), partial(self.script.domain_of, prefix=tuple(self.draft.tokens))
+
+    def release(self, block: ReleaseBlock, domain: Domain | None) -> EffectGenerator[bool]:
+        """Releases and writes the next token (an effect generator); returns whether another one may follow."""
+        if domain is None and block.left and self.script.asks_beside(self.outage):
+            index, domain = yield from block.next_beside(*self.question())
+        else:
+            if domain is None:
+                domain = yield from self.domain(block)
+            if self.has_ended() or not block.left:
+                return False
+            index = yield from block.next_index(domain)
+        self.write(domain.token(index), block)
+        return not self.has_ended()
 
     def write(self, token: Token, block: ReleaseBlock) -> None:
         """Appends a released token, and the tokens that the grammar forces behind it."""

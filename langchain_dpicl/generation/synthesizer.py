@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Self, TypeAlias, TypeVar
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import Token
 from langchain_dpicl.backends.resolve import as_backend
+from langchain_dpicl.backends.rows.public_beside import LEAST_BESIDE, Outage, calls_at_once
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_sync
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
@@ -61,6 +65,9 @@ from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_WAVES = 4
+"""How many times over the texts written at the same time use all calls that may be in flight."""
+
 DraftJob: TypeAlias = tuple[str | None, int]
 """Label and number of a demonstration."""
 
@@ -428,6 +435,29 @@ class DraftRun(ReleaseRun[Item, Result]):
         self._deals = DisjointBatches(private, share, generation) if generation.design.sampling == "disjoint" else None
         self._drafts: dict[tuple[str | None, int], PartialText] = {}
         self._kept: dict[tuple[str | None, int], dict[str, Any]] = {}
+        self._outage = Outage(is_on=True)
+
+    @contextmanager
+    def _session(self, events: RunEvents) -> Iterator[None]:
+        self._outage.is_on = True  # a call that begins in an outage burns no ticket
+        with super()._session(events):
+            yield
+
+    def _groups(self, at_once: int | None) -> Iterator[list[Any]]:
+        """Yields groups of texts that are written at the same time; on a local engine one by one."""
+        items = self._open_items()
+        for item in items:
+            more = self._texts_at_once(at_once) - 1 if isinstance(item, PartialText) else 0
+            yield [item, *islice(items, more)]
+
+    def _texts_at_once(self, limit: int | None) -> int:
+        """Returns how many texts ask for so many rows that the calls in flight are all in use, nearly all the time."""
+        most = min(calls_at_once(self._script.backend), limit or sys.maxsize)
+        if most < LEAST_BESIDE:
+            return 1
+        cost = self._blocks.plan.cost()
+        calls = (cost.private_calls + cost.public_calls) / max(1, cost.public_calls)
+        return max(1, math.ceil(_WAVES * most / calls))
 
     def _begin(self, labels: Container[str | None]) -> None:
         """Adds the planned texts of these labels to the items."""
@@ -454,7 +484,7 @@ class DraftRun(ReleaseRun[Item, Result]):
             item.done = True
         else:
             try:
-                yield from write_draft(self._script, item, opener, call.tick)
+                yield from write_draft(self._script, item, opener, call.tick, self._outage)
             except BaseException:
                 with suppress(OSError, ConfigurationError):  # raise the first error; the journal keeps the line
                     self._keep(item)

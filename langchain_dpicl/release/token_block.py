@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Rows, Token
-from langchain_dpicl.backends.rows.rows import OpaqueRows, RowRequest, RowSource, restrict, run_guarded
+from langchain_dpicl.backends.rows.public_beside import AskBeside, PublicAnswer, dropped
+from langchain_dpicl.backends.rows.rows import (
+    OpaqueRows,
+    ReportRequest,
+    RowRequest,
+    RowSource,
+    restrict,
+    run_guarded,
+)
 from langchain_dpicl.backends.rows.vocabulary_rows import (
     FullRowSource,
     LogitRequest,
@@ -76,14 +84,48 @@ class ReleaseBlock(Opaque):
 
     def next_index(self, domain: Sequence[Token] | Domain) -> EffectGenerator[int]:
         """Releases one index into the public `domain`; an effect generator (see `backends.sync_async`)."""
+        shown = domain if isinstance(domain, Domain) else Domain(tuple(domain))
+        self._begin()
+        if self._is_public:
+            return public_index(self.plan, shown)
+        return self._index((yield self._ask(shown)), shown)
+
+    def next_beside(
+        self, public: PublicAnswer, domain_of: Callable[[Any], Domain]
+    ) -> EffectGenerator[tuple[int, Domain]]:
+        """Releases one index into a domain that is asked for beside the rows; returns both (an effect generator).
+
+        A public call that failed beside the rows is made again alone; only that one raises.
+
+        Args:
+          public: the public question.
+          domain_of: makes the public domain of its answer.
+        """
+        if not isinstance(self._rows, RowSource):
+            raise ConfigurationError("block: expected an engine whose rows go without the public one, found another.")
+        self._begin()
+        if self._is_public:
+            shown = domain_of((yield public))
+            return public_index(self.plan, shown), shown
+        replies = yield AskBeside(ReportRequest(self._rows), public, is_final=False)
+        with dropped(replies):
+            shown = domain_of(public.value if public.value is not None else (yield public))
+        boxed = self._rows.read_report(replies, shown.keys)
+        return self._index((yield self._ask(shown)) if boxed is None else boxed, shown), shown
+
+    def _begin(self) -> None:
+        """Takes one release off what is left."""
         if self.left <= 0 or self.release is None:
             msg = "Block: expected a release still paid for, found none left. Reserve another block."
             raise PrivacyBudgetError(msg)
         self.left -= 1
-        shown = domain if isinstance(domain, Domain) else Domain(tuple(domain))
-        if self._runs is not None and self._runs.are_over:
-            return public_index(self.plan, shown)  # all that was paid for is released: no row is read any more
-        boxed = yield self._ask(shown)
+
+    @property
+    def _is_public(self) -> bool:
+        """Whether all that was paid for is released, so that no row is read any more."""
+        return self._runs is not None and self._runs.are_over
+
+    def _index(self, boxed: OpaqueRows, shown: Domain) -> int:
         if os.getpid() != self._pid:
             raise LedgerError("block: expected the process that opened it, found a fork. Reserve anew there.")
         index = run_guarded(lambda: self._released(boxed, shown))

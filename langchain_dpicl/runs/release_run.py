@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
-    AbstractContextManager,
+    AsyncExitStack,
     ExitStack,
     aclosing,
     closing,
@@ -22,6 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from tqdm.auto import tqdm
 
 from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl.backends.rows.together import Outcome, advance_together
 from langchain_dpicl.backends.sync_async import (
     EffectGenerator,
     ThreadedContext,
@@ -125,6 +127,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
         self._max_concurrency = executor.max_concurrency if isinstance(executor, LocalExecutor) else None
         self._lock = threading.Lock()
         self._unstored: list[Reservation] = []
+        self._unseen: deque[Any] = deque()
 
     @property
     def component(self) -> str:
@@ -260,6 +263,10 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             self._settle()
         yield
 
+    def _groups(self, at_once: int | None) -> Iterator[list[Any]]:  # noqa: ARG002  for subclasses
+        """Yields the items to work on, those of one list at once; `at_once` calls may be in flight."""
+        return ([item] for item in self._open_items())
+
     def _open_items(self) -> Iterator[Any]:
         """Yields the items to work on, one after the other."""
         return (item for item in self._items if not item.done)
@@ -323,21 +330,37 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
     def _events_of_item(self, call: RunCall) -> RunEvents | nullcontext[RunEvents]:
         return nullcontext(call.events) if self._reports_per_call else self._events(call.config)
 
-    def _limit(self, call: RunCall) -> AbstractContextManager[None]:
-        """Limits the model calls in flight to what the config or the executor says."""
-        limit = (call.config or {}).get("max_concurrency") or self._max_concurrency
-        return nullcontext() if limit is None else limit_concurrency(limit)
+    def _limit(self, call: RunCall) -> int | None:
+        """Returns how many model calls the config or the executor allows in flight; None: they do not say."""
+        limit: int | None = (call.config or {}).get("max_concurrency") or self._max_concurrency
+        return limit
 
     def _made(self, call: RunCall) -> Generator[Any]:
         """Works on items and yields each; None while workers are busy."""
         return self._run_locally(call) if self._elsewhere is None else self._run_remotely(self._elsewhere, call)
 
     def _run_locally(self, call: RunCall) -> Generator[Any]:
-        for item in self._open_items():
-            with self._events_of_item(call) as events, self._at_work(item, events), self._limit(call):
-                _, failure = run_sync(attempt(self._make(item, replace(call, events=events))))
+        limit = self._limit(call)
+        yield from self._unseen_items()
+        for group in self._groups(limit):
+            failure, fault = "", None
+            try:
+                # Entered from the last to the first, so that their events come in the order of the items.
+                with ExitStack() as stack, limit_concurrency(limit):
+                    made = []
+                    for item in reversed(group):
+                        events = stack.enter_context(self._events_of_item(call))
+                        stack.enter_context(self._at_work(item, events))
+                        made.append(attempt(self._make(item, replace(call, events=events))))
+                    failure = self._ended(group, run_sync(advance_together(made[::-1])))
+            except Exception as error:
+                if not self._unseen:
+                    raise
+                fault = error
+            yield from self._unseen_items()
+            if fault is not None:
+                raise fault
             self._check_done(failure)
-            yield item
 
     async def _amade(self, call: RunCall) -> AsyncGenerator[Any]:
         if self._elsewhere is not None:
@@ -345,19 +368,47 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                 async for remote_item in remote:
                     yield remote_item
             return
-        is_slow = self._is_slow
-        items = self._open_items()
-        # The next item may be chosen by what the ledger says.
-        while (item := await run_in_thread(lambda: next(items, None), is_slow=is_slow)) is not None:
-            async with (
-                self._events_of_item(call) as events,
-                ThreadedContext(self._at_work(item, events), is_slow=is_slow),
-            ):
-                with self._limit(call):
-                    made = attempt(self._make(item, replace(call, events=events)))
-                    _, failure = await run_async(made, is_slow=is_slow)
-            self._check_done(failure)
+        is_slow, limit = self._is_slow, self._limit(call)
+        for item in self._unseen_items():
             yield item
+        groups = self._groups(limit)
+        # The next items may be chosen by what the ledger says.
+        while (group := await run_in_thread(lambda: next(groups, None), is_slow=is_slow)) is not None:
+            failure, fault = "", None
+            try:
+                async with AsyncExitStack() as stack:
+                    made = []
+                    for item in reversed(group):
+                        events = await stack.enter_async_context(self._events_of_item(call))
+                        await stack.enter_async_context(ThreadedContext(self._at_work(item, events), is_slow=is_slow))
+                        made.append(attempt(self._make(item, replace(call, events=events))))
+                    with limit_concurrency(limit):
+                        outcomes = await run_async(advance_together(made[::-1]), is_slow=is_slow)
+                    failure = self._ended(group, outcomes)
+            except Exception as error:
+                if not self._unseen:
+                    raise
+                fault = error
+            for item in self._unseen_items():
+                yield item
+            if fault is not None:
+                raise fault
+            self._check_done(failure)
+
+    def _ended(self, group: Sequence[Any], outcomes: Sequence[Outcome]) -> str:
+        """Notes the items that ended well; raises the first error, or returns the first failed call's message."""
+        for item, outcome in zip(group, outcomes, strict=True):
+            if outcome.error is None and not outcome.value[1]:
+                self._unseen.append(item)
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+        return next((outcome.value[1] for outcome in outcomes if outcome.value[1]), "")
+
+    def _unseen_items(self) -> Iterator[Any]:
+        """Yields the items that ended and were not yielded, also by an earlier call that was closed between two."""
+        while self._unseen:
+            yield self._unseen.popleft()
 
     def _run_remotely(
         self, elsewhere: RemoteExecution, call: RunCall, wanted: Iterable[Any] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_dpicl.backends.base import Rows, Token, TokenSession
 from langchain_dpicl.backends.langchain.logprobs import (
@@ -32,6 +32,9 @@ from langchain_dpicl.backends.private_calls.call import (
 from langchain_dpicl.backends.private_calls.call_pool import CallPool, check_whole, limit_of
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
+
+_Report: TypeAlias = OpaqueValue[list[Probabilities]]
+"""What the model reports after each private prompt."""
 
 
 class LangChainBackend:
@@ -176,7 +179,7 @@ class LangChainBackend:
         """Starts a session on private prompts, each continued by the same released prefix."""
         boxes = [OpaqueValue(prompt) for prompt in prompts]
         del prompts  # from here on this frame holds boxes only
-        return _LangChainSession(boxes, prefix, score=self._score, ascore=self._ascore)
+        return _LangChainSession(boxes, prefix, report=self._report, areport=self._areport)
 
     def decode(self, tokens: Sequence[Token]) -> str:
         """Returns the text of tokens; the end decodes to nothing, invalid UTF-8 is replaced."""
@@ -201,13 +204,13 @@ class LangChainBackend:
         del prompts
         return await acomplete(self._calls, boxes, max_tokens=max_tokens, stop=stop, options=self._text_options)
 
-    def _score(self, prompts: Sequence[OpaqueValue[str]], prefix: str, domain: Sequence[Token]) -> Rows:
+    def _report(self, prompts: Sequence[OpaqueValue[str]], prefix: str) -> _Report:
         replies = self._calls.many([self._wire.request(prompt, prefix) for prompt in prompts])
-        return to_rows([read_silently(partial(self._read, reply, prefix)) or {} for reply in replies], domain)
+        return OpaqueValue([read_silently(partial(self._read, reply, prefix)) or {} for reply in replies])
 
-    async def _ascore(self, prompts: Sequence[OpaqueValue[str]], prefix: str, domain: Sequence[Token]) -> Rows:
+    async def _areport(self, prompts: Sequence[OpaqueValue[str]], prefix: str) -> _Report:
         replies = await self._calls.amany([self._wire.request(prompt, prefix) for prompt in prompts])
-        return to_rows([read_silently(partial(self._read, reply, prefix)) or {} for reply in replies], domain)
+        return OpaqueValue([read_silently(partial(self._read, reply, prefix)) or {} for reply in replies])
 
     def _read(self, reply: Reply, prefix: str) -> Probabilities:
         """Reads a private answer; foreign objects in it may raise at any access, also later, and are refused."""
@@ -244,21 +247,34 @@ class _LangChainSession:
         prompts: Sequence[OpaqueValue[str]],
         prefix: Sequence[Token],
         *,
-        score: Callable[[Sequence[OpaqueValue[str]], str, Sequence[Token]], Rows],
-        ascore: Callable[[Sequence[OpaqueValue[str]], str, Sequence[Token]], Awaitable[Rows]],
+        report: Callable[[Sequence[OpaqueValue[str]], str], _Report],
+        areport: Callable[[Sequence[OpaqueValue[str]], str], Awaitable[_Report]],
     ) -> None:
         self._prompts: tuple[OpaqueValue[str], ...] | None = tuple(prompts)
         self._prefix = _bytes(prefix)
-        self._score = score
-        self._ascore = ascore
+        self._report = report
+        self._areport = areport
 
     def score(self, domain: Sequence[Token]) -> Rows:
         """Returns float64[rows, len(domain)]: next-token probabilities on `domain`."""
-        return self._score(self._opened(), self._prefix.decode("utf-8", "replace"), domain)
+        return self.read(self.report(), domain)
 
     async def ascore(self, domain: Sequence[Token]) -> Rows:
         """Async twin of `score`; rows of one call run concurrently."""
-        return await self._ascore(self._opened(), self._prefix.decode("utf-8", "replace"), domain)
+        return self.read(await self.areport(), domain)
+
+    def report(self) -> _Report:
+        """Asks for the top tokens after each prompt, whatever the candidates are; see `ReportSession`."""
+        return self._report(self._opened(), self._prefix.decode("utf-8", "replace"))
+
+    async def areport(self) -> _Report:
+        """Async twin of `report`; rows of one call run concurrently."""
+        return await self._areport(self._opened(), self._prefix.decode("utf-8", "replace"))
+
+    def read(self, report: _Report, domain: Sequence[Token]) -> Rows:
+        """Returns float64[rows, len(domain)] from the model's report."""
+        self._opened()
+        return to_rows(report.reveal(), domain)
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row's prefix."""

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 from langchain_dpicl.backends.private_calls.call import ProbePolicy, Reply, Request, RetryPolicy, SilentModel
-from langchain_dpicl.backends.sync_async import FairSemaphore, concurrency_limit
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.backends.sync_async import CallLimit, FairSemaphore, call_limit, call_stop
+from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 DEFAULT_CONCURRENCY = 32
 """Calls in flight at once when `max_concurrency` is not given."""
+
+
+_Gates: TypeAlias = tuple[AbstractContextManager[None], FairSemaphore]
+"""The gate of the block that limits calls, and the engine's own."""
 
 
 class CallPool:
@@ -41,7 +48,7 @@ class CallPool:
 
     def one(self, request: Request) -> Reply:
         """Makes one call, with the retries of the engine's policy."""
-        return self._through(self._blocking_gate(), request)
+        return self._through(self._gates(call_limit()), request, call_stop())
 
     def probe(self, request: Request) -> Reply:
         """Makes one public call, with the few retries of a probe."""
@@ -49,8 +56,11 @@ class CallPool:
 
     async def aone(self, request: Request) -> Reply:
         """Async twin of `one`."""
-        async with self._here().gate:
-            return await self._model.aask(request, retry=self._retry)
+        limit = call_limit()
+        if limit is None:
+            return await self._athrough(request)
+        async with limit.gate:
+            return await self._athrough(request)
 
     def many(self, requests: Sequence[Request]) -> list[Reply]:
         """Makes independent calls; replies come in the order of the requests.
@@ -59,9 +69,11 @@ class CallPool:
         works only in another thread then. Only the public limit decides this, never the number of requests, which
         may be private.
         """
-        gate, limit = self._blocking_gate(), min(self._limit, concurrency_limit() or self._limit)
-        if limit == 1 and gate is self._here().gate:
-            return [self._through(gate, request) for request in requests]
+        allowed, stop = call_limit(), call_stop()
+        gates = self._gates(allowed)
+        limit = self._limit if allowed is None else min(self._limit, allowed.most)
+        if limit == 1 and gates[1] is self._here().gate:
+            return [self._through(gates, request, stop) for request in requests]
         replies: dict[int, Reply] = {}
         waiting = deque(enumerate(requests))
 
@@ -71,7 +83,7 @@ class CallPool:
                     place, request = waiting.popleft()
                 except IndexError:  # another thread was faster
                     return
-                replies[place] = self._through(gate, request)
+                replies[place] = self._through(gates, request, stop)
 
         futures = [self._here().threads.submit(work) for _ in range(min(limit, len(waiting)))]
         try:
@@ -85,27 +97,26 @@ class CallPool:
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
         """Async twin of `many`."""
-        limit = concurrency_limit()
-        if limit is None:
-            return list(await asyncio.gather(*(self.aone(request) for request in requests)))
-        own = FairSemaphore(limit)
+        return list(await asyncio.gather(*map(self.aone, requests)))
 
-        async def one(request: Request) -> Reply:
-            async with own:
-                return await self.aone(request)
-
-        return list(await asyncio.gather(*map(one, requests)))
-
-    def _through(self, gate: FairSemaphore, request: Request) -> Reply:
-        with gate:
+    def _through(self, gates: _Gates, request: Request, stop: threading.Event | None) -> Reply:
+        outer, inner = gates
+        with outer, inner:
+            if stop is not None and stop.is_set():
+                raise ModelCallError("the run was stopped before this call. Call it again.")
             return self._model.ask(request, retry=self._retry)
 
-    def _blocking_gate(self) -> FairSemaphore:
+    async def _athrough(self, request: Request) -> Reply:
+        async with self._here().gate:
+            return await self._model.aask(request, retry=self._retry)
+
+    def _gates(self, limit: CallLimit | None) -> _Gates:
+        """Returns what a blocking call goes through; inside a running loop nothing that its awaited calls may hold."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._here().gate
-        return self._here().gate_inside_a_loop
+            return (nullcontext() if limit is None else limit.gate), self._here().gate
+        return nullcontext(), self._here().gate_inside_a_loop
 
     def _here(self) -> _Process:
         """Returns the threads and gates of this process: neither survive a fork."""

@@ -19,7 +19,7 @@ from langchain_dpicl.backends.rows.label_scoring import (
     fitting,
     label_scorer,
 )
-from langchain_dpicl.backends.rows.public_beside import Outage, PublicAnswer
+from langchain_dpicl.backends.rows.public_beside import LEAST_BESIDE, Outage, PublicAnswer
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
 from langchain_dpicl.backends.sync_async import Effect, apublic_call, concurrency_limit, public_call
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
@@ -29,9 +29,6 @@ MOST_AT_ONCE = 64
 
 _ALONE_AT_ONCE = 8
 """Public prompts that are asked again at once, each alone, where every error is kept."""
-
-_LEAST_BESIDE = 8
-"""Calls in flight from which a public one goes beside private ones: it takes a place of theirs."""
 
 LabelScores: TypeAlias = list[float]
 """The probability of each label after one prompt; zeros: its answer names no label."""
@@ -156,7 +153,7 @@ class LabelRows:
           limit: calls that may be in flight at once; None: as many as the engine makes.
         """
         most = self._scorer.calls_at_once
-        return min(most, limit or most) >= _LEAST_BESIDE and not self._outage.is_on
+        return min(most, limit or most) >= LEAST_BESIDE and not self._outage.is_on
 
     def request_public_texts(self, texts: Sequence[str], *, keep_errors: bool = False) -> Effect:
         """Returns the effect that computes a dict from each PUBLIC text to its uncalibrated `LabelScores`.

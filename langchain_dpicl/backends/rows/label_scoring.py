@@ -15,6 +15,7 @@ import numpy as np
 
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, PublicChoiceBackend, Rows, Token
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
+from langchain_dpicl.backends.rows.public_beside import calls_at_once
 from langchain_dpicl.backends.sync_async import TopTokenRequest
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
@@ -394,12 +395,6 @@ class _FirstTokens(Scorer):
     def _shares(self, tokens: Sequence[tuple[Token, float]]) -> list[float]:
         own = self._place_of
         return shares([(own[token], value) for token, value in tokens if token in own], self.width)
-
-
-def calls_at_once(engine: object) -> int:
-    """Returns how many calls of a model elsewhere an engine has in flight at once; 1 where it does not say."""
-    found = getattr(engine, "calls_at_once", 1)
-    return found if type(found) is int else 1
 
 
 def _or_other(row: list[float]) -> list[float]:

@@ -13,6 +13,15 @@ from typing import Any
 from langchain_dpicl.backends.rows.rows import OpaqueRows
 from langchain_dpicl.backends.sync_async import Effect
 
+LEAST_BESIDE = 8
+"""Calls in flight from which a public one goes beside private ones: it takes a place of theirs."""
+
+
+def calls_at_once(engine: object) -> int:
+    """Returns how many calls of a model elsewhere an engine has in flight at once; 1 where it does not say."""
+    found = getattr(engine, "calls_at_once", 1)
+    return found if type(found) is int else 1
+
 
 @dataclass(slots=True)
 class Outage:
@@ -88,10 +97,16 @@ class AskBeside:
         only that one raises: whether an answer comes does not depend on how many of them are in flight. A provider's
         limit for a minute may still count them, see `docs/known-limitations.md`.
       - What is raised holds neither rows nor prompts.
+
+    Attributes:
+      rows: the effect that computes the private rows.
+      public: the question.
+      is_final: False: the caller asks again, when no other private call is in flight either.
     """
 
     rows: Effect
     public: PublicAnswer
+    is_final: bool = True
 
     def run(self) -> OpaqueRows:
         """Runs, blocking; the public call in a thread of its own."""
@@ -107,13 +122,13 @@ class AskBeside:
             except Exception:
                 aside.join()
                 raise
-            with _dropped(rows):
+            with dropped(rows):
                 aside.join()
         else:  # the loop is stopped here, and what a thread waits for may be one of its calls
             self.public.try_once()
             rows = self.rows.run()
-        if self.public.value is None:
-            with _dropped(rows):
+        if self.public.value is None and self.is_final:
+            with dropped(rows):
                 self.public.run()
         return rows
 
@@ -122,7 +137,7 @@ class AskBeside:
         aside = asyncio.ensure_future(self.public.atry_once())
         try:
             rows: OpaqueRows = await self.rows.arun()
-            with _dropped(rows):
+            with dropped(rows):
                 await aside
         except asyncio.CancelledError:
             aside.cancel()
@@ -130,14 +145,14 @@ class AskBeside:
             raise
         finally:
             aside.cancel()  # a coroutine that is closed can await nothing
-        if self.public.value is None:
-            with _dropped(rows):
+        if self.public.value is None and self.is_final:
+            with dropped(rows):
                 await self.public.arun()
         return rows
 
 
 @contextmanager
-def _dropped(rows: OpaqueRows) -> Iterator[None]:
+def dropped(rows: OpaqueRows) -> Iterator[None]:
     """Drops the rows where the block raises: frames of the error hold the box."""
     try:
         yield

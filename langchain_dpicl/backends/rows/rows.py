@@ -11,7 +11,8 @@ from typing import Any, TypeGuard, TypeVar
 import numpy as np
 
 from langchain_dpicl._opaque import Opaque
-from langchain_dpicl.backends.base import NextTokenBackend, Rows, Token, TokenSession
+from langchain_dpicl.backends.base import NextTokenBackend, ReportSession, Rows, Token, TokenSession
+from langchain_dpicl.exceptions import ConfigurationError
 
 T = TypeVar("T")
 
@@ -76,6 +77,21 @@ class RowRequest:
         return await self.source.ascore(self.domain)
 
 
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class ReportRequest:
+    """Asks for the private rows of one release before its candidates are known; the answer is for `read_report`."""
+
+    source: RowSource
+
+    def run(self) -> OpaqueRows:
+        """Runs, blocking."""
+        return self.source.report()
+
+    async def arun(self) -> OpaqueRows:
+        """Runs, awaiting."""
+        return await self.source.areport()
+
+
 @dataclass(slots=True, repr=False, eq=False)
 class RowSource:
     """Scores rows through one session; if an engine raises, row by row, so that a fault stays in its own row."""
@@ -96,6 +112,26 @@ class RowSource:
         if not self._live():
             return self._spread(None, domain)
         return self._spread(await arun_guarded(lambda: self._open().ascore(domain)), domain)
+
+    def report(self) -> OpaqueRows:
+        """Returns the replies of a session that asks before the candidates are known, boxed; None: there are none."""
+        return OpaqueRows(run_guarded(lambda: self._reporting().report()) if self._live() else None)
+
+    async def areport(self) -> OpaqueRows:
+        """Async twin of `report`."""
+        return OpaqueRows(await arun_guarded(lambda: self._reporting().areport()) if self._live() else None)
+
+    def read_report(self, boxed: OpaqueRows, domain: tuple[Token, ...]) -> OpaqueRows | None:
+        """Returns what `score` returns, from replies; None: they cannot be read, and the rows have to be scored."""
+        live, found = self._live(), boxed.take()
+        scored = run_guarded(lambda: self._reporting().read(found, domain)) if live else None
+        return self._spread(scored, domain) if not live or fits(scored, len(live), len(domain)) else None
+
+    def _reporting(self) -> ReportSession:
+        session = self._open()
+        if not isinstance(session, ReportSession):
+            raise ConfigurationError("session: expected one that asks before the candidates are known, found another.")
+        return session
 
     def push(self, token: Token) -> None:
         """Appends one released token to every row; a failed session is opened again for the next score."""

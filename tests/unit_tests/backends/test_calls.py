@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import random
@@ -22,7 +23,8 @@ from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
 from langchain_dpicl.backends.private_calls.call_pool import CallPool
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency
+from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
+from langchain_dpicl.exceptions import ModelCallError
 from tests.scripted_models import ScriptedChat, StatusError, by_word, spread
 
 WORDS = [f" w{i}" for i in range(20)]
@@ -294,6 +296,41 @@ class TestAtMost:
                 rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
             assert gauge.most == limit
             assert np.array_equal(rows, expected)
+
+    async def test_all_sessions_of_a_block_keep_to_one_limit(self) -> None:
+        gauge = Gauge()
+        engine = LangChainBackend(slow(gauge), max_concurrency=8)
+        gauge.expect(2)
+        with limit_concurrency(2):
+            await asyncio.gather(*(engine.open(["aaa", "bbb"], []).ascore(DOMAIN) for _ in range(4)))
+        assert gauge.most == 2
+
+    def test_a_block_that_raises_stops_the_calls_that_its_threads_have_not_begun(self) -> None:
+        began, over = threading.Event(), threading.Event()
+        calls: list[str] = []
+
+        class Waiting(ScriptedChat):
+            def _generate(self, *given: Any, **options: Any) -> Any:
+                if str(given[0][0].content)[:3] in {"aaa", "bbb"}:
+                    calls.append("call")
+                    began.set()
+                    over.wait(60.0)
+                return super()._generate(*given, **options)
+
+        session = LangChainBackend(Waiting(answer=ANSWERS), max_concurrency=2).open(["aaa", "bbb"] * 4, [])
+
+        def scored() -> None:
+            with contextlib.suppress(ModelCallError):
+                session.score(DOMAIN)
+
+        with pytest.raises(KeyboardInterrupt), stopping_calls():
+            thread = threading.Thread(target=contextvars.copy_context().run, args=(scored,))
+            thread.start()
+            began.wait(60.0)
+            raise KeyboardInterrupt
+        over.set()
+        thread.join()
+        assert 1 <= len(calls) <= 2
 
     @pytest.mark.parametrize("awaited", [False, True])
     def test_an_ask_keeps_to_it_and_leaves_the_next_one_alone(self, awaited: bool) -> None:

@@ -1,0 +1,373 @@
+"""Texts over an API are written at the same time, and the public prompt of a token is asked beside its rows."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import Noise, Rows
+from langchain_dpicl.backends.base import Token
+from langchain_dpicl.backends.fake import FakeBackend, word_copier
+from langchain_dpicl.backends.rows.public_beside import Outage
+from langchain_dpicl.backends.rows.together import Together, advance_together
+from langchain_dpicl.backends.sync_async import Call, EffectGenerator, run_async, run_sync
+from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetExceededError, RunInterruptedError
+from langchain_dpicl.generation.plan import template_name
+from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+from langchain_dpicl.options import LocalExecutor
+from tests.contracts.front_room import CANARY
+from tests.doubles import WORDS
+from tests.unit_tests.backends.rows.test_label_rows import private_things
+from tests.unit_tests.generation.test_synthesis import private_examples, synthesizer
+
+SOON = 60.0
+TOKENS = 4
+TICKET = template_name("text", 1)
+DRIVERS = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+
+
+class Elsewhere(FakeBackend):
+    """An engine of a model elsewhere: notes when each call began and ended, and does what a test wants during it."""
+
+    def __init__(self, *, calls_at_once: int = 32) -> None:
+        super().__init__(word_copier(WORDS), max_top_k=len(WORDS) + 1)
+        self.calls_at_once = calls_at_once
+        self.log: list[tuple[str, str]] = []
+        self.on_public: Callable[[str], None] | None = None
+        self.on_private: Callable[[], None] | None = None
+
+    def noted(self, kind: str, act: Callable[[], Any]) -> Any:
+        self.log.append((kind, "began"))
+        try:
+            return act()
+        finally:
+            self.log.append((kind, "ended"))
+
+    def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> Any:
+        def asked() -> Any:
+            if self.on_public is not None:
+                self.on_public(prompt)
+            return super(Elsewhere, self).top_tokens(prompt, prefix, top_k=top_k)
+
+        return self.noted("public", asked)
+
+    async def atop_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> Any:
+        return await asyncio.to_thread(lambda: self.top_tokens(prompt, prefix, top_k=top_k))
+
+    def open(self, prompts: Sequence[str], prefix: Sequence[Token]) -> Any:
+        return _Session(self, super().open(prompts, prefix))
+
+
+class _Session:
+    """Replies with what reads rows of any candidates."""
+
+    def __init__(self, engine: Elsewhere, inner: Any) -> None:
+        self.engine = engine
+        self.inner = inner
+
+    def report(self) -> Any:
+        act = self.engine.on_private or (lambda: None)
+        self.engine.noted("private", act)
+        return self.inner.score
+
+    async def areport(self) -> Any:
+        return await asyncio.to_thread(self.report)
+
+    def read(self, report: Any, domain: Sequence[Token]) -> Any:
+        return report(domain)
+
+    def score(self, domain: Sequence[Token]) -> Any:
+        return self.read(self.report(), domain)
+
+    async def ascore(self, domain: Sequence[Token]) -> Any:
+        return self.read(await self.areport(), domain)
+
+    def push(self, token: Token) -> None:
+        self.inner.push(token)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def made(llm: Any, **options: Any) -> DemonstrationSynthesizer:
+    given: dict[str, Any] = {"max_tokens": TOKENS, "rows": Rows(slots=10, shots=2, redraw_every=1), **options}
+    return synthesizer(private_examples(), llm=llm, **given)
+
+
+def run(maker: DemonstrationSynthesizer, *, is_async: bool, **options: Any) -> Any:
+    return asyncio.run(maker.arun(progress=False, **options)) if is_async else maker.run(progress=False, **options)
+
+
+def spent(maker: DemonstrationSynthesizer) -> int:
+    return 2 * TOKENS - sum(maker.share.remaining(TICKET, label=label) for label in ("card", "transfer"))
+
+
+@DRIVERS
+def test_both_texts_are_written_at_the_same_time_and_the_public_prompt_beside_the_rows(is_async: bool) -> None:
+    llm = Elsewhere()
+    first = threading.Barrier(2, timeout=SOON)  # the public prompts of the two texts, before any ticket burns
+    both = threading.Barrier(4, timeout=SOON)  # afterwards the rows and the public prompt of each text
+    waits = {"public": 0, "private": 0}
+
+    def public(_: str) -> None:
+        waits["public"] += 1
+        (first if waits["public"] <= 2 else both).wait()
+
+    def private() -> None:
+        waits["private"] += 1
+        if waits["private"] > 2:  # the first rows go alone: their public prompts were answered
+            both.wait()
+
+    llm.on_public, llm.on_private = public, private
+    released = run(made(llm), is_async=is_async)
+    assert [example["text"] for example in released.examples] == ["my card was declined", "my transfer is late"]
+    assert waits == {"public": 2 * TOKENS, "private": 2 * TOKENS}
+    assert not first.broken
+    assert not both.broken
+
+
+@DRIVERS
+@pytest.mark.parametrize("redraw_every", [1, 3, "run"])
+def test_the_texts_are_those_of_an_engine_here(redraw_every: Any, is_async: bool, tmp_path: Path) -> None:
+    rows = Rows(slots=20, shots=2, redraw_every=redraw_every)
+    for path in (None, tmp_path / "run.jsonl"):
+        released = run(made(Elsewhere(), rows=rows, checkpoint=path), is_async=is_async)
+        assert [example["text"] for example in released.examples] == ["my card was declined", "my transfer is late"]
+
+
+def test_disjoint_batches_of_a_label_are_written_at_the_same_time() -> None:
+    rows = Rows(slots=10, shots=2, sampling="disjoint")
+    released = run(made(Elsewhere(), rows=rows, shots_per_label=3), is_async=False)
+    assert len(released.examples) == 6
+
+
+@DRIVERS
+def test_all_tickets_are_reserved_before_anything_is_asked(is_async: bool) -> None:
+    llm = Elsewhere()
+    maker = made(llm)
+    seen: list[int] = []
+    llm.on_public = lambda _: seen.append(spent(maker))
+    run(maker, is_async=is_async)
+    assert seen[0] == 2 * TOKENS
+
+
+@DRIVERS
+def test_a_run_that_begins_in_an_outage_burns_no_ticket(is_async: bool) -> None:
+    llm = Elsewhere()
+    maker = made(llm)
+    llm.on_public = failing
+    for _ in range(2):
+        with pytest.raises(RunInterruptedError):
+            run(maker, is_async=is_async)
+    assert {kind for kind, _ in llm.log} == {"public"}
+    assert spent(maker) == 0
+    llm.on_public = None
+    assert len(run(maker, is_async=is_async).examples) == 2
+
+
+def failing(_: str) -> None:
+    raise ModelCallError("the server is away. Call again.")
+
+
+@DRIVERS
+def test_an_outage_costs_each_text_in_flight_one_ticket_and_the_run_goes_on(is_async: bool) -> None:
+    llm = Elsewhere()
+    maker = made(llm)
+    calls = [0]
+
+    def public(_: str) -> None:
+        calls[0] += 1
+        if calls[0] > 4:  # two first questions, then two beside the rows
+            failing("")
+
+    llm.on_public = public
+    with pytest.raises(RunInterruptedError) as caught:
+        run(maker, is_async=is_async)
+    assert private_things(caught.value) == []
+    assert spent(maker) == 2 * 3  # two tokens of each are written, and one ticket of each is lost
+    llm.on_public = None
+    released = run(maker, is_async=is_async)
+    assert [example["text"] for example in released.examples] == ["my card was", "my transfer is"]
+
+
+@DRIVERS
+def test_a_failed_public_call_is_made_again_while_no_private_call_is_in_flight(is_async: bool) -> None:
+    llm = Elsewhere()
+    failures = [0]
+
+    def public(prompt: str) -> None:
+        if prompt.endswith("card:") and len([one for one in llm.log if one == ("private", "began")]) in {3, 4}:
+            failures[0] += 1
+            if failures[0] == 1:
+                failing("")
+
+    llm.on_public = public
+    released = run(made(llm), is_async=is_async)
+    assert [example["text"] for example in released.examples] == ["my card was declined", "my transfer is late"]
+    assert failures[0] > 0
+    balance = {"public": 0, "private": 0}
+    public_alone = 0
+    for kind, event in llm.log:
+        balance[kind] += 1 if event == "began" else -1
+        public_alone += (kind, event) == ("public", "began") and not balance["private"]
+    assert public_alone >= 3  # the two first ones, and the one that was asked again
+
+
+@DRIVERS
+def test_the_failure_of_one_text_changes_no_other(is_async: bool) -> None:
+    llm = Elsewhere()
+    maker = made(llm)
+    llm.on_public = lambda prompt: failing("") if prompt.endswith("card:") else None
+    with pytest.raises(RunInterruptedError, match="1 of 2"):
+        run(maker, is_async=is_async)
+    assert [example["text"] for example in maker.result.examples] == ["my transfer is late"]
+    llm.on_public = None
+    assert len(run(maker, is_async=is_async).examples) == 2
+
+
+def test_a_stream_shows_what_was_written_beside_a_text_that_failed() -> None:
+    llm = Elsewhere()
+    maker = made(llm)
+    llm.on_public = lambda prompt: failing("") if prompt.endswith("card:") else None
+    seen: list[Any] = []
+    with pytest.raises(RunInterruptedError):
+        seen.extend(maker.stream(progress=False))
+    assert [example["text"] for example in seen] == ["my transfer is late"]
+
+
+def test_a_stream_that_was_closed_goes_on_with_what_it_did_not_show() -> None:
+    maker = made(Elsewhere())
+    stream = maker.stream(progress=False)
+    assert next(stream)["text"] == "my card was declined"  # type: ignore[call-overload]
+    stream.close()  # type: ignore[attr-defined]
+    assert [example["text"] for example in maker.stream(progress=False)] == ["my transfer is late"]
+
+
+@DRIVERS
+def test_a_share_without_tickets_for_one_text_still_writes_the_others(is_async: bool) -> None:
+    again = made(Elsewhere())
+    again.share.reserve(TICKET, label="card", count=TOKENS)
+    with pytest.raises(PrivacyBudgetExceededError):
+        run(again, is_async=is_async)
+    assert [example["text"] for example in again.result.examples] == ["my transfer is late"]
+
+
+@pytest.mark.parametrize(("limit", "texts"), [(1, 1), (7, 1), (8, 2), (None, 2)])
+def test_few_calls_in_flight_write_one_text_after_the_other(limit: int | None, texts: int) -> None:
+    llm = Elsewhere()
+    open_texts: set[str] = set()
+    most = 0
+
+    def public(prompt: str) -> None:
+        nonlocal most
+        open_texts.add(prompt)
+        most = max(most, len(open_texts))
+
+    llm.on_public = public
+    maker = made(llm, executor=None if limit is None else LocalExecutor(max_concurrency=limit), max_tokens=1)
+    stream = maker.stream(progress=False)
+    next(iter(stream))
+    assert most == texts
+
+
+@DRIVERS
+@pytest.mark.parametrize("where", ["public", "private"])
+def test_a_stop_ends_all_texts_and_the_run_can_go_on(where: str, is_async: bool) -> None:
+    llm = Elsewhere()
+    maker = made(llm)
+    began, over = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        if len(llm.log) > (0 if where == "public" and not is_async else 8):  # the aside thread of one takes no Ctrl-C
+            began.set()
+            over.wait(SOON)
+            if not is_async:
+                raise KeyboardInterrupt
+
+    setattr(llm, f"on_{where}", wait)
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(maker.arun(progress=False))
+        await asyncio.to_thread(began.wait, SOON)
+        task.cancel()
+        over.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    if is_async:
+        asyncio.run(cancelled())
+    else:
+        over.set()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            maker.run(progress=False)
+        assert private_things(caught.value) == []
+    assert spent(maker) < 2 * TOKENS
+    setattr(llm, f"on_{where}", None)
+    assert len(run(maker, is_async=is_async).examples) == 2
+
+
+async def test_a_blocking_run_inside_a_running_loop_does_not_wait_for_that_loop() -> None:
+    assert len(made(Elsewhere()).run(progress=False).examples) == 2
+
+
+def test_no_record_is_in_what_a_failing_public_call_raises() -> None:
+    llm = Elsewhere()
+    maker = synthesizer(
+        private_examples([{"text": f"my card {CANARY}", "topic": "card"}] * 200),
+        llm=llm,
+        max_tokens=TOKENS,
+        noise=Noise(multiplier=0.05),
+    )
+    llm.on_public = lambda _: failing("") if llm.log.count(("private", "ended")) else None
+    with pytest.raises(RunInterruptedError) as caught:
+        maker.run(progress=False)
+    assert private_things(caught.value) == []
+
+
+# -- waves ------------------------------------------------------------------------------------------------------------
+
+
+def steps(place: int, num: int, log: list[Any], *, fails_at: int | None = None) -> EffectGenerator[int]:
+    for step in range(num):
+
+        def call(step: int = step) -> int:
+            if step == fails_at:
+                raise ValueError(place)
+            return step
+
+        async def acall(step: int = step) -> int:
+            return call(step)
+
+        log.append((place, (yield Call(call, acall))))
+    return place
+
+
+@DRIVERS
+def test_waves_end_when_the_longest_computation_does_and_an_error_ends_its_own(is_async: bool) -> None:
+    log: list[Any] = []
+    walk = advance_together([steps(0, 1, log), steps(1, 3, log, fails_at=1), steps(2, 2, log)])
+    outcomes = asyncio.run(run_async(walk)) if is_async else run_sync(walk)
+    assert [outcome.value for outcome in outcomes] == [0, None, 2]
+    assert isinstance(outcomes[1].error, ValueError)
+    assert log == [(0, 0), (1, 0), (2, 0), (2, 1)]
+
+
+async def test_an_awaited_call_that_its_client_cancels_is_a_failed_call() -> None:
+    async def gone() -> None:
+        raise asyncio.CancelledError
+
+    found = await Together((Call(lambda: None, gone), Call(lambda: 1, lambda: asyncio.sleep(0, 1)))).arun()
+    assert isinstance(found[0].error, ModelCallError)
+    assert found[1].value == 1
+
+
+def test_an_outage_is_over_once_a_public_call_is_answered() -> None:
+    outage = Outage(is_on=True)
+    with outage.noted():
+        pass
+    assert not outage.is_on
