@@ -131,8 +131,9 @@ class VoteVectorSum(Aggregation):
           ConfigurationError: see `Aggregation.bound`.
         """
         del public
-        is_array = isinstance(rows, np.ndarray) or not isinstance(rows, SlicedRows)
-        every: Any = real_rows(rows, width) if is_array else rows
+        every: Any = rows
+        if isinstance(rows, np.ndarray) or not isinstance(rows, SlicedRows):
+            every = real_rows(every, width)
         total = np.zeros(width)
         # Cells of a piece, not rows: candidates may be many.
         step = max(1, _CELLS // width)
