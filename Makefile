@@ -38,7 +38,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol mutation fuzz cassettes lock server-demo bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol mutation fuzz cassettes lock server-demo bench bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-ledger bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -133,6 +133,9 @@ cassettes: .venv-test/.ready  ## record cassettes/ again, from servers on this m
 
 server-demo: .venv-test/.ready  ## private demonstrations through a llama.cpp server: chat, completions, top 20, whole vocabulary
 	.venv-test/bin/python -m tests.show_server
+
+bench: .venv-bench/.ready  ## every goal about speed in ten minutes: goal, ours, anchor of the same run, ratio, verdict (or ARGS="--parts voting api")
+	.venv-bench/bin/python benchmarks/bench_speed.py $(ARGS)
 
 bench-recorded: .venv/.ready  ## recorded votes of a real model through private releases: do the planner's chances come true? (or DATA=FILE.json)
 	.venv/bin/python benchmarks/bench_recorded.py --data $(if $(filter file,$(origin DATA)),$(RECORDED_VOTES),$(DATA)) $(ARGS)
@@ -251,7 +254,7 @@ lock: .venv-lock/.ready  ## tests/constraints.txt anew: the newest version of ev
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install $(PIP) --upgrade 'pip>=25.1'
-	.venv-bench/bin/python -m pip install $(PIP) -e '.[hf,plot,grammar]' pandas accelerate opacus peft
+	.venv-bench/bin/python -m pip install $(PIP) -e '.[hf,plot,grammar,openai]' pandas accelerate opacus peft
 	.venv-bench/bin/python -m pip install $(PIP) --no-deps invink
 	touch $@
 

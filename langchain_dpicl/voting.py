@@ -15,7 +15,7 @@ from langchain_dpicl._construction import awaitable
 from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.backends.rows.label_rows import Prompts
 from langchain_dpicl.backends.rows.public_beside import AskBeside, PublicAnswer
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, LimitConcurrency, concurrency_limit
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, concurrency_limit
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving
@@ -274,13 +274,12 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
 
     def _asked(self, public: PublicAnswer, prompts: Prompts, *, config: RunnableConfig) -> Effect:
         """Returns the effect for the private rows; the public prompt goes beside them where it was not asked yet."""
-        if public.value is not None:
-            return self._limit_concurrency(self.rows.ask, config)(prompts)
-        limit = calls_at_once(config) or concurrency_limit()
-        rows = self.rows.ask(prompts)
-        # The public calls are some of those that may be in flight: one, and with calibration one for each input.
-        beside = 1 + len(self.task.content_free)
-        return AskBeside(rows if limit is None else LimitConcurrency(rows, max(1, limit - beside)), public)
+
+        def ask(prompts: Prompts) -> Effect:
+            rows = self.rows.ask(prompts)
+            return rows if public.value is not None else AskBeside(rows, public)
+
+        return self._limit_concurrency(ask, config)(prompts)
 
     @override
     def _zero_shot(self, query: Query, prepared: Any, config: RunnableConfig) -> EffectGenerator[VoteOutcome]:

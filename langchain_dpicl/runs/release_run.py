@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
+    AbstractContextManager,
     AsyncExitStack,
     ExitStack,
     aclosing,
@@ -346,7 +347,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
             failure, fault = "", None
             try:
                 # Entered from the last to the first, so that their events come in the order of the items.
-                with ExitStack() as stack, limit_concurrency(limit):
+                with ExitStack() as stack, _limited(limit):
                     made = []
                     for item in reversed(group):
                         events = stack.enter_context(self._events_of_item(call))
@@ -382,7 +383,7 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
                         events = await stack.enter_async_context(self._events_of_item(call))
                         await stack.enter_async_context(ThreadedContext(self._at_work(item, events), is_slow=is_slow))
                         made.append(attempt(self._make(item, replace(call, events=events))))
-                    with limit_concurrency(limit):
+                    with _limited(limit):
                         outcomes = await run_async(advance_together(made[::-1]), is_slow=is_slow)
                     failure = self._ended(group, outcomes)
             except Exception as error:
@@ -472,6 +473,11 @@ class ReleaseRun(ABC, Uncopyable, Generic[Item, Result]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(component={self.component!r}, plan={self.plan!r})"
+
+
+def _limited(limit: int | None) -> AbstractContextManager[None]:
+    """Limits the calls in flight; None: to what holds already."""
+    return nullcontext() if limit is None else limit_concurrency(limit)
 
 
 def attempt(walk: EffectGenerator[T]) -> EffectGenerator[tuple[T | None, str]]:

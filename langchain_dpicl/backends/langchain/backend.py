@@ -29,7 +29,7 @@ from langchain_dpicl.backends.private_calls.call import (
     silence,
     unwrap,
 )
-from langchain_dpicl.backends.private_calls.call_pool import CallPool, check_whole, limit_of
+from langchain_dpicl.backends.private_calls.call_pool import CallPool, check_whole
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 
@@ -93,7 +93,7 @@ class LangChainBackend:
         ends, self._text_options = _ends(eos_texts), _options(text_options)
         self._model = silence(llm)
         self._tokenizer = None if tokenizer is None else PublicTokenizer(tokenizer)
-        self._calls = CallPool(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
+        self._calls = CallPool(self._model, retry or RetryPolicy(), max_concurrency)
         numbers = _numbers_to_ask(max_top_k, full_vocabulary)
         continuation = _continuation(self._model, continuation)
         wire = ReplyFormat(

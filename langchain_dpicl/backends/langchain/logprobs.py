@@ -27,7 +27,7 @@ from langchain_dpicl.backends.private_calls.call import (
     silence,
     unwrap,
 )
-from langchain_dpicl.backends.private_calls.call_pool import CallPool, limit_of
+from langchain_dpicl.backends.private_calls.call_pool import CallPool
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
@@ -90,7 +90,7 @@ class DecisionsBackend:
             )
         self._is_core = any(base.__name__ == "BaseDecisionModel" for base in type(unwrap(llm)[0]).__mro__)
         self._instructions = instructions
-        self._calls = CallPool(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
+        self._calls = CallPool(self._model, retry or RetryPolicy(), max_concurrency)
         self._probe()
 
     def __repr__(self) -> str:

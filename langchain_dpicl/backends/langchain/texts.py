@@ -23,7 +23,7 @@ from langchain_dpicl.backends.private_calls.call import (
     silence,
     unwrap,
 )
-from langchain_dpicl.backends.private_calls.call_pool import CallPool, check_whole, limit_of
+from langchain_dpicl.backends.private_calls.call_pool import CallPool, check_whole
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 
@@ -307,7 +307,7 @@ class TextVoteBackend:
         self._instructions = instructions
         self._max_tokens = None if max_tokens is None else check_whole("max_tokens", max_tokens)
         self._options = {**GREEDY, **(options or {})}
-        self._calls = CallPool(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
+        self._calls = CallPool(self._model, retry or RetryPolicy(), max_concurrency)
         self._probe(may_drop="temperature" not in (options or {}))
 
     def __repr__(self) -> str:

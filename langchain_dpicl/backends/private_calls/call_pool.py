@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 from langchain_dpicl.backends.private_calls.call import ProbePolicy, Reply, Request, RetryPolicy, SilentModel
-from langchain_dpicl.backends.sync_async import CallLimit, FairSemaphore, call_limit, call_stop
+from langchain_dpicl.backends.sync_async import CallLimit, FairSemaphore, call_limit, call_stop, concurrency_limit
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
 DEFAULT_CONCURRENCY = 32
-"""Calls in flight at once when `max_concurrency` is not given."""
+"""Calls in flight at once when neither the engine's `max_concurrency` nor that of the run is given."""
 
 
 _Gates: TypeAlias = tuple[AbstractContextManager[None], FairSemaphore]
@@ -30,16 +30,18 @@ class CallPool:
     a limit of their own: they stop that loop, so waiting for its awaited calls would never end.
     """
 
-    def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int) -> None:
+    def __init__(self, model: SilentModel, retry: RetryPolicy, max_concurrency: int | None) -> None:
         self._model = model
         self._retry = retry
-        self._limit = limit
-        self._processes: dict[int, _Process] = {}
+        self._given = None if max_concurrency is None else check_whole("max_concurrency", max_concurrency)
+        self._processes: dict[tuple[int, int], _Process] = {}
 
     @property
     def limit(self) -> int:
-        """Calls in flight at once."""
-        return self._limit
+        """Calls in flight at once: those of a block that allows more where the engine was given no number."""
+        if self._given is not None:
+            return self._given
+        return max(DEFAULT_CONCURRENCY, concurrency_limit() or 0)
 
     @property
     def model(self) -> SilentModel:
@@ -71,7 +73,7 @@ class CallPool:
         """
         allowed, stop = call_limit(), call_stop()
         gates = self._gates(allowed)
-        limit = self._limit if allowed is None else min(self._limit, allowed.most)
+        limit = self.limit if allowed is None else min(self.limit, allowed.most)
         if limit == 1 and gates[1] is self._here().gate:
             return [self._through(gates, request, stop) for request in requests]
         replies: dict[int, Reply] = {}
@@ -119,9 +121,9 @@ class CallPool:
         return nullcontext(), self._here().gate_inside_a_loop
 
     def _here(self) -> _Process:
-        """Returns the threads and gates of this process: neither survive a fork."""
-        number = os.getpid()
-        return self._processes.get(number) or self._processes.setdefault(number, _Process(self._limit))
+        """Returns the threads and gates of this process, for so many calls at once: neither survive a fork."""
+        key = os.getpid(), self.limit
+        return self._processes.get(key) or self._processes.setdefault(key, _Process(self.limit))
 
 
 class _Process:
@@ -138,8 +140,3 @@ def check_whole(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"expected {name} as a whole number >= 1, found {value!r}")
     return value
-
-
-def limit_of(max_concurrency: int | None) -> int:
-    """Returns how many calls may be in flight at once."""
-    return DEFAULT_CONCURRENCY if max_concurrency is None else check_whole("max_concurrency", max_concurrency)

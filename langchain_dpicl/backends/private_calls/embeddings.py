@@ -21,7 +21,7 @@ from langchain_dpicl.backends.private_calls.call import (
     SilentModel,
     private_settings,
 )
-from langchain_dpicl.backends.private_calls.call_pool import CallPool, limit_of
+from langchain_dpicl.backends.private_calls.call_pool import CallPool
 from langchain_dpicl.backends.private_calls.model_checks import EMBEDDING, hush_clients, refuse_keepers
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise, probe_answer_or_raise
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
@@ -80,7 +80,7 @@ class SilentEmbeddings:
             )
         refuse_keepers(embeddings)
         self._model = _SilentEmbedder(_quiet_copy(embeddings))
-        self._calls = CallPool(self._model, retry or RetryPolicy(), limit_of(max_concurrency))
+        self._calls = CallPool(self._model, retry or RetryPolicy(), max_concurrency)
         self._dimension = self._probed(sends_tokens=bool(getattr(embeddings, "check_embedding_ctx_length", False)))
 
     def __repr__(self) -> str:

@@ -246,6 +246,8 @@ class _LabelRequest:
 
     def _spread(self, found: Rows) -> OpaqueRows:
         """Makes each row of the probabilities after its own prompts, which are adjacent; one that failed is zeros."""
+        if len(found) == len(self.prompts) and None not in self.prompts:  # one prompt each, in their order
+            return OpaqueRows(np.array(found, dtype=np.float64))
         rows = self._empty(len(self.prompts))
         first = 0
         for place, texts in enumerate(self.prompts):

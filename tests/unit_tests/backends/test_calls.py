@@ -285,7 +285,9 @@ class TestLimit:
 
 class TestAtMost:
     @pytest.mark.parametrize(("asked", "limit"), [(1, 1), (2, 2), (9, 4), (None, 4)])
-    async def test_a_block_lowers_the_limit_and_never_raises_it(self, asked: int | None, limit: int) -> None:
+    async def test_a_block_lowers_the_limit_of_an_engine_and_never_raises_it(
+        self, asked: int | None, limit: int
+    ) -> None:
         prompts = ["aaa", "bbb"] * 4
         expected = LangChainBackend(ScriptedChat(answer=ANSWERS)).open(prompts, []).score(DOMAIN)
         for awaited in (False, True):
@@ -296,6 +298,17 @@ class TestAtMost:
                 rows = await session.ascore(DOMAIN) if awaited else session.score(DOMAIN)
             assert gauge.most == limit
             assert np.array_equal(rows, expected)
+
+    @pytest.mark.parametrize("awaited", [False, True])
+    async def test_a_block_raises_the_limit_of_an_engine_without_a_number_of_its_own(self, awaited: bool) -> None:
+        gauge = Gauge()
+        engine = LangChainBackend(slow(gauge))
+        gauge.expect(40)
+        with limit_concurrency(40):
+            session = engine.open(["aaa"] * 50, [])
+            await session.ascore(DOMAIN) if awaited else await asyncio.to_thread(session.score, DOMAIN)
+        assert gauge.most == 40
+        assert engine.calls_at_once == 32
 
     async def test_all_sessions_of_a_block_keep_to_one_limit(self) -> None:
         gauge = Gauge()

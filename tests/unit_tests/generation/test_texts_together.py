@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Noise, Rows
 from langchain_dpicl.backends.base import Token
@@ -20,7 +21,7 @@ from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetExceededErro
 from langchain_dpicl.generation.plan import template_name
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import LocalExecutor
-from tests.contracts.front_room import CANARY
+from tests.contracts.front_room import CANARY, Observer
 from tests.doubles import WORDS
 from tests.unit_tests.backends.rows.test_label_rows import private_things
 from tests.unit_tests.generation.test_synthesis import private_examples, synthesizer
@@ -154,6 +155,19 @@ def test_all_tickets_are_reserved_before_anything_is_asked(is_async: bool) -> No
     llm.on_public = lambda _: seen.append(spent(maker))
     run(maker, is_async=is_async)
     assert seen[0] == 2 * TOKENS
+
+
+@DRIVERS
+def test_observers_hear_what_each_text_was_charged(is_async: bool) -> None:
+    listener = Observer()
+    maker = made(Elsewhere())
+
+    async def arun(_: Any) -> Any:
+        return await maker.arun(progress=False)
+
+    step: Any = RunnableLambda(lambda _: maker.run(progress=False), arun)
+    asyncio.run(step.ainvoke(0, {"callbacks": [listener]})) if is_async else step.invoke(0, {"callbacks": [listener]})
+    assert [(name, data["tickets"]) for name, data in listener.heard] == [("dpicl.charged", TOKENS)] * 2
 
 
 @DRIVERS

@@ -167,7 +167,7 @@ def test_with_public_first_an_outage_is_free(is_async: bool) -> None:
 @pytest.mark.parametrize("limit", [1, 2, 8])
 def test_no_more_calls_are_in_flight_than_the_config_allows(limit: int, is_async: bool) -> None:
     chat = Chat(on_private=lambda: time.sleep(0.05), on_public=lambda: time.sleep(0.05))
-    assert ask(made(chat), {"max_concurrency": limit}, is_async=is_async) == "card"
+    assert ask(made(chat, rows=Rows(slots=12, shots=4)), {"max_concurrency": limit}, is_async=is_async) == "card"
     in_flight = most = 0
     for _, event in chat.log:
         in_flight += 1 if event == "began" else -1
