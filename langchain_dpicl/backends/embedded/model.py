@@ -719,7 +719,7 @@ def _is_token(token: Token, size: int) -> TypeGuard[int]:
 
 def _token_ids(domain: Sequence[Token], size: int) -> Ints:
     """Returns int64[domain]: ids, and -1 for what is no token. Plain integers, the usual case, are checked at once."""
-    if isinstance(domain, range) and domain.step > 0 and 0 <= domain.start and domain.stop <= size:
+    if isinstance(domain, range) and domain.step > 0 and domain.start >= 0 and domain.stop <= size:
         return np.arange(domain.start, domain.stop, domain.step)  # the whole vocabulary, for every public prompt
     ids = np.array(domain) if set(map(type, domain)) == {int} else np.empty(0)
     if ids.dtype != np.int64:  # other types, or integers beyond 64 bits
