@@ -29,7 +29,7 @@ def goals(*, turns: int = TURNS, **changes: Any) -> list[Goal]:
     from _local_model import Size
     from _local_runs import Place
 
-    place = Place(dataclasses.replace(Size(), **changes))
+    place = Place(dataclasses.replace(Size(layers=4, width=256, vocabulary=8_192), **changes))
     tokens = place.size.tokens
     ours = place.ours("recentered_clip")
     many = place.ours("recentered_clip", texts=TEXTS)
