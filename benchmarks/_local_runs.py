@@ -61,7 +61,13 @@ class Place:
         return PrivateExamples(made, public_size=RECORDS)
 
     def ours(
-        self, mechanism: str, *, redraw_every: int | None = None, tokens: int | None = None, shared: int | None = None
+        self,
+        mechanism: str,
+        *,
+        redraw_every: int | None = None,
+        tokens: int | None = None,
+        shared: int | None = None,
+        texts: int = 1,
     ) -> Ready:
         """Private generation from end to end: ticket, sample, prompts, rows, noise, text.
 
@@ -70,6 +76,7 @@ class Place:
           redraw_every: tokens per secret sample; None: all.
           tokens: tokens to write; None: the size's.
           shared: words of the instruction, which all prompts begin with; None: the size's.
+          texts: how many to write, at once; the tokens of the first are counted.
         """
         count = tokens or self.size.tokens
         size = self.size if shared is None else dataclasses.replace(self.size, shared=shared)
@@ -86,6 +93,7 @@ class Place:
                 instruction=instruction(size),
                 rows=Rows(slots=self.size.slots, redraw_every=redraw_every or "run"),
                 max_tokens=count,
+                shots_per_label=texts,
             )
 
             def job() -> int:
@@ -97,8 +105,12 @@ class Place:
 
         return ready
 
-    def plain(self) -> Ready:
-        """`model.generate` of the same batch: greedy, no privacy."""
+    def plain(self, *, cache: str = "dynamic") -> Ready:
+        """`model.generate` of the same batch: greedy, no privacy.
+
+        Args:
+          cache: "dynamic" or "static"; neither is compiled.
+        """
         ids = input_ids(self.size, device=self.device)
         count = self.size.tokens
 
@@ -111,6 +123,8 @@ class Place:
                     min_new_tokens=count,
                     do_sample=False,
                     pad_token_id=3,
+                    cache_implementation=cache,
+                    disable_compile=True,
                 )
             self.wait()
             return int(out.shape[1]) - self.size.prompt

@@ -209,6 +209,26 @@ class FullBackend(NextTokenBackend, Protocol):
 
 
 @runtime_checkable
+class GroupBackend(FullBackend, Protocol):
+    """A `FullBackend` on which the sessions of several texts can share one batch and advance together."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of several texts that share a batch; public."""
+
+    def join(self, sessions: Sequence[FullSession]) -> None:
+        """Lets sessions share one batch: a step of it answers all of them.
+
+        Whether a session takes part, and what else is in its batch, follows from public facts alone: shapes, the number
+        of its rows and of the tokens that were pushed. Its rows keep their bits whatever the other rows are. A session
+        that is pushed another number of tokens than the others goes on alone.
+
+        Args:
+          sessions: from which nothing was asked; those that do not fit together stay on their own.
+        """
+
+
+@runtime_checkable
 class ChoiceBackend(Protocol):
     """Scores complete, possibly multi-token, continuations."""
 

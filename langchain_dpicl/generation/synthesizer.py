@@ -16,7 +16,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
 from langchain_dpicl._opaque import Opaque
-from langchain_dpicl.backends.base import Token
+from langchain_dpicl.backends.base import GroupBackend, Token
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.rows.public_beside import LEAST_BESIDE, calls_at_once
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_sync
@@ -444,7 +444,13 @@ class DraftRun(ReleaseRun[Item, Result]):
             yield [item, *islice(items, more)]
 
     def _texts_at_once(self, limit: int | None) -> int:
-        """Returns how many texts ask for so many rows that the calls in flight are all in use, nearly all the time."""
+        """Returns how many texts ask for so many rows that the calls in flight are all in use, nearly all the time.
+
+        On a local engine, as many as share a batch: their number of rows is public where they have places.
+        """
+        backend, plan = self._script.backend, self._blocks.plan
+        if self._script.is_fused and isinstance(backend, GroupBackend) and plan.release.row_shape == "slots":
+            return max(1, min(backend.rows_at_once // (plan.design.num_slots + 1), limit or sys.maxsize))
         most = min(calls_at_once(self._script.backend), limit or sys.maxsize)
         # With a journal a killed process may lose the ticket of one block, and so of one text.
         if most < LEAST_BESIDE or self._journal is not None:

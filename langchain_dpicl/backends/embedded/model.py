@@ -513,6 +513,7 @@ class EmbeddedModel:
     def __init__(self, *, induction: Induction | None = None) -> None:
         self._tables = load_tables()
         self._induction = induction or Induction()
+        self._last_public: tuple[str, InductionBatch] | None = None
 
     def __reduce__(self) -> tuple[Callable[[Induction], EmbeddedModel], tuple[Induction]]:
         """Copies and pickles without the tables, which every process loads for itself."""
@@ -566,7 +567,12 @@ class EmbeddedModel:
 
     def top_tokens(self, prompt: str, prefix: Sequence[Token], *, top_k: int) -> list[tuple[Token, float]]:
         """Returns up to `top_k` (token, probability) pairs after a public prompt, likeliest first; whole UTF-8 only."""
-        session = self.open([prompt], prefix)
+        last = self._last_public
+        if last is None or last[0] != prompt:
+            # A text asks about one prompt token by token; what is read of it is the same each time.
+            last = self._last_public = prompt, InductionBatch(self._tables, [prompt], self._induction)
+        session = EmbeddedSession(last[1])
+        session._extend(prefix)  # noqa: SLF001  of this module
         row = np.where(self._tables.readable, session.score(self.vocabulary())[0], 0.0)
         session.close()
         best = np.argsort(-row, kind="stable")[: max(top_k, 0)]
@@ -713,6 +719,8 @@ def _is_token(token: Token, size: int) -> TypeGuard[int]:
 
 def _token_ids(domain: Sequence[Token], size: int) -> Ints:
     """Returns int64[domain]: ids, and -1 for what is no token. Plain integers, the usual case, are checked at once."""
+    if isinstance(domain, range) and domain.step > 0 and domain.start >= 0 and domain.stop <= size:
+        return np.arange(domain.start, domain.stop, domain.step)  # the whole vocabulary, for every public prompt
     ids = np.array(domain) if set(map(type, domain)) == {int} else np.empty(0)
     if ids.dtype != np.int64:  # other types, or integers beyond 64 bits
         return np.array([token if _is_token(token, size) else -1 for token in domain], np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import Rows, Token
+from langchain_dpicl.backends.base import FullSession, Rows, Token
 from langchain_dpicl.backends.hf import loading
 from langchain_dpicl.backends.hf.prompts import cut_middle
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError
@@ -230,6 +230,21 @@ class HuggingFaceBackend:
             del prompts
             raise session
         return session
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of several texts that share a batch; public."""
+        return self._engine.rows_at_once
+
+    def join(self, sessions: Sequence[FullSession]) -> None:
+        """Lets sessions share one batch; see `GroupBackend.join`.
+
+        Args:
+          sessions: of `open_full`, with a public number of rows, from which nothing was asked.
+        """
+        from langchain_dpicl.backends.hf.sessions import LocalSession, join
+
+        join([session for session in sessions if isinstance(session, LocalSession)])
 
     def _opened(
         self,

@@ -57,8 +57,8 @@ class GrowingBatch(Protocol):
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Adds one token to every row: int64[rows]."""
 
-    def many(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Adds the same tokens to every row at once."""
+    def many(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Adds several tokens to every row at once: int64[rows, k]."""
 
     def mark(self) -> Any:
         """Returns the present state."""
@@ -195,15 +195,15 @@ class RightBatch:
         self._positions = self._positions + 1
         return raw[:, -1]
 
-    def many(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Adds the same tokens to every row."""
-        count, device = len(tokens), self._body.device
+    def many(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Adds several tokens to every row."""
+        count, device = tokens.shape[1], self._body.device
         self._reserve(count)
         end = self._used + count
         mask = self._mask[..., :end].repeat(1, 1, count, 1)
         mask[..., self._used :].masked_fill_(ahead(count, device), self._body.lowest)
         raw = self._body.forward(
-            torch.tensor(tokens, device=device).expand(self._shape.size, -1),
+            tokens,
             self._cache,
             keep=count,
             attention_mask=mask,
@@ -267,9 +267,9 @@ class LeftBatch:
         """Adds one token to every row."""
         return self._add(tokens[:, None])[:, -1]
 
-    def many(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Adds the same tokens to every row."""
-        return self._add(torch.tensor(tokens, device=self._body.device).expand(self._shape.size, -1))
+    def many(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Adds several tokens to every row."""
+        return self._add(tokens)
 
     def mark(self) -> Any:
         """Returns a copy of the present state."""

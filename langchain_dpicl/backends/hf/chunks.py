@@ -11,7 +11,7 @@ import torch
 
 from langchain_dpicl.backends.base import Rows
 from langchain_dpicl.backends.hf.batches import BatchShape, GrowingBatch, is_out_of_memory
-from langchain_dpicl.backends.hf.engine import Engine, no_room
+from langchain_dpicl.backends.hf.engine import BLOCK, Engine, no_room
 from langchain_dpicl.backends.hf.heads import Kind, LazyLogits
 from langchain_dpicl.backends.hf.vocabulary import Floats
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
@@ -43,16 +43,35 @@ class PrivateRows:
       kind: whether their number is public.
       shape: the public shape of one row.
       has_public: whether the first row is the public prompt.
+      texts: public number of texts whose rows these are, as many of each, one text after the other.
     """
 
     rows: list[list[int] | None]
     kind: Kind
     shape: BatchShape
     has_public: bool
+    texts: int = 1
+
+    @property
+    def per_text(self) -> int:
+        """Rows of one text."""
+        return len(self.rows) // self.texts
+
+    def is_public(self, row: int) -> bool:
+        """Whether a row is a public prompt."""
+        return self.has_public and row % self.per_text == 0
+
+    def of(self, text: int) -> slice:
+        """Returns where the rows of a text are."""
+        return slice(text * self.per_text, (text + 1) * self.per_text)
 
     def wanted(self, row_batch: int) -> int:
         """Returns how many rows should run together; public."""
         return len(self.rows) if self.kind == "slots" else row_batch
+
+
+class NoRoomTogetherError(Exception):
+    """Rows of several texts do not fit into memory together."""
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -99,17 +118,47 @@ class SessionState:
 
     Attributes:
       private: the rows.
-      script: the steps in which tokens are read, so that a repetition takes the same ones.
+      pending: by text: released tokens that no row has read; None: its session is closed.
+      script: the steps in which tokens are read, int64[texts, tokens], so that a repetition takes the same ones.
       chunks: None before they are laid out.
       size: rows of a chunk; public.
       is_lean: whether only the first chunk keeps its cache on the device.
     """
 
     private: PrivateRows
-    script: list[tuple[int, ...]] = field(default_factory=list)
+    pending: list[list[int] | None]
+    script: list[torch.Tensor] = field(default_factory=list)
     chunks: list[Chunk] | None = None
     size: int = 0
     is_lean: bool = False
+
+    def note_pending(self, filler: int) -> bool:
+        """Adds the pending tokens to the script; False if texts have different numbers of them."""
+        counts = {len(tokens) for tokens in self.pending if tokens is not None}
+        if len(counts) > 1:
+            return False
+        count = max(counts, default=0)
+        if count:
+            # A text that has ended goes on with fillers: the shape of a batch stays.
+            tokens = torch.tensor([[filler] * count if one is None else one for one in self.pending])
+            whole = count - count % BLOCK
+            self.script += [tokens[:, place : place + BLOCK] for place in range(0, whole, BLOCK)]
+            self.script += [tokens[:, place : place + 1] for place in range(whole, count)]
+            self.pending = [None if one is None else [] for one in self.pending]
+        return True
+
+    def leave(self, text: int) -> SessionState:
+        """Returns one text's rows on their own, to be read again; its place here stays empty."""
+        private, pending = self.private, self.pending[text]
+        own = PrivateRows(private.rows[private.of(text)], private.kind, private.shape, private.has_public)
+        state = SessionState(own, [pending], [step[text : text + 1] for step in self.script])
+        self.close(text)
+        return state
+
+    def close(self, text: int) -> None:
+        """Drops the prompts of a text; caches go with the last one."""
+        self.private.rows[self.private.of(text)] = [None] * self.private.per_text
+        self.pending[text] = None
 
     def spare(self) -> bool:
         """Moves caches of later chunks off the device from now on; False if that frees nothing.
@@ -132,6 +181,7 @@ def fill(engine: Engine, work: SessionState, read: Read, out: Rows, *, first: in
 
     Raises:
       ModelCallError: what is public failed.
+      NoRoomTogetherError: rows of several texts do not fit.
       UnsilencableModelError: somebody else's hook would see the rows.
       KeyboardInterrupt: it was stopped; the next call goes on.
     """
@@ -166,6 +216,10 @@ def fill(engine: Engine, work: SessionState, read: Read, out: Rows, *, first: in
 
 def _shrink(engine: Engine, work: SessionState) -> None:
     """Restarts with fewer rows at a time and, at last, one cache beside the first; their number is public."""
+    if work.private.texts > 1:
+        engine.free()
+        engine.rows_at_once = 1
+        raise NoRoomTogetherError
     if work.size == 1 and not work.is_lean:
         work.is_lean = True
         engine.free()
@@ -230,12 +284,12 @@ def _advance(engine: Engine, work: SessionState, chunk: Chunk) -> None:
         raw = chunk.batch.start([row or [engine.vocabulary.filler] for row in rows])
     elif work.is_lean and not chunk.is_first:
         chunk.batch.moved(engine.body.device)
-    for tokens in work.script[chunk.done :]:
-        if len(tokens) == 1:
-            raw = chunk.batch.step(torch.full((work.size,), tokens[0], device=engine.body.device))
-        else:
-            raw = chunk.batch.many(tokens)[:, -1]
-    states = engine.lazy_logits(raw, work.private.kind)
+    text_of = [chunk.members.get(place, 0) // work.private.per_text for place in range(work.size)]
+    for step in work.script[chunk.done :]:
+        tokens = step[text_of].to(engine.body.device)
+        raw = chunk.batch.step(tokens[:, 0]) if tokens.shape[1] == 1 else chunk.batch.many(tokens)[:, -1]
+    publics = [place for place, row in chunk.members.items() if work.private.is_public(row)]
+    states = engine.lazy_logits(raw, work.private.kind, publics)
     chunk.done, chunk.device = len(work.script), states.device
     if chunk.is_alone:
         chunk.lazy_logits = states.only([*chunk.members]).to("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 from weakref import WeakSet
@@ -35,6 +35,10 @@ BLOCK = 16
 """Known tokens are read in blocks of this many, the rest one by one, as they would be generated."""
 
 
+ROWS_AT_ONCE = {"cpu": 64, "cuda": 256}
+"""Rows of several texts that share a batch, by device: beyond, a step gets longer as its rows get more."""
+
+
 class ReleasableMemory(Protocol):
     """Holds a secret amount of memory that it can release."""
 
@@ -53,6 +57,9 @@ class Engine:
       vocabulary: its candidates.
       row_batch: rows that run together where their number is secret.
       limit: tokens that it can read and write together; None: no limit.
+
+    Attributes:
+      rows_at_once: rows of several texts that share a batch; 1 once such a batch did not fit into memory. Public.
     """
 
     def __init__(self, body: ModelBody, vocabulary: Vocabulary, *, row_batch: int, limit: int | None) -> None:
@@ -60,6 +67,7 @@ class Engine:
         self.vocabulary = vocabulary
         self.row_batch = row_batch
         self.limit = limit
+        self.rows_at_once = ROWS_AT_ONCE.get(body.device.type, 1)
         self.reader = LogitReader(vocabulary)
         self.lock = threading.RLock()
         self.holders: WeakSet[ReleasableMemory] = WeakSet()
@@ -75,9 +83,9 @@ class Engine:
         """Returns float32[rows, width]: the candidates' logits from a batch's states; see `LogitReader.settle`."""
         return self.reader.settle(self.body.head.logits(states))
 
-    def lazy_logits(self, states: torch.Tensor, kind: Kind) -> LazyLogits:
-        """Returns a batch's states for lazy reading."""
-        return LazyLogits(states, self.body.head, self.reader, kind=kind)
+    def lazy_logits(self, states: torch.Tensor, kind: Kind, publics: Sequence[int] = ()) -> LazyLogits:
+        """Returns a batch's states for lazy reading; `publics`: the places of public rows."""
+        return LazyLogits(states, self.body.head, self.reader, kind=kind, publics=publics)
 
     @property
     def layout(self) -> type[LeftBatch | RightBatch]:
@@ -164,7 +172,7 @@ class Engine:
             mark = batch.mark()
             padded += [batch.step(torch.tensor([token], device=self.body.device)) for token in tail]
             batch.rewind(mark)
-            padded.append(batch.many(tail)[:, -1])
+            padded.append(batch.many(torch.tensor([tail], device=self.body.device))[:, -1])
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -293,7 +301,8 @@ class Engine:
         ]
         batch = batch or self.batch(shape)
         states = [batch.start(rows)]
-        states.append(batch.many(self._probe(1, BLOCK))[:, -1])
+        tokens = torch.tensor(self._probe(1, BLOCK), device=self.body.device)
+        states.append(batch.many(tokens.expand(shape.size, -1))[:, -1])
         states.append(batch.step(torch.full((shape.size,), self.vocabulary.filler, device=self.body.device)))
         settled = [self.settle(one) for one in states]
         ids = self.vocabulary.candidates[:64]

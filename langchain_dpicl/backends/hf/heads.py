@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -126,14 +126,25 @@ class LazyLogits:
       head: the output layer.
       reader: turns logits into the candidates'.
       kind: whether a row may depend on its place.
+      publics: places of public rows, which are computed together.
     """
 
-    def __init__(self, states: torch.Tensor, head: OutputHead, reader: LogitReader, *, kind: Kind) -> None:
+    def __init__(
+        self,
+        states: torch.Tensor,
+        head: OutputHead,
+        reader: LogitReader,
+        *,
+        kind: Kind,
+        publics: Sequence[int] = (),
+    ) -> None:
         self._states = states
         self._head = head
         self._reader = reader
         self._kind = kind
         self._settled: torch.Tensor | None = None
+        self._publics = list(publics)
+        self._public_rows: torch.Tensor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -162,6 +173,11 @@ class LazyLogits:
         """Returns float32[rows, width]: all candidates of some rows, computed without the others."""
         if not self._head.is_apart:
             return self.settled()[places]
+        if places.start in self._publics and places.stop == places.start + 1:
+            if self._public_rows is None:
+                self._public_rows = self._reader.settle(self._head.logits(self._states[self._publics]))
+            place = self._publics.index(places.start)
+            return self._public_rows[place : place + 1]
         return self._reader.settle(self._head.logits(self._states[places]))
 
     def some(self, ids: Ints) -> torch.Tensor:

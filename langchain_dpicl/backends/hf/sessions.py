@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from langchain_dpicl.backends.base import Rows, Token
 from langchain_dpicl.backends.hf.batches import GrowingBatch
-from langchain_dpicl.backends.hf.chunks import PrivateRows, Read, SessionState, blank, fill
+from langchain_dpicl.backends.hf.chunks import NoRoomTogetherError, PrivateRows, Read, SessionState, blank, fill
 from langchain_dpicl.backends.hf.engine import BLOCK, Engine
 from langchain_dpicl.backends.hf.vocabulary import Floats, probabilities, select_logits
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
@@ -33,8 +33,8 @@ class LocalSession:
 
     def __init__(self, engine: Engine, private: PrivateRows, prefix: Sequence[int]) -> None:
         self._engine = engine
-        self._work: SessionState | None = SessionState(private)
-        self._pending = list(prefix)
+        self._work: SessionState | None = SessionState(private, [list(prefix)])
+        self._text = 0
         self._length = private.shape.length + len(prefix)
         self._limit = engine.limit_at(private.shape)
 
@@ -79,38 +79,84 @@ class LocalSession:
     def push(self, token: Token) -> None:
         """Appends one released token to every row; it is read with the next request."""
         with self._engine.lock:
-            self._open_work()
+            work = self._open_work()
             id_ = self._engine.vocabulary.checked(token)
             check_room(self._limit, self._length + 1)
-            self._pending.append(id_)
+            self._waiting(work).append(id_)
             self._length += 1
 
     def close(self) -> None:
-        """Drops prompts and caches; further calls raise ConfigurationError."""
+        """Drops prompts and caches (a cache that texts share, with the last of them); further calls raise."""
         with self._engine.lock:
-            self._work = None
+            work, self._work = self._work, None
+            if work is not None:
+                work.close(self._text)
 
     def _open_work(self) -> SessionState:
         if self._work is None:
             raise ConfigurationError("expected an open session, found a closed one; open another")
         return self._work
 
+    def _waiting(self, work: SessionState) -> list[int]:
+        waiting = work.pending[self._text]
+        return [] if waiting is None else waiting
+
     def _read(self, read: Read, width: int, empty: float, *, public: bool = False) -> Rows:
         """Returns float64[rows, width]: the readings of the private rows, or of the public one."""
         with self._engine.lock:
             work = self._open_work()
-            self._note_pending(work)
-            first = int(work.private.has_public)
-            out = blank(first if public else len(work.private.rows) - first, width, empty)
-            fill(self._engine, work, read, out, first=0 if public else first)
-            return out
+            if not work.note_pending(self._engine.vocabulary.filler):
+                work = self._leave(work)
+            try:
+                return self._filled(work, read, width, empty, public=public)
+            except NoRoomTogetherError:
+                work = self._leave(work)
+            return self._filled(work, read, width, empty, public=public)
 
-    def _note_pending(self, work: SessionState) -> None:
-        """Records in which steps tokens are read, so that a repetition uses the same steps."""
-        pending, self._pending = self._pending, []
-        whole = len(pending) - len(pending) % BLOCK
-        work.script += [tuple(pending[place : place + BLOCK]) for place in range(0, whole, BLOCK)]
-        work.script += [(token,) for token in pending[whole:]]
+    def _filled(self, work: SessionState, read: Read, width: int, empty: float, *, public: bool) -> Rows:
+        rows = work.private.of(self._text)
+        first = int(work.private.has_public)
+        out = blank(first if public else rows.stop - rows.start - first, width, empty)
+        fill(self._engine, work, read, out, first=rows.start + (0 if public else first))
+        return out
+
+    def _leave(self, work: SessionState) -> SessionState:
+        """Goes on without the texts that shared a batch with this one."""
+        self._work, self._text = work.leave(self._text), 0
+        self._work.note_pending(self._engine.vocabulary.filler)
+        return self._work
+
+    def _key(self) -> tuple[object, ...] | None:
+        """Returns the public facts that sessions share which may share a batch; None: it has been read, or may not."""
+        work = self._work
+        if work is None or work.script or work.chunks is not None or work.private.texts > 1:
+            return None
+        private = work.private
+        is_known = private.kind == "slots" and private.has_public
+        return (id(self._engine), private.shape, len(private.rows), len(self._waiting(work))) if is_known else None
+
+
+def join(sessions: Sequence[LocalSession]) -> None:
+    """Lets sessions share one batch that have read nothing and are of one shape; others stay on their own."""
+    alike: dict[tuple[object, ...], list[LocalSession]] = {}
+    for session in sessions:
+        with session._engine.lock:  # noqa: SLF001  of this module
+            key = session._key()  # noqa: SLF001
+        if key is not None:
+            alike.setdefault(key, []).append(session)
+    for together in alike.values():
+        if len(together) > 1:
+            _join(together)
+
+
+def _join(sessions: Sequence[LocalSession]) -> None:
+    with sessions[0]._engine.lock:  # noqa: SLF001  of this module
+        works = [session._open_work() for session in sessions]  # noqa: SLF001
+        rows = [row for work in works for row in work.private.rows]
+        pending = [tokens for work in works for tokens in work.pending]
+        joint = SessionState(replace(works[0].private, rows=rows, texts=len(works)), pending)
+        for text, session in enumerate(sessions):
+            session._work, session._text = joint, text  # noqa: SLF001
 
 
 def check_room(limit: int | None, length: int) -> None:
@@ -201,7 +247,7 @@ class PublicPredictor:
             if len(missing) == 1:
                 raw = known.batch.step(torch.tensor(missing, device=engine.body.device))
             else:
-                raw = known.batch.many(missing)[:, -1]
+                raw = known.batch.many(torch.tensor([missing], device=engine.body.device))[:, -1]
             known.tokens += missing
         if raw is not None:
             known.last = engine.settle(raw)

@@ -50,6 +50,43 @@ class Candidates:
         return len(self.texts)
 
 
+class UnitVotes(Opaque):
+    """The votes of units as pairs of a unit and a candidate: a matrix of them all would be nearly all zeros.
+
+    A slice is the rows of some units, float32[units, candidates].
+
+    Args:
+      owners: int[votes], places of units in ascending order.
+      near: int[votes, neighbours], the candidates that each text votes for.
+      shape: units and candidates; public where the number of units is.
+    """
+
+    __slots__ = ("_near", "_owners", "shape")
+
+    def __init__(self, owners: NDArray[np.intp], near: NDArray[np.intp], shape: tuple[int, int]) -> None:
+        self._owners, self._near, self.shape = owners, near, shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, units: slice) -> Votes:
+        first, stop, _ = units.indices(len(self))
+        start, end = np.searchsorted(self._owners, (first, stop))
+        votes = np.zeros((max(0, stop - first), self.shape[1]), dtype=np.float32)
+        np.add.at(votes, (self._owners[start:end, None] - first, self._near[start:end]), 1.0)
+        return votes
+
+    @classmethod
+    def stacked(cls, units: Sequence[UnitVotes | None], num_candidates: int) -> UnitVotes:
+        """Returns the votes of single units together; None: a unit without any."""
+        owners = [np.full(len(one._owners), place) for place, one in enumerate(units) if one is not None]  # noqa: SLF001
+        near = [one._near for one in units if one is not None]  # noqa: SLF001
+        shape = (len(units), num_candidates)
+        if not near:
+            return cls(np.zeros(0, np.intp), np.zeros((0, 1), np.intp), shape)
+        return cls(np.concatenate(owners), np.concatenate(near), shape)
+
+
 class PrivateDirections(Opaque):
     """The directions of private texts, in memory and found by a keyed hash; the texts are not kept.
 
@@ -123,7 +160,7 @@ class NearestRows(PrivateDirections):
     >>> from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
     >>> source = NearestRows(LocalEmbeddings())
     >>> candidates = source.request_public(["a red car", "a blue boat"]).run()
-    >>> source.ask([("the boat is blue",), None], candidates).run().take().tolist()
+    >>> source.ask([("the boat is blue",), None], candidates).run().take()[:].tolist()
     [[0.0, 1.0], [0.0, 0.0]]
     """
 
@@ -136,10 +173,10 @@ class NearestRows(PrivateDirections):
         return _CandidateRequest(self.embeddings, tuple(texts))
 
     def ask(self, units: Sequence[Texts | None], candidates: Candidates) -> Effect:
-        """Returns the effect that computes the rows of these private units: `OpaqueRows` float32[units, candidates]."""
+        """Returns the effect that computes the rows of these private units: `OpaqueRows` of `UnitVotes`."""
         return _VoteRequest(self, tuple(None if unit is None else OpaqueValue(unit) for unit in units), candidates)
 
-    def rows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> Votes:
+    def rows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> UnitVotes:
         """Returns the votes; private, to be called below `run_guarded`."""
         texts = self._distinct(units)
         for new in self._new(texts):
@@ -147,7 +184,7 @@ class NearestRows(PrivateDirections):
         self._known(texts)  # drops the directions of texts that no unit has any more
         return self._votes(units, candidates)
 
-    async def arows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> Votes:
+    async def arows(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> UnitVotes:
         """Async twin of `rows`."""
         texts = self._distinct(units)
         for new in self._new(texts):
@@ -160,8 +197,8 @@ class NearestRows(PrivateDirections):
         texts = dict.fromkeys(text for unit in units if unit is not None for text in unit.reveal() if text.strip())
         return {self._name(text): text for text in texts}
 
-    def _votes(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> Votes:
-        """Returns float32[units, candidates]: how many texts of each unit have a candidate among their nearest."""
+    def _votes(self, units: Sequence[OpaqueValue[Texts] | None], candidates: Candidates) -> UnitVotes:
+        """Returns which candidates are nearest to the texts of each unit."""
         known = self._held.reveal()
         owners = [
             (place, known[name])
@@ -170,12 +207,12 @@ class NearestRows(PrivateDirections):
             for name in map(self._name, unit.reveal())
             if name in known
         ]
-        votes = np.zeros((len(units), len(candidates)), dtype=np.float32)
+        near = np.zeros((len(owners), min(self.neighbours, len(candidates))), dtype=np.intp)
         for first in range(0, len(owners), _BLOCK):
-            block = owners[first : first + _BLOCK]
-            near = nearest(np.array([row for _, row in block], dtype=np.float64), candidates, self.neighbours)
-            np.add.at(votes, (np.array([place for place, _ in block])[:, None], near), 1.0)
-        return votes
+            block = np.array([row for _, row in owners[first : first + _BLOCK]], dtype=np.float64)
+            near[first : first + _BLOCK] = nearest(block, candidates, self.neighbours)
+        places = np.array([place for place, _ in owners], dtype=np.intp)
+        return UnitVotes(places, near, (len(units), len(candidates)))
 
     def __repr__(self) -> str:
         return f"NearestRows({self.embeddings.name!r}, neighbours={self.neighbours})"
@@ -235,11 +272,8 @@ class _VoteRequest:
 
     def _stack(self, boxes: Sequence[OpaqueRows | None]) -> OpaqueRows:
         """Stacks boxed rows of single units; a row that failed is zeros."""
-        rows = np.zeros((len(self.units), len(self.candidates)), dtype=np.float32)
-        for place, box in enumerate(boxes):
-            if box is not None:
-                rows[place] = box.take()[0]
-        return OpaqueRows(rows)
+        votes = [None if box is None else box.take() for box in boxes]
+        return OpaqueRows(UnitVotes.stacked(votes, len(self.candidates)))
 
 
 def direction_of(vector: NDArray[Any]) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.backends.rows.public_beside import PublicAnswer
+from langchain_dpicl.backends.rows.vocabulary_rows import join_texts
 from langchain_dpicl.backends.sync_async import (
     Effect,
     EffectGenerator,
@@ -92,7 +93,11 @@ class Together:
                     outcomes[place].value, outcomes[place].error = found.value, found.error
             found.drop()
 
-        if _is_in_loop():  # the loop is stopped here, and what a thread waits for may be one of its calls
+        # The texts of a local engine share a batch, whose step the first of them makes.
+        is_one_engine = join_texts([self.effects[place] for place in places])
+        if (
+            is_one_engine or _is_in_loop()
+        ):  # the loop is stopped here, and what a thread waits for may be one of its calls
             for place in places:
                 one(place)
                 _check_stop(outcomes)
@@ -124,6 +129,10 @@ class Together:
             except Exception as error:  # noqa: BLE001  the outcome
                 outcomes[place].error = error
 
+        if join_texts([self.effects[place] for place in places]):
+            for place in places:
+                await one(place)
+            return
         tasks = [asyncio.ensure_future(one(place)) for place in places]
         try:
             await asyncio.wait(tasks)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl.backends.base import FullBackend, FullSession, Rows, Token
+from langchain_dpicl.backends.base import FullBackend, FullSession, GroupBackend, Rows, Token
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, fits, run_guarded
 from langchain_dpicl.backends.sync_async import apublic_call, bare, public_call, public_failure
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
@@ -93,6 +94,10 @@ class FullRowSource:
         except DPICLError as error:
             return bare(error)
 
+    def begun(self) -> FullSession | None:
+        """Returns the session, opened; None if that fails, which the next request says."""
+        return run_guarded(self._open)
+
     def logits(self, columns: NDArray[np.int64]) -> OpaqueRows:
         """Returns float64[prompts, d], boxed; a row that abstains or failed is NaN."""
         return self._boxed(run_guarded(lambda: self._open().logits(columns)), columns)
@@ -156,6 +161,19 @@ class FullRowSource:
             place, alone = row, tuple(prompt if i == row else None for i, prompt in enumerate(self.prompts))
         with contextlib.closing(self._opened(alone, self.side.num_rows)) as session:
             return session.logits(columns)[place : place + 1]
+
+
+def join_texts(effects: Sequence[object]) -> bool:
+    """Lets sessions of texts that ask at once share a batch; returns whether all effects ask one such engine."""
+    requests = [effect for effect in effects if isinstance(effect, PublicRowRequest | LogitRequest)]
+    backends = {id(request.source.backend): request.source.backend for request in requests}
+    for key, backend in backends.items():
+        sources = [request.source for request in requests if id(request.source.backend) == key]
+        if isinstance(backend, GroupBackend) and len(sources) > 1:
+            sessions = [session for source in sources if (session := source.begun()) is not None]
+            run_guarded(lambda backend=backend, sessions=sessions: backend.join(sessions))  # type: ignore[misc]
+    is_joined = all(isinstance(backend, GroupBackend) for backend in backends.values())
+    return is_joined and len(requests) == len(effects) and len(backends) == 1
 
 
 def _answer(outcome: NDArray[np.float64] | DPICLError | None) -> NDArray[np.float64]:

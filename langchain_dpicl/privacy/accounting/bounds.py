@@ -21,6 +21,7 @@ from langchain_dpicl.privacy.accounting.pld_grid import (
     Steps,
     compose,
     deltas,
+    least_epsilon,
 )
 from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
 
@@ -97,7 +98,7 @@ def _tabulated(bound: GridBound) -> Profile:
 def _table(pmf: PLDPmf, lost: float) -> tuple[FloatArray, FloatArray]:
     """Knots of H_x; from the last one on it counts as constant, that is, as mass at infinite loss."""
     floor = 4.0 * (float(pmf.get_delta_for_epsilon(math.inf)) + lost)
-    top = float(pmf.get_epsilon_for_delta(floor)) if floor < 1.0 else 0.0
+    top = least_epsilon(pmf, floor) if floor < 1.0 else 0.0
     x = np.linspace(0.0, min(max(top, 1e-9), _LARGEST_LOSS), 4097)
     return x, np.minimum(deltas(pmf, x) + lost, 1.0)
 
@@ -105,7 +106,7 @@ def _table(pmf: PLDPmf, lost: float) -> tuple[FloatArray, FloatArray]:
 # --- bounds on a composition --------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=2)  # of up to 2^20 cells each; prices are remembered elsewhere
 def bounds(terms: Terms, adjacency: Adjacency, *, is_coarse: bool) -> tuple[Bound, ...]:
     """All bounds we can prove for a composition that is private and not empty; the least of them is its price."""
     inside = steps(terms, adjacency)

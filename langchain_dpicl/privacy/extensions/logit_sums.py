@@ -23,6 +23,7 @@ from langchain_dpicl.privacy.mechanisms.bounded import (
     Floats,
     Sensitivity,
     matrix,
+    real_rows,
     row_appears,
 )
 
@@ -34,6 +35,7 @@ _LEAST_LIMIT = 1e-8
 """Least that a row may add at most: below, a share would keep too few digits beside the public score."""
 _LOWEST = 2.0**15
 """How far below the largest a public logit can lie: exp of it over any temperature in use is zero."""
+_COLUMNS = 4096
 _HUGE, _HUGE_PUBLIC = 1e200, 2.0**20
 # What infinities count as: far beyond every logit, and what is added to or taken off it does not overflow.
 LOGIT_MECHANISMS: tuple[str, ...] = ("recentered_clip", "difference_clip", "clip_and_blend")
@@ -80,8 +82,16 @@ class _LogitSum(Aggregation, is_base=True):
         return max(finest, math.ldexp(self._reach, -_PUBLIC_DIGITS))
 
     @abstractmethod
-    def _center(self, rows: Floats, public: Floats) -> None:
-        """Moves finite rows float64[n, d] in place to where they are clipped: each by itself, and by public numbers."""
+    def _centers(self, rows: npt.NDArray[Any], tops: Floats, public: Floats) -> Floats:
+        """Returns float64[n, 1]: what is taken off each row before it is clipped; `tops` are the rows' largest logits.
+
+        A function of the row itself and of public numbers.
+        """
+
+    def _place(self, part: Floats, centers: Floats, public: Floats) -> None:
+        """Moves some columns of finite rows in place to where they are clipped."""
+        del public
+        part -= centers
 
     @abstractmethod
     def _public_score(self, public: Floats) -> Floats:
@@ -94,19 +104,28 @@ class _LogitSum(Aggregation, is_base=True):
 
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int, public: npt.NDArray[Any] | None = None) -> Floats:
         """Returns what each row adds, on the grid; a row with a NaN anywhere, which is one that failed, adds zeros."""
-        shares = matrix(rows, width)  # a copy, changed in place below: a vocabulary is wide
-        failed = np.isnan(shares.max(axis=1))  # [n]; a NaN is the largest of all
-        shares[failed] = 0.0
-        np.clip(shares, -_HUGE, _HUGE, out=shares)
-        self._center(shares, _public_logits(public, width))
+        given = real_rows(rows, width)
+        logits = _public_logits(public, width)
+        tops = given.max(axis=1, keepdims=True).astype(np.float64)  # [n, 1]; a NaN is the largest of all
+        failed = np.isnan(tops[:, 0])
+        centers = self._centers(given, np.clip(np.where(np.isnan(tops), 0.0, tops), -_HUGE, _HUGE), logits)
         most = self._limit / self._step  # in steps, exact
-        # Divide each row, not the sum: what is added is then on the grid, and no share exceeds the limit.
-        shares *= most / self.clip
-        np.clip(shares, -most, most, out=shares)
-        np.trunc(shares, out=shares)
+        shares = np.empty(given.shape)
+        # A vocabulary is wide: some columns at a time stay in the processor's cache.
+        for first in range(0, width, _COLUMNS):
+            columns = slice(first, first + _COLUMNS)
+            part = shares[:, columns]
+            part[:] = given[:, columns]
+            part[failed] = 0.0
+            np.clip(part, -_HUGE, _HUGE, out=part)
+            self._place(part, centers, logits[columns])
+            # Divide each row, not the sum: what is added is then on the grid, and no share exceeds the limit.
+            part *= most / self.clip
+            np.clip(part, -most, most, out=part)
+            np.trunc(part, out=part)
+            part *= self._step
+            part += 0.0  # no negative zeros
         shares[failed] = 0.0
-        shares *= self._step
-        shares += 0.0  # no negative zeros
         return shares
 
     def bound(
@@ -190,15 +209,19 @@ class ClippedLogitMean(_LogitSum):
     def _reach(self) -> float:
         return math.ldexp(1.0, math.frexp(self.clip)[1])
 
-    def _center(self, rows: Floats, public: Floats) -> None:
+    def _centers(self, rows: npt.NDArray[Any], tops: Floats, public: Floats) -> Floats:
+        del rows, public
+        return tops
+
+    def _place(self, part: Floats, centers: Floats, public: Floats) -> None:
         del public
         if self.center == "max":
-            rows -= rows.max(axis=1, keepdims=True)
-            rows += self.clip
+            part -= centers
+            part += self.clip
 
     def _public_score(self, public: Floats) -> Floats:
         shown = public[None].copy()
-        self._center(shown, public)
+        self._place(shown, public.max(), public)
         score: Floats = (1.0 - self.blend_weight) * np.clip(shown[0], -self.clip, self.clip)
         return score
 
@@ -252,10 +275,18 @@ class ClippedDifferenceMean(_LogitSum):
     def _reach(self) -> float:
         return _LOWEST
 
-    def _center(self, rows: Floats, public: Floats) -> None:
-        rows -= public
+    def _centers(self, rows: npt.NDArray[Any], tops: Floats, public: Floats) -> Floats:
+        if self.center == "none":
+            return np.zeros_like(tops)
+        likely = _likeliest(public)
+        values = np.array(rows[:, likely], dtype=np.float64)  # [n, k]
+        values[np.isnan(values)] = 0.0  # of a row that has failed
+        return _weighted_median(np.clip(values, -_HUGE, _HUGE) - public[likely], public[likely])[:, None]
+
+    def _place(self, part: Floats, centers: Floats, public: Floats) -> None:
+        part -= public
         if self.center == "median":
-            rows -= _weighted_median(rows, public)[:, None]
+            part -= centers
 
     def _public_score(self, public: Floats) -> Floats:
         score: Floats = public - public.max()

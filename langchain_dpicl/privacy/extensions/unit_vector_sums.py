@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Protocol, final, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,23 @@ from langchain_dpicl.privacy.mechanisms.bounded import (
 )
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 
-_PIECE = 4096
-"""Rows of vote vectors that are bounded at a time."""
+_CELLS = 1 << 20
+"""Numbers of vote vectors that are bounded at a time."""
+
+
+@runtime_checkable
+class SlicedRows(Protocol):
+    """Rows that exist some at a time: a slice of them is a matrix."""
+
+    def __len__(self) -> int:
+        """Returns how many rows there are."""
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
+        """Returns real[n, d]: some of the rows."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
 
 
 @final
@@ -96,18 +111,34 @@ class VoteVectorSum(Aggregation):
 
     def bound(
         self,
-        rows: npt.NDArray[Any],
+        rows: npt.NDArray[Any] | SlicedRows,
         *,
         row_shape: RowShape,
         adjacency: Adjacency,
         width: int,
         public: npt.NDArray[Any] | None = None,
     ) -> BoundedSum:
-        """Adds rows up, each bounded by itself first, some at a time; whole steps add exactly in any pieces."""
+        """Adds rows up, each bounded by itself first, some at a time; whole steps add exactly in any pieces.
+
+        Args:
+          rows: real[n, d], or `SlicedRows` of that shape.
+          row_shape: "slots" or "units".
+          adjacency: "add_remove" or "replace_one".
+          width: d, public.
+          public: not read.
+
+        Raises:
+          ConfigurationError: see `Aggregation.bound`.
+        """
         del public
-        every, total = real_rows(rows, width), np.zeros(width)
-        for first in range(0, len(every), _PIECE):
-            total += np.add.reduce(self.bounded_rows(every[first : first + _PIECE], width=width), axis=0)
+        every: Any = rows
+        if isinstance(rows, np.ndarray) or not isinstance(rows, SlicedRows):
+            every = real_rows(every, width)
+        total = np.zeros(width)
+        # Cells of a piece, not rows: candidates may be many.
+        step = max(1, _CELLS // width)
+        for first in range(0, len(every), step):
+            total += np.add.reduce(self.bounded_rows(every[first : first + step], width=width), axis=0)
         return BoundedSum(
             total, self.sensitivity(row_shape=row_shape, adjacency=adjacency), row_shape, check_adjacency(adjacency)
         )

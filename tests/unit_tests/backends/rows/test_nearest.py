@@ -27,7 +27,7 @@ def made(embeddings: Any = None, **options: Any) -> tuple[NearestRows, Candidate
 
 
 def votes(source: NearestRows, units: Any, candidates: Candidates) -> list[list[float]]:
-    found: list[list[float]] = source.ask(units, candidates).run().take().tolist()
+    found: list[list[float]] = source.ask(units, candidates).run().take()[:].tolist()
     return found
 
 
@@ -44,11 +44,21 @@ def test_with_several_neighbours_a_text_votes_for_each_of_them_once() -> None:
     assert votes(source, [("card",)], candidates) == [[1, 1, 1]]
 
 
+def test_a_slice_of_votes_is_the_rows_of_some_units() -> None:
+    source, candidates = made(neighbours=2)
+    units = [("my card",), None, ("a boat", "a film"), ("card film",)]
+    taken = source.ask(units, candidates).run().take()
+    assert taken.shape == (4, 3)
+    for first in range(5):
+        for stop in range(5):
+            np.testing.assert_array_equal(taken[first:stop], taken[:][first:stop])
+
+
 def test_awaited_votes_are_the_same() -> None:
     source, candidates = made()
     units = [("my card",), None, ("a boat",)]
     found = asyncio.run(source.ask(units, candidates).arun()).take()
-    assert found.tolist() == votes(*made()[:1], units, candidates)
+    assert found[:].tolist() == votes(*made()[:1], units, candidates)
     other = asyncio.run(source.request_public(CANDIDATES).arun())
     np.testing.assert_array_equal(other.directions, candidates.directions)
 

@@ -342,13 +342,15 @@ def _plant_half_the_sensitivity(patch, cls):
 
 
 def _plant_a_centre_of_all_rows(patch, cls):
-    """One constant would do; a vector of medians over rows lets a row move the others' shares."""
+    """One constant would do; centres that depend on all rows let a row move the others' shares."""
+    real = cls._place
 
-    def bug(self, rows, public):
-        if len(rows):
-            rows -= np.mean(np.clip(rows, -1e3, 1e3), axis=0)
+    def bug(self, part, centers, public):
+        real(self, part, centers, public)
+        if len(part):
+            part -= np.mean(np.clip(part, -1e3, 1e3), axis=0)
 
-    patch.setattr(cls, "_center", bug)
+    patch.setattr(cls, "_place", bug)
 
 
 def _plant_a_public_score_of_the_private_mean(patch, cls):

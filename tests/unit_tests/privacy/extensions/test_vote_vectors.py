@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.extensions import unit_vector_sums as aggregation
 from langchain_dpicl.privacy.extensions.unit_vector_sums import UnitVectorSum, VoteVectorSum
 from langchain_dpicl.privacy.mechanisms.bounded import Sensitivity
@@ -51,9 +52,32 @@ def test_what_cannot_be_a_vote_counts_zero_and_the_rest_of_the_row_stays():
 def test_rows_in_pieces_add_to_the_same_bits(monkeypatch):
     rows = np.random.default_rng(3).integers(0, 9, size=(97, 11)).astype(np.float32)
     whole = VoteVectorSum().bound(rows, **ADD, width=11).value
-    monkeypatch.setattr(aggregation, "_PIECE", 5)
+    monkeypatch.setattr(aggregation, "_CELLS", 5 * 11)
     np.testing.assert_array_equal(VoteVectorSum().bound(rows, **ADD, width=11).value, whole)
     np.testing.assert_array_equal(VoteVectorSum().bound(rows[::-1], **ADD, width=11).value, whole)
+
+
+def test_rows_that_exist_some_at_a_time_add_to_the_same_bits(monkeypatch):
+    class Sliced:
+        def __init__(self, rows):
+            self.rows, self.shape, self.most = rows, rows.shape, 0
+
+        def __len__(self):
+            return len(self.rows)
+
+        def __getitem__(self, rows):
+            self.most = max(self.most, len(self.rows[rows]))
+            return self.rows[rows]
+
+    rows = np.random.default_rng(3).integers(0, 9, size=(97, 11)).astype(np.float32)
+    whole = VoteVectorSum().bound(rows, **ADD, width=11).value
+    monkeypatch.setattr(aggregation, "_CELLS", 5 * 11)
+    sliced = Sliced(rows)
+    np.testing.assert_array_equal(VoteVectorSum().bound(sliced, **ADD, width=11).value, whole)
+    assert sliced.most == 5
+    with pytest.raises(ConfigurationError, match="rows"):
+        VoteVectorSum().bound(Sliced(rows[:, :3]), **ADD, width=11)
+    assert not VoteVectorSum().bound(Sliced(rows[:0]), **ADD, width=11).value.any()
 
 
 # --- planted bugs --------------------------------------------------------------------------------------------------
