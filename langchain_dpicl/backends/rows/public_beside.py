@@ -48,11 +48,13 @@ class PublicAnswer:
       ask: returns the effect that asks.
       outage: of the component.
       value: the answer; None: there is none yet.
+      stop: what ended the first try and has to end the caller, such as Ctrl-C.
     """
 
     ask: Callable[[], Effect]
     outage: Outage
     value: Any = field(default=None)
+    stop: BaseException | None = field(default=None)
 
     def run(self) -> Any:
         """Asks, blocking; raises ModelCallError where the call failed."""
@@ -72,6 +74,8 @@ class PublicAnswer:
             self.run()
         except Exception:  # noqa: BLE001  asked again, alone; that call raises
             self.value = None
+        except BaseException as stop:  # noqa: BLE001  raised by the caller's thread, in which it means something
+            self.value, self.stop = None, stop
 
     async def atry_once(self) -> None:
         """Async twin of `try_once`."""
@@ -127,6 +131,9 @@ class AskBeside:
         else:  # the loop is stopped here, and what a thread waits for may be one of its calls
             self.public.try_once()
             rows = self.rows.run()
+        if self.public.stop is not None:
+            with dropped(rows):
+                raise self.public.stop
         if self.public.value is None and self.is_final:
             with dropped(rows):
                 self.public.run()

@@ -256,3 +256,14 @@ def test_a_stop_while_the_public_call_is_waited_for_leaves_no_rows(monkeypatch: 
         AskBeside(GivenRows(box), asked).run()
     with pytest.raises(IndexError):
         box.take()
+
+
+def test_what_stops_a_public_call_beside_rows_stops_the_answer_and_drops_the_rows() -> None:
+    class Stops:
+        def run(self) -> Any:
+            raise KeyboardInterrupt
+
+    box = OpaqueRows("rows")
+    with pytest.raises(KeyboardInterrupt):
+        AskBeside(GivenRows(box), PublicAnswer(Stops, Outage())).run()
+    assert box._rows == []
