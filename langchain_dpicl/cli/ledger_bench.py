@@ -173,7 +173,7 @@ def _started(
             os.close(ready[1])
             os.read(start[0], 1)
             found = spend(share, until=time.monotonic() + seconds)
-            budget.settle()
+            budget.close()
         except Exception as error:  # noqa: BLE001  shown by the parent
             found = json.loads(_DIED) | {"fault": f"{type(error).__name__}: {error}"}
         with os.fdopen(out, "w") as file:

@@ -102,6 +102,7 @@ class _LogitSum(Aggregation, is_base=True):
         changes = 2.0 if row_appears(row_shape, adjacency) else 4.0
         return Sensitivity(l2=None, range=changes * self._limit)
 
+    @np.errstate(over="ignore", invalid="ignore")  # a row of another type may hold what no float64 does
     def bounded_rows(self, rows: npt.NDArray[Any], *, width: int, public: npt.NDArray[Any] | None = None) -> Floats:
         """Returns what each row adds, on the grid; a row with a NaN anywhere, which is one that failed, adds zeros."""
         given = real_rows(rows, width)

@@ -600,7 +600,7 @@ class LedgerWriter:
             return most
         tenant = key.tenant or ""
         check_tenant(state, component, tenant, count=count, cap=key.cap)
-        return min(most, key.cap - state.used_by(tenant, name))
+        return min(most, (key.cap - state.used_by(tenant, name)) // LEAST_LEFT)
 
     def _reservation(self, key: PurseKey, count: int) -> dict[str, Any]:
         """Returns the body of a line that reserves tickets."""

@@ -323,7 +323,7 @@ class TestFiles:
         def full(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(f"langchain_dpicl.released.files.{step}", full)
+        monkeypatch.setattr(f"langchain_dpicl._plain_files.{step}", full)
         with pytest.raises(OSError, match="No space"):
             pool().save(path)
         assert path.read_text() == "old"

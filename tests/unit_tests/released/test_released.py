@@ -204,7 +204,7 @@ def test_a_failed_save_leaves_the_old_file(step, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"langchain_dpicl.released.files.{step}", full)
+    monkeypatch.setattr(f"langchain_dpicl._plain_files.{step}", full)
     with pytest.raises(OSError, match="No space"):
         released().save(path)
     assert path.read_text() == "old"

@@ -283,7 +283,7 @@ def test_a_line_with_a_tenant_that_is_no_text_is_refused(tenant: Any) -> None:
     with store.transaction() as view:
         body = {"component": "c", "template": "t", "label": None, "count": 1, "amount": 1.0, "tenant": tenant}
         view.append("reserve", body)
-    with pytest.raises(LedgerError, match="tenant's name"):
+    with pytest.raises(LedgerError, match="names of a tenant and a process as text"):
         Budget.open(store)
 
 
