@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
-from langchain_dpicl.backends.embedded.tables import load_tables
-from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
@@ -24,7 +21,6 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.word_release import (
     PAIR_TEMPLATE,
     WORD_TEMPLATE,
-    PublicWords,
     ThresholdedGaussianMechanism,
     UnitPairs,
     UnitWords,
@@ -40,6 +36,7 @@ from langchain_dpicl.privacy.ledger.tickets import Ticket, compose_events, event
 from langchain_dpicl.release.count_release import release_words
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.words import ReleasedWords, WordGroup
+from langchain_dpicl.reports.public_words import public_words
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 
@@ -213,19 +210,6 @@ def plan_words(
     if epsilon is not None and plan.epsilon > epsilon:
         raise fail("noise_multiplier", f"one that costs at most epsilon {epsilon:g}", noise_multiplier, "Raise it.")
     return plan
-
-
-@cache
-def public_words() -> PublicWords:
-    """Returns the words of the embedded model by how common they are in its public text, and English stop words."""
-    tables = load_tables()
-    common: dict[str, float] = {}
-    for token, frequency in zip(tables.token_bytes, tables.unigram.tolist(), strict=True):
-        piece = token.decode("utf-8", "ignore")
-        if piece.startswith(" ") and piece[1:].isalpha():  # tokens that begin with a blank are whole words
-            word = piece[1:].casefold()
-            common[word] = max(frequency, common.get(word, 0.0))
-    return PublicWords(tuple(sorted(common, key=lambda word: (-common[word], word))), STOP_WORDS)
 
 
 @dataclass(slots=True)

@@ -143,7 +143,7 @@ class UnitWords(ClosedClass):
           known: the public ranking.
         """
         held = {word for record in records for word in _texts_words(record.get(self.name))}
-        cast = filter(_may_leave, held - known.left_out - self._denied)
+        cast = filter(may_leave, held - known.left_out - self._denied)
         return tuple(known.rarest(cast, self.max_words))
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,9 +226,11 @@ def _texts_words(text: Any) -> list[str]:
     return words_of(text) if isinstance(text, str) else []
 
 
-def _may_leave(word: str) -> bool:
+def may_leave(word: str) -> bool:
+    """Whether a text is one word in the form of `words_of`, of a length that may leave and without digits."""
     has_length = FEWEST_LETTERS <= len(word) <= MOST_LETTERS
-    return has_length and (word.isalpha() or not any(map(str.isdigit, word))) and is_name(word)
+    has_no_digit = word.isalpha() or not any(map(str.isdigit, word))
+    return has_length and has_no_digit and is_name(word) and words_of(word) == [word]
 
 
 @final

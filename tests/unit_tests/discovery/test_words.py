@@ -35,11 +35,14 @@ from langchain_dpicl.privacy.extensions.word_release import (
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.released import ReleasedWords
 from langchain_dpicl.released.words import WordGroup
+from langchain_dpicl.reports.claims import with_content_digest
+from langchain_dpicl.reports.public_words import public_words
 from langchain_dpicl.runs import release_run
-from langchain_dpicl.words import plan_words, public_words
+from langchain_dpicl.words import plan_words
 from tests.contracts.neighbours import HOSTILE, NeighbourContract, fault, owned, unstamped
 
 CANARY = "canaryword"
+NO_WORDS = ("078-05-1120", "Mr Smith has it", "abc123", "Velda", "\uff56elda", "velda!", "x" * 31, "ab", " velda")
 NOTES = ["the velda is a friend of the otter"] * 300 + ["a Gorgon SINGS at night"] * 200 + [f"my {CANARY}"]
 
 
@@ -313,15 +316,51 @@ class TestWhatTheReportSays:
         for words, said in (
             ([[CANARY, 3.0]], "below the threshold"),
             ([["denied", 90.0]], "no denied word"),
-            ([["a", 90.0], ["a", 91.0]], "each once"),
-            ([["a", "b"]], "words"),
+            ([["velda", 90.0], ["velda", 90.0]], "each once"),
+            ([["velda", "b"]], "words"),
+            ([["the", 90.0]], "no public stop word"),
+            *(([[text, 90.0]], "single words") for text in NO_WORDS),
+            ([["velda", 90.123456789]], "the grid of the noise"),
+            ([["otter", 90.0], ["velda", 91.0]], "largest weight first"),
+            ([["velda", 90.0], ["otter", 90.0]], "ties by spelling"),
         ):
-            assert any(said in problem for problem in with_words(words))
-        assert any("releases no pairs" in problem for problem in with_words([["a", 90.0]], [["a a", 90.0]]))
-        assert any("one group for each" in problem for problem in with_words([["a", 90.0]], label="x"))
+            assert any(said in problem for problem in with_words(words)), words
+        assert any("releases no pairs" in problem for problem in with_words([["velda", 90.0]], [["velda x", 90.0]]))
+        assert any("one group for each" in problem for problem in with_words([["velda", 90.0]], label="x"))
         assert (
             verify_report({**data, "words": [{"label": None, "words": [], "pairs": []}]}).problems != ()
         )  # the digest
+
+    def test_what_the_plan_cannot_release_is_not_made_or_read_either(self) -> None:
+        found = finder(notes(), house(), deny=["denied"], pairs=True).run()
+
+        def refused(words: Any, pairs: Any = ()) -> None:
+            group = WordGroup(None, tuple(words), tuple(pairs))
+            with pytest.raises(ConfigurationError, match="words: expected|pairs: expected"):
+                ReleasedWords((group,), found.report, found.plan)
+            # A file whose digest was made for it.
+            state = {**json.loads(found.to_json()), "words": [{**group._asdict()}]}
+            state["report"].pop("content_digest")
+            with pytest.raises(ConfigurationError, match="words: expected|pairs: expected"):
+                ReleasedWords.from_json(json.dumps(with_content_digest(state)))
+
+        for text in (*NO_WORDS, "the", "denied"):
+            refused([(text, 90.0)])
+        refused([("velda", 90.123456789)])
+        refused([("otter", 90.0), ("velda", 91.0)])
+        refused([("otter", 90.0), ("velda", 90.0)], [("velda velda", 90.0)])
+        refused([("otter", 90.0), ("velda", 90.0)], [("otter velda", 90.0), ("velda otter", 91.0)])
+        group = WordGroup(None, (("otter", 90.0), ("velda", 90.0)), (("otter velda", 90.0),))
+        assert ReleasedWords((group,), found.report, found.plan).pairs == ("otter velda",)
+
+    def test_stop_words_of_another_version_are_not_compared_with_those_of_this_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = finder(notes(), house()).run()
+        monkeypatch.setattr(
+            "langchain_dpicl.reports.verify_released.public_words", lambda: PublicWords((), frozenset({"velda"}))
+        )
+        assert verify_report(found).ok
 
     def test_words_under_the_report_of_something_else_are_a_problem(self) -> None:
         found = json.loads(finder(notes(), house()).run().to_json())
