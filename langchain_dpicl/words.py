@@ -12,6 +12,7 @@ from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.options.rows import Noise, noise_of
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, pricing_delta, with_price
 from langchain_dpicl.privacy import accounting
@@ -223,6 +224,13 @@ class _Label:
     done: bool = False
     busy: bool = False
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its last ticket burnt and has no result: an error or a stop came between, and no ticket is left."""
+        if self.ticket is None or not self.ticket.uncommitted:
+            return False
+        return (self.words if self.ticket.template == WORD_TEMPLATE else self.pairs) is None
+
 
 @tells_how_to_build()
 class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
@@ -241,7 +249,8 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
     What many people write leaves as it is, names too, and nothing promises that a released word has a least number of
     writers. Declare `unit_key` where one person wrote several records, and read the words before you send them on.
 
-    Build it with `from_private_examples`; `run` or `arun` releases once.
+    Build it with `from_private_examples`; `run` or `arun` releases once. After an error or Ctrl-C, `result` holds what
+    was released, and `run` makes the rest; what a ticket was burnt for without a result stays empty.
 
     Example:
       >>> from langchain_dpicl import Budget, PrivateExamples, WordDiscovery
@@ -330,12 +339,12 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
         yield Blocking(lambda: self._release(item, call))
 
     def _release(self, item: _Label, call: RunCall) -> None:
-        """Releases the words of a label, and its pairs, each once; what an earlier call released stays as it is."""
-        if item.words is None:
+        """Releases the words of a label, and its pairs, each once; what an earlier call released or lost stays so."""
+        if item.words is None and not item.is_lost:
             ticket = self._ticket(item, WORD_TEMPLATE, call)
             item.words = release_words(self._private, ticket, plan=self.plan.release, known=public_words())
         self._commit(item)
-        if self.plan.pairs is not None and item.pairs is None:
+        if self.plan.pairs is not None and item.words is not None and item.pairs is None and not item.is_lost:
             ticket, known = self._ticket(item, PAIR_TEMPLATE, call), tuple(word for word, _ in item.words)
             item.pairs = release_words(self._private, ticket, plan=self.plan.pairs, known=known)
         self._commit(item)
@@ -349,7 +358,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
 
     @staticmethod
     def _commit(item: _Label) -> None:
-        if item.ticket is not None and item.ticket.uncommitted:
+        if item.ticket is not None and item.ticket.uncommitted and not item.is_lost:
             item.ticket.commit()
 
     def _give_back(self, item: _Label, events: RunEvents) -> None:
@@ -360,8 +369,11 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
         return item.words or ()
 
     def _value(self) -> ReleasedWords:
-        if not self.is_finished:
-            raise fail("result", "a run that has released its words", "one that has not", "Call run() first.")
+        if all(item.words is None for item in self._items):
+            if self.is_finished:
+                msg = f"{self.component!r}: its tickets burnt without a result. Declare another component."
+                raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
+            raise fail("result", "a run that has released words", "one that has not", "Call run() first.")
         groups = tuple(WordGroup(item.label, item.words or (), item.pairs or ()) for item in self._items)
         return ReleasedWords(groups, self.report, self.plan.to_dict())
 

@@ -17,6 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, Noise, PrivacyBudgetExceededError, PrivateExamples, WordDiscovery, verify_report
+from langchain_dpicl import words as words_module
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -29,6 +30,7 @@ from langchain_dpicl.privacy.extensions.word_release import (
     PAIR_TEMPLATE,
     WORD_TEMPLATE,
     PublicWords,
+    UnitPairs,
     UnitWords,
     WordRelease,
 )
@@ -211,6 +213,44 @@ class TestWhatIsPaid:
         assert {word for word, _ in made._items[0].words} == {"gorgon", "sings", "night"}
         assert [made.share.remaining(WORD_TEMPLATE, label=label) for label in ("new", "old", "none")] == [0, 0, 1]
 
+    @pytest.mark.parametrize(
+        ("rule", "released", "pairs"),
+        [
+            (UnitWords, {"new": {"gorgon", "sings", "night"}, "old": set(), "none": set()}, [4, 0, 0]),
+            (UnitPairs, {"new": {"gorgon", "sings", "night"}, "old": {"velda", "friend", "otter"}}, [0, 2, 0]),
+        ],
+    )
+    def test_a_ticket_that_burnt_without_a_result_takes_nothing_else_away(
+        self, rule: Any, released: Any, pairs: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Stopped in the words of the second label, or in the pairs of the first one."""
+        made, real = finder(by_kind(), budget := house(), pairs=True, epsilon=2.0), words_module.release_words
+
+        def stopped(private: Any, ticket: Any, *, plan: Any, known: Any) -> Any:
+            if type(plan.rule) is rule and ticket.label == ("old" if rule is UnitWords else "new"):
+                ticket.burn()
+                raise KeyboardInterrupt
+            return real(private, ticket, plan=plan, known=known)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(words_module, "release_words", stopped)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                made.run()
+        assert caught.value.run is made  # type: ignore[attr-defined]
+        assert set(made.result.by_label["new"]) == released["new"]
+        assert not made.is_finished
+        found = made.run()
+        assert {label: set(found.by_label[label]) for label in released} == released
+        assert [bool(group.pairs) for group in found.groups] == list(map(bool, pairs))
+        assert made.is_finished
+        assert found == made.run() == made.result
+        assert verify_report(found).ok
+        assert sum(ticket.count for ticket in budget.dangling()) == 1  # it stays charged, and open
+
+    def test_nothing_is_read_where_nothing_was_released(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"Call run\(\) first"):
+            _ = finder(notes(), house()).result
+
     def test_a_ledger_that_fails_at_a_commit_keeps_what_was_released(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = finder(notes(), budget := house(), pairs=True, epsilon=2.0)
 
@@ -336,12 +376,12 @@ class TestWhatTheReportSays:
 
         def refused(words: Any, pairs: Any = ()) -> None:
             group = WordGroup(None, tuple(words), tuple(pairs))
-            with pytest.raises(ConfigurationError, match="words: expected|pairs: expected"):
+            with pytest.raises(ConfigurationError, match=r"words: expected|pairs: expected"):
                 ReleasedWords((group,), found.report, found.plan)
             # A file whose digest was made for it.
             state = {**json.loads(found.to_json()), "words": [{**group._asdict()}]}
             state["report"].pop("content_digest")
-            with pytest.raises(ConfigurationError, match="words: expected|pairs: expected"):
+            with pytest.raises(ConfigurationError, match=r"words: expected|pairs: expected"):
                 ReleasedWords.from_json(json.dumps(with_content_digest(state)))
 
         for text in (*NO_WORDS, "the", "denied"):
