@@ -285,7 +285,7 @@ def word_problems(groups: Sequence[Sequence[Any]], plan: Mapping[str, Any]) -> I
         if not never.isdisjoint(held):
             yield "words: expected no denied word and no public stop word, found one"
         if not all(map(may_leave, held)):
-            yield "words: expected single words as they are counted, lower case and without digits, found another"
+            yield "words: expected single words as they are counted, lower case and of letters, found another"
         both = [pair.split(" ") for pair, _ in found[1]]
         if any(len(pair) != 2 or pair[0] == pair[1] or not held.issuperset(pair) for pair in both):
             yield "pairs: expected two different ones of the group's words each, found others"

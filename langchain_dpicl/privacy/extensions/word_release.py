@@ -10,6 +10,7 @@ import hashlib
 import heapq
 import json
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,7 +104,7 @@ class PublicWords:
 class UnitWords(ClosedClass):
     """At most `max_words` distinct words of a unit's texts: those that public text expects least.
 
-    A word is one of `words_of`, of 3 to 30 characters without a digit, that is neither publicly left out nor denied.
+    A word is one of `words_of`, of 3 to 30 letters and marks on them, that is neither publicly left out nor denied.
 
     Formal guarantees:
       - `of` looks at one unit and at public values alone, and returns at most `max_words` distinct words. What other
@@ -227,10 +228,14 @@ def _texts_words(text: Any) -> list[str]:
 
 
 def may_leave(word: str) -> bool:
-    """Whether a text is one word in the form of `words_of`, of a length that may leave and without digits."""
+    """Whether a text is one word in the form of `words_of`, of a length that may leave, of letters and marks."""
     has_length = FEWEST_LETTERS <= len(word) <= MOST_LETTERS
-    has_no_digit = word.isalpha() or not any(map(str.isdigit, word))
-    return has_length and has_no_digit and is_name(word) and words_of(word) == [word]
+    has_letters = word.isalpha() or (any(map(str.isalpha, word)) and all(map(_is_letter_or_mark, word)))
+    return has_length and has_letters and is_name(word) and words_of(word) == [word]
+
+
+def _is_letter_or_mark(character: str) -> bool:
+    return character.isalpha() or unicodedata.category(character).startswith("M")
 
 
 @final
