@@ -204,22 +204,22 @@ class UnitPairs(ClosedClass):
         return {"kind": self.kind, "field": self.name, "max_values": self.max_words}
 
 
-def denied_words(entries: Iterable[str]) -> tuple[str, ...]:
-    """Returns the distinct words of public entries, sorted.
+def denied_words(entries: Iterable[str], name: str = "deny") -> tuple[str, ...]:
+    """Returns the distinct words of public entries, sorted; errors show the argument `name`.
 
     Raises:
       ConfigurationError: an entry is no text or has no word, or there are too many.
     """
     if isinstance(entries, str) or not isinstance(entries, Iterable):
-        raise fail("deny", "a sequence of public words", type(entries).__name__)
+        raise fail(name, "a sequence of public words", type(entries).__name__)
     words = set[str]()
     for place, entry in enumerate(entries):
         # A column of records passed by mistake must not be printed: errors show places only.
         if not isinstance(entry, str) or not (found := words_of(entry)):
-            raise fail("deny", "a text with a word, each of them", f"another at place {place}")
+            raise fail(name, "a text with a word, each of them", f"another at place {place}")
         words.update(found)
     if len(words) > MOST_KEYWORDS:
-        raise fail("deny", f"at most {MOST_KEYWORDS} words", f"{len(words)} of them")
+        raise fail(name, f"at most {MOST_KEYWORDS} words", f"{len(words)} of them")
     return tuple(sorted(words))
 
 

@@ -421,6 +421,11 @@ class TestWhatIsMadeOfIt:
         assert verify_report(left).ok
         assert ReleasedWords.from_json(left.to_json()) == left
 
+    @pytest.mark.parametrize("given", ["raven", ["---"], [3], None])
+    def test_faults_of_words_to_take_out_name_the_argument(self, given: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"^words: expected"):
+            finder(notes(), house()).run().without(given)
+
     def test_it_is_saved_and_read_back_and_nothing_else_is(self, tmp_path: Path) -> None:
         found = finder(by_kind(), house(), pairs=True).run()
         found.save(tmp_path / "words.json")
@@ -566,3 +571,6 @@ def test_each_label_with_words_is_a_document_of_any_store() -> None:
     assert set(alone.page_content.split()) == {"velda", "friend", "otter", "gorgon", "sings", "night"}
     assert alone.metadata["label"] is None
     assert found.without(["gorgon", "sings", "night"]).documents == [old]
+    other, same = found.without(["gorgon"]).documents
+    assert (same.id, other.metadata) == (old.id, new.metadata)
+    assert other.id != new.id
