@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl._construction import awaitable, tells_how_to_build
-from langchain_dpicl.backends.embedded.tables import load_tables
-from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.options.rows import Noise, noise_of
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, pricing_delta, with_price
 from langchain_dpicl.privacy import accounting
@@ -24,7 +22,6 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.word_release import (
     PAIR_TEMPLATE,
     WORD_TEMPLATE,
-    PublicWords,
     ThresholdedGaussianMechanism,
     UnitPairs,
     UnitWords,
@@ -40,6 +37,7 @@ from langchain_dpicl.privacy.ledger.tickets import Ticket, compose_events, event
 from langchain_dpicl.release.count_release import release_words
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.words import ReleasedWords, WordGroup
+from langchain_dpicl.reports.public_words import public_words
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 
@@ -215,19 +213,6 @@ def plan_words(
     return plan
 
 
-@cache
-def public_words() -> PublicWords:
-    """Returns the words of the embedded model by how common they are in its public text, and English stop words."""
-    tables = load_tables()
-    common: dict[str, float] = {}
-    for token, frequency in zip(tables.token_bytes, tables.unigram.tolist(), strict=True):
-        piece = token.decode("utf-8", "ignore")
-        if piece.startswith(" ") and piece[1:].isalpha():  # tokens that begin with a blank are whole words
-            word = piece[1:].casefold()
-            common[word] = max(frequency, common.get(word, 0.0))
-    return PublicWords(tuple(sorted(common, key=lambda word: (-common[word], word))), STOP_WORDS)
-
-
 @dataclass(slots=True)
 class _Label:
     """What is released of one label, or of all units, and the ticket that pays for the release that runs now."""
@@ -238,6 +223,13 @@ class _Label:
     ticket: Reservation | None = None
     done: bool = False
     busy: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its last ticket burnt and has no result: an error or a stop came between, and no ticket is left."""
+        if self.ticket is None or not self.ticket.uncommitted:
+            return False
+        return (self.words if self.ticket.template == WORD_TEMPLATE else self.pairs) is None
 
 
 @tells_how_to_build()
@@ -257,7 +249,8 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
     What many people write leaves as it is, names too, and nothing promises that a released word has a least number of
     writers. Declare `unit_key` where one person wrote several records, and read the words before you send them on.
 
-    Build it with `from_private_examples`; `run` or `arun` releases once.
+    Build it with `from_private_examples`; `run` or `arun` releases once. After an error or Ctrl-C, `result` holds what
+    was released, and `run` makes the rest; what a ticket was burnt for without a result stays empty.
 
     Example:
       >>> from langchain_dpicl import Budget, PrivateExamples, WordDiscovery
@@ -346,12 +339,12 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
         yield Blocking(lambda: self._release(item, call))
 
     def _release(self, item: _Label, call: RunCall) -> None:
-        """Releases the words of a label, and its pairs, each once; what an earlier call released stays as it is."""
-        if item.words is None:
+        """Releases the words of a label, and its pairs, each once; what an earlier call released or lost stays so."""
+        if item.words is None and not item.is_lost:
             ticket = self._ticket(item, WORD_TEMPLATE, call)
             item.words = release_words(self._private, ticket, plan=self.plan.release, known=public_words())
         self._commit(item)
-        if self.plan.pairs is not None and item.pairs is None:
+        if self.plan.pairs is not None and item.words is not None and item.pairs is None and not item.is_lost:
             ticket, known = self._ticket(item, PAIR_TEMPLATE, call), tuple(word for word, _ in item.words)
             item.pairs = release_words(self._private, ticket, plan=self.plan.pairs, known=known)
         self._commit(item)
@@ -365,7 +358,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
 
     @staticmethod
     def _commit(item: _Label) -> None:
-        if item.ticket is not None and item.ticket.uncommitted:
+        if item.ticket is not None and item.ticket.uncommitted and not item.is_lost:
             item.ticket.commit()
 
     def _give_back(self, item: _Label, events: RunEvents) -> None:
@@ -376,8 +369,11 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
         return item.words or ()
 
     def _value(self) -> ReleasedWords:
-        if not self.is_finished:
-            raise fail("result", "a run that has released its words", "one that has not", "Call run() first.")
+        if all(item.words is None for item in self._items):
+            if self.is_finished:
+                msg = f"{self.component!r}: its tickets burnt without a result. Declare another component."
+                raise PrivacyBudgetExceededError(msg, requested=1, remaining=0)
+            raise fail("result", "a run that has released words", "one that has not", "Call run() first.")
         groups = tuple(WordGroup(item.label, item.words or (), item.pairs or ()) for item in self._items)
         return ReleasedWords(groups, self.report, self.plan.to_dict())
 

@@ -28,7 +28,8 @@ from langchain_dpicl.privacy.extensions.word_release import (
     least_threshold,
 )
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.words import WordDiscovery, WordsPlan, public_words
+from langchain_dpicl.reports.public_words import public_words
+from langchain_dpicl.words import WordDiscovery, WordsPlan
 
 # What a game costs in all is of no interest, and no budget is in its way.
 _EPSILON = 1e12

@@ -188,7 +188,7 @@ class SyntheticDocuments(Released):
         )
 
 
-def release_id(report: Mapping[str, Any], topics: Sequence[tuple[str, int]]) -> str:
+def release_id(report: Mapping[str, Any], topics: Sequence[tuple[str, float]]) -> str:
     """Returns a public name of 12 hexadecimal digits, a digest of the report's ids and the topics."""
     named = {name: report.get(name) for name in ("ledger_id", "component", "dataset_id")}
     whole = canonical_json({**named, "topics": [list(pair) for pair in topics]})

@@ -103,6 +103,7 @@ class ReleasedWords(Released):
 
         Its text is the label, the words and, a line each, the pairs; `label` and `release` are metadata. It says which
         words belong to the label, not how: a model that writes sentences from it makes the rest up.
+        The `id` depends on the words and pairs of the document: with others it is another document.
         """
         release = release_id(self.report, ())
         made = []
@@ -110,7 +111,10 @@ class ReleasedWords(Released):
             if words:
                 text = "\n".join((label or "", " ".join(word for word, _ in words), *(pair for pair, _ in pairs)))
                 metadata = {"label": label, "release": release}
-                made.append(Document(text.strip(), metadata=metadata, id=f"{release}-{place}"))
+                own = f"{release_id(self.report, (*words, *pairs))}-{place}"
+                made.append(
+                    Document(text.strip(), metadata=metadata, id=own)
+                )
         return made
 
     def __len__(self) -> int:
@@ -120,9 +124,13 @@ class ReleasedWords(Released):
         """Returns what is left without some words, and without the pairs that hold them; free post-processing.
 
         Args:
-          words: to take out, compared as they were counted: without case.
+          words: to take out, compared as they were counted: without case. An entry stands for each of its words, so
+            "friend velda" takes out both words and every pair with one of them.
+
+        Raises:
+          ConfigurationError: an entry is no text or has no word, or there are too many.
         """
-        gone = frozenset(denied_words(words))
+        gone = frozenset(denied_words(words, "words"))
         groups = tuple(
             group._replace(
                 words=tuple(pair for pair in group.words if pair[0] not in gone),

@@ -8,8 +8,10 @@ from typing import Any
 from langchain_dpicl.privacy._validate import check_choice, check_int, check_real
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.extensions.unit_values import UNITS
-from langchain_dpicl.privacy.extensions.word_release import word_release
+from langchain_dpicl.privacy.extensions.word_release import WordRelease, may_leave, word_release
 from langchain_dpicl.privacy.ledger.tickets import Component
+from langchain_dpicl.privacy.mechanisms.noise import grid_step
+from langchain_dpicl.reports.public_words import public_words
 from langchain_dpicl.reports.verify import has_members, member, shown_plan
 
 _WITH_LABEL = {"labelled", "public"}
@@ -237,7 +239,9 @@ def released_word_problems(holder: object, component: Component | None) -> Itera
 
     Formal guarantees:
       - No problem means: the component's tickets pay for one release of words of each label, with the plan that is
-        shown, and what is there is what that plan may release: words and pairs that reach the threshold, none denied.
+        shown, and what is there is what that plan may release: words in the form in which they are counted, none of
+        them denied or (for the public words of this version) left out, pairs of two of them, and noisy weights that
+        reach the threshold, on the grid of the noise, the largest first.
       - That the words are those that were released is their sender's word; some may have been taken out since.
     """
     keys = ("label", "words", "pairs")
@@ -268,19 +272,34 @@ def word_problems(groups: Sequence[Sequence[Any]], plan: Mapping[str, Any]) -> I
     labels = plan["labels"] or [None]
     if [label for label, _, _ in groups] != labels:
         yield f"words: expected one group for each of {plan['labels'] or 'all units'}, found others"
-    denied = frozenset(words.rule.to_dict()["denied"])
+    known, shown = public_words(), words.rule.to_dict()
+    left_out = known.left_out if shown["public_words"] == known.digest else frozenset[str]()
+    never = left_out.union(shown["denied"])
     for _, *found in groups:
         for name, items, release in zip(("words", "pairs"), found, releases, strict=True):
-            if items and release is None:
+            if release is not None:
+                yield from _weight_problems(name, items, release)
+            elif items:
                 yield f"{name}: expected none, as the plan releases no pairs"
-                continue
-            if len({item for item, _ in items}) != len(items):
-                yield f"{name}: expected each once, found one twice"
-            least = 0.0 if release is None else release.mechanism.threshold
-            if any(not check_real(name, weight, low=0.0) >= least for _, weight in items):
-                yield f"{name}: expected none below the threshold, {least:g}"
         held = {word for word, _ in found[0]}
-        if held & denied:
-            yield "words: expected no denied word, found one"
-        if any(len(both := pair.split(" ")) != 2 or not held.issuperset(both) for pair, _ in found[1]):
-            yield "pairs: expected two of the group's words each, found others"
+        if not never.isdisjoint(held):
+            yield "words: expected no denied word and no public stop word, found one"
+        if not all(map(may_leave, held)):
+            yield "words: expected single words as they are counted, lower case and of letters, found another"
+        both = [pair.split(" ") for pair, _ in found[1]]
+        if any(len(pair) != 2 or pair[0] == pair[1] or not held.issuperset(pair) for pair in both):
+            yield "pairs: expected two different ones of the group's words each, found others"
+
+
+def _weight_problems(name: str, items: Sequence[Any], release: WordRelease) -> Iterator[str]:
+    """Compares noisy weights with the noise and the threshold that made them."""
+    weights = [check_real(name, weight, low=0.0) for _, weight in items]
+    least, step = release.mechanism.threshold, grid_step(release.scale)
+    if len({item for item, _ in items}) != len(items):
+        yield f"{name}: expected each once, found one twice"
+    if any(weight < least for weight in weights):
+        yield f"{name}: expected none below the threshold, {least:g}"
+    if any(weight % step for weight in weights):
+        yield f"{name}: expected multiples of {step:g}, the grid of the noise, found another weight"
+    if [item for item, _ in items] != [item for item, _ in sorted(items, key=lambda pair: (-pair[1], pair[0]))]:
+        yield f"{name}: expected the largest weight first, ties by spelling, found another order"

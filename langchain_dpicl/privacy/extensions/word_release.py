@@ -10,6 +10,7 @@ import hashlib
 import heapq
 import json
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,7 +104,7 @@ class PublicWords:
 class UnitWords(ClosedClass):
     """At most `max_words` distinct words of a unit's texts: those that public text expects least.
 
-    A word is one of `words_of`, of 3 to 30 characters without a digit, that is neither publicly left out nor denied.
+    A word is one of `words_of`, of 3 to 30 letters and marks on them, that is neither publicly left out nor denied.
 
     Formal guarantees:
       - `of` looks at one unit and at public values alone, and returns at most `max_words` distinct words. What other
@@ -143,7 +144,7 @@ class UnitWords(ClosedClass):
           known: the public ranking.
         """
         held = {word for record in records for word in _texts_words(record.get(self.name))}
-        cast = filter(_may_leave, held - known.left_out - self._denied)
+        cast = filter(may_leave, held - known.left_out - self._denied)
         return tuple(known.rarest(cast, self.max_words))
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,22 +204,22 @@ class UnitPairs(ClosedClass):
         return {"kind": self.kind, "field": self.name, "max_values": self.max_words}
 
 
-def denied_words(entries: Iterable[str]) -> tuple[str, ...]:
-    """Returns the distinct words of public entries, sorted.
+def denied_words(entries: Iterable[str], name: str = "deny") -> tuple[str, ...]:
+    """Returns the distinct words of public entries, sorted; errors show the argument `name`.
 
     Raises:
       ConfigurationError: an entry is no text or has no word, or there are too many.
     """
     if isinstance(entries, str) or not isinstance(entries, Iterable):
-        raise fail("deny", "a sequence of public words", type(entries).__name__)
+        raise fail(name, "a sequence of public words", type(entries).__name__)
     words = set[str]()
     for place, entry in enumerate(entries):
         # A column of records passed by mistake must not be printed: errors show places only.
         if not isinstance(entry, str) or not (found := words_of(entry)):
-            raise fail("deny", "a text with a word, each of them", f"another at place {place}")
+            raise fail(name, "a text with a word, each of them", f"another at place {place}")
         words.update(found)
     if len(words) > MOST_KEYWORDS:
-        raise fail("deny", f"at most {MOST_KEYWORDS} words", f"{len(words)} of them")
+        raise fail(name, f"at most {MOST_KEYWORDS} words", f"{len(words)} of them")
     return tuple(sorted(words))
 
 
@@ -226,9 +227,15 @@ def _texts_words(text: Any) -> list[str]:
     return words_of(text) if isinstance(text, str) else []
 
 
-def _may_leave(word: str) -> bool:
+def may_leave(word: str) -> bool:
+    """Whether a text is one word in the form of `words_of`, of a length that may leave, of letters and marks."""
     has_length = FEWEST_LETTERS <= len(word) <= MOST_LETTERS
-    return has_length and (word.isalpha() or not any(map(str.isdigit, word))) and is_name(word)
+    has_letters = word.isalpha() or (any(map(str.isalpha, word)) and all(map(_is_letter_or_mark, word)))
+    return has_length and has_letters and is_name(word) and words_of(word) == [word]
+
+
+def _is_letter_or_mark(character: str) -> bool:
+    return character.isalpha() or unicodedata.category(character).startswith("M")
 
 
 @final

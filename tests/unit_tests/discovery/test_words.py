@@ -17,6 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, Noise, PrivacyBudgetExceededError, PrivateExamples, WordDiscovery, verify_report
+from langchain_dpicl import words as words_module
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     LedgerError,
@@ -29,17 +30,21 @@ from langchain_dpicl.privacy.extensions.word_release import (
     PAIR_TEMPLATE,
     WORD_TEMPLATE,
     PublicWords,
+    UnitPairs,
     UnitWords,
     WordRelease,
 )
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.released import ReleasedWords
 from langchain_dpicl.released.words import WordGroup
+from langchain_dpicl.reports.claims import with_content_digest
+from langchain_dpicl.reports.public_words import public_words
 from langchain_dpicl.runs import release_run
-from langchain_dpicl.words import plan_words, public_words
+from langchain_dpicl.words import plan_words
 from tests.contracts.neighbours import HOSTILE, NeighbourContract, fault, owned, unstamped
 
 CANARY = "canaryword"
+NO_WORDS = ("078-05-1120", "Mr Smith has it", "abc123", "Velda", "\uff56elda", "velda!", "x" * 31, "ab", " velda")
 NOTES = ["the velda is a friend of the otter"] * 300 + ["a Gorgon SINGS at night"] * 200 + [f"my {CANARY}"]
 
 
@@ -208,6 +213,44 @@ class TestWhatIsPaid:
         assert {word for word, _ in made._items[0].words} == {"gorgon", "sings", "night"}
         assert [made.share.remaining(WORD_TEMPLATE, label=label) for label in ("new", "old", "none")] == [0, 0, 1]
 
+    @pytest.mark.parametrize(
+        ("rule", "released", "pairs"),
+        [
+            (UnitWords, {"new": {"gorgon", "sings", "night"}, "old": set(), "none": set()}, [4, 0, 0]),
+            (UnitPairs, {"new": {"gorgon", "sings", "night"}, "old": {"velda", "friend", "otter"}}, [0, 2, 0]),
+        ],
+    )
+    def test_a_ticket_that_burnt_without_a_result_takes_nothing_else_away(
+        self, rule: Any, released: Any, pairs: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Stopped in the words of the second label, or in the pairs of the first one."""
+        made, real = finder(by_kind(), budget := house(), pairs=True, epsilon=2.0), words_module.release_words
+
+        def stopped(private: Any, ticket: Any, *, plan: Any, known: Any) -> Any:
+            if type(plan.rule) is rule and ticket.label == ("old" if rule is UnitWords else "new"):
+                ticket.burn()
+                raise KeyboardInterrupt
+            return real(private, ticket, plan=plan, known=known)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(words_module, "release_words", stopped)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                made.run()
+        assert caught.value.run is made  # type: ignore[attr-defined]
+        assert set(made.result.by_label["new"]) == released["new"]
+        assert not made.is_finished
+        found = made.run()
+        assert {label: set(found.by_label[label]) for label in released} == released
+        assert [bool(group.pairs) for group in found.groups] == list(map(bool, pairs))
+        assert made.is_finished
+        assert found == made.run() == made.result
+        assert verify_report(found).ok
+        assert sum(ticket.count for ticket in budget.dangling()) == 1  # it stays charged, and open
+
+    def test_nothing_is_read_where_nothing_was_released(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"Call run\(\) first"):
+            _ = finder(notes(), house()).result
+
     def test_a_ledger_that_fails_at_a_commit_keeps_what_was_released(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = finder(notes(), budget := house(), pairs=True, epsilon=2.0)
 
@@ -313,15 +356,51 @@ class TestWhatTheReportSays:
         for words, said in (
             ([[CANARY, 3.0]], "below the threshold"),
             ([["denied", 90.0]], "no denied word"),
-            ([["a", 90.0], ["a", 91.0]], "each once"),
-            ([["a", "b"]], "words"),
+            ([["velda", 90.0], ["velda", 90.0]], "each once"),
+            ([["velda", "b"]], "words"),
+            ([["the", 90.0]], "no public stop word"),
+            *(([[text, 90.0]], "single words") for text in NO_WORDS),
+            ([["velda", 90.123456789]], "the grid of the noise"),
+            ([["otter", 90.0], ["velda", 91.0]], "largest weight first"),
+            ([["velda", 90.0], ["otter", 90.0]], "ties by spelling"),
         ):
-            assert any(said in problem for problem in with_words(words))
-        assert any("releases no pairs" in problem for problem in with_words([["a", 90.0]], [["a a", 90.0]]))
-        assert any("one group for each" in problem for problem in with_words([["a", 90.0]], label="x"))
+            assert any(said in problem for problem in with_words(words)), words
+        assert any("releases no pairs" in problem for problem in with_words([["velda", 90.0]], [["velda x", 90.0]]))
+        assert any("one group for each" in problem for problem in with_words([["velda", 90.0]], label="x"))
         assert (
             verify_report({**data, "words": [{"label": None, "words": [], "pairs": []}]}).problems != ()
         )  # the digest
+
+    def test_what_the_plan_cannot_release_is_not_made_or_read_either(self) -> None:
+        found = finder(notes(), house(), deny=["denied"], pairs=True).run()
+
+        def refused(words: Any, pairs: Any = ()) -> None:
+            group = WordGroup(None, tuple(words), tuple(pairs))
+            with pytest.raises(ConfigurationError, match=r"words: expected|pairs: expected"):
+                ReleasedWords((group,), found.report, found.plan)
+            # A file whose digest was made for it.
+            state = {**json.loads(found.to_json()), "words": [{**group._asdict()}]}
+            state["report"].pop("content_digest")
+            with pytest.raises(ConfigurationError, match=r"words: expected|pairs: expected"):
+                ReleasedWords.from_json(json.dumps(with_content_digest(state)))
+
+        for text in (*NO_WORDS, "the", "denied"):
+            refused([(text, 90.0)])
+        refused([("velda", 90.123456789)])
+        refused([("otter", 90.0), ("velda", 91.0)])
+        refused([("otter", 90.0), ("velda", 90.0)], [("velda velda", 90.0)])
+        refused([("otter", 90.0), ("velda", 90.0)], [("otter velda", 90.0), ("velda otter", 91.0)])
+        group = WordGroup(None, (("otter", 90.0), ("velda", 90.0)), (("otter velda", 90.0),))
+        assert ReleasedWords((group,), found.report, found.plan).pairs == ("otter velda",)
+
+    def test_stop_words_of_another_version_are_not_compared_with_those_of_this_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = finder(notes(), house()).run()
+        monkeypatch.setattr(
+            "langchain_dpicl.reports.verify_released.public_words", lambda: PublicWords((), frozenset({"velda"}))
+        )
+        assert verify_report(found).ok
 
     def test_words_under_the_report_of_something_else_are_a_problem(self) -> None:
         found = json.loads(finder(notes(), house()).run().to_json())
@@ -341,6 +420,11 @@ class TestWhatIsMadeOfIt:
         assert set(left.pairs) == {"sings night"}
         assert verify_report(left).ok
         assert ReleasedWords.from_json(left.to_json()) == left
+
+    @pytest.mark.parametrize("given", ["raven", ["---"], [3], None])
+    def test_faults_of_words_to_take_out_name_the_argument(self, given: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"^words: expected"):
+            finder(notes(), house()).run().without(given)
 
     def test_it_is_saved_and_read_back_and_nothing_else_is(self, tmp_path: Path) -> None:
         found = finder(by_kind(), house(), pairs=True).run()
@@ -487,3 +571,6 @@ def test_each_label_with_words_is_a_document_of_any_store() -> None:
     assert set(alone.page_content.split()) == {"velda", "friend", "otter", "gorgon", "sings", "night"}
     assert alone.metadata["label"] is None
     assert found.without(["gorgon", "sings", "night"]).documents == [old]
+    other, same = found.without(["gorgon"]).documents
+    assert (same.id, other.metadata) == (old.id, new.metadata)
+    assert other.id != new.id

@@ -27,6 +27,7 @@ from langchain_dpicl.privacy.extensions.word_release import (
     denied_words,
     l2_sensitivity,
     least_threshold,
+    may_leave,
     weight_of,
     word_release,
 )
@@ -271,3 +272,9 @@ def test_the_law_of_a_known_and_a_new_word_keeps_what_its_event_is_priced_at(
         for a, b in ((one, other), (other, one)):
             # Cells of a width of 0.02 lose nothing that is released, and show less than it does.
             assert np.maximum(a - math.exp(epsilon) * b, 0.0).sum() <= allowed + 1e-9
+
+
+def test_a_word_is_letters_and_marks_on_them_and_nothing_else() -> None:
+    texts = ("\u0bf0\u0bf1\u0bf2", "\u09f4\u09f5\u09f6\u09f7", "\u0301\u0302\u0303", "ab\u0bf0", "abc1", "ab")
+    assert not any(map(may_leave, texts))
+    assert all(map(may_leave, ("abc", "na\u00efve", "\u0dbd\u0d82\u0d9a\u0dcf\u0dc0")))
