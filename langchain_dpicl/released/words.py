@@ -112,9 +112,7 @@ class ReleasedWords(Released):
                 text = "\n".join((label or "", " ".join(word for word, _ in words), *(pair for pair, _ in pairs)))
                 metadata = {"label": label, "release": release}
                 own = f"{release_id(self.report, (*words, *pairs))}-{place}"
-                made.append(
-                    Document(text.strip(), metadata=metadata, id=own)
-                )
+                made.append(Document(text.strip(), metadata=metadata, id=own))
         return made
 
     def __len__(self) -> int:
