@@ -16,6 +16,7 @@ from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
+from langchain_dpicl.privacy.extensions.outcome_counts import OUTCOME_TEMPLATE
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.ledger.state import RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
@@ -29,6 +30,7 @@ SHOWN_TOLERANCE = 1e-9
 _PLANS = {
     "counts": ("langchain_dpicl.discovery", "DiscoveryPlan"),
     "documents": ("langchain_dpicl.documents.plan", "DocumentsPlan"),
+    "evaluation": ("langchain_dpicl.evaluation.plan", "EvaluationPlan"),
     "evolution": ("langchain_dpicl.evolution.plan", "EvolutionPlan"),
     "generation": ("langchain_dpicl.generation.plan", "GenerationPlan"),
     "labels": ("langchain_dpicl.pate.plan", "LabellingPlan"),
@@ -40,6 +42,7 @@ _PLANS = {
 _BY_TEMPLATE = {
     COUNT_TEMPLATE: "counts",
     FILTER_TEMPLATE: "retrieval",
+    OUTCOME_TEMPLATE: "evaluation",
     STEP_TEMPLATE: "training",
     TOPIC_TEMPLATE: "documents",
 }
@@ -48,7 +51,17 @@ _NUMBERS = frozenset(
     {
         *("adjacency", "candidates", "counts", "delta", "epsilon", "generation", "implementation_delta", "labels"),
         *("max_queries", "max_tokens", "noise_multiplier", "noise_scale", "noise_stddev", "num_slots"),
-        *("participation", "public_size", "release", "rounds", "sampling_rate", "steps", "teachers", "topics"),
+        *(
+            "outcomes",
+            "participation",
+            "public_size",
+            "release",
+            "rounds",
+            "sampling_rate",
+            "steps",
+            "teachers",
+            "topics",
+        ),
     }
 )
 """What only a component with a plan may show: nothing else can be compared with its tickets."""

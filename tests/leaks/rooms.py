@@ -42,6 +42,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.distributed.executor import WorkerFactory, Workplace
 from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
+from langchain_dpicl.evaluation import Exact, dp_aevaluate, dp_evaluate
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -590,6 +591,25 @@ def _retrieved(scene: Scene, found: Any, backend: Any) -> Runnable[Any, Any]:
     return found.with_receipts() | RunnableLambda(opened)
 
 
+def evaluation(scene: Scene) -> Runnable[Any, Any]:
+    """`dp_evaluate`: the chain's model is asked about every record; its noisy counts go on."""
+    chain = PromptTemplate.from_template("{text} ->") | scene.model("text")
+
+    def opened(found: Any) -> str:
+        scene.objects += [found, found.report, found.accuracy]
+        return str(found)
+
+    def measure(_: Any) -> str:
+        given = {"epsilon": 8.0, **_paid(scene, 8.0)}
+        return opened(dp_evaluate(chain, _kept(scene), evaluators=Exact(), **given))
+
+    async def ameasure(_: Any) -> str:
+        given = {"epsilon": 8.0, **_paid(scene, 8.0)}
+        return opened(await dp_aevaluate(chain, _kept(scene), evaluators=Exact(), **given))
+
+    return RunnableLambda(measure, ameasure)
+
+
 def _labelling(scene: Scene) -> dict[str, Any]:
     options: dict[str, Any] = {
         "epsilon": 40.0,
@@ -673,5 +693,6 @@ ROOMS = (
     Room("labels", ONE_INPUT_EACH, labels),
     Room("discovery", ONE_INPUT_EACH, discovery),
     Room("documents", ("stream", "astream"), documents),
+    Room("evaluation", TWO_WAYS, evaluation, needs="text"),
     Room("private evolution", ("stream", "astream"), private_evolution, needs="text"),
 )

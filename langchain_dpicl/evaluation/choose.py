@@ -1,0 +1,260 @@
+"""`dp_choose`: the best of several chains on private records, by one exponential mechanism on one common sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.evaluation.asking import Question
+from langchain_dpicl.evaluation.evaluate import kept_run, probe_once, question_report, silent_question
+from langchain_dpicl.evaluation.evaluators import Evaluator
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.release.curator import release_once
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
+
+_SURE = 0.9
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chain that was chosen; public.
+
+    Attributes:
+      name: of the chain.
+      chain: the chain itself.
+      lead: how far ahead of all others, as a rate over the units read, the best has to be to be chosen with a chance of
+        90 %. It follows from the plan and says nothing of the records.
+      plan: the public plan.
+      report: JSON-able privacy report.
+    """
+
+    name: str
+    chain: Any
+    lead: float
+    plan: QueryPlan
+    report: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return (
+            f"chosen: {self.name}; a lead of {100 * self.lead:.2f} points over all others, on the units read, "
+            f"wins with 90 %; epsilon {self.plan.epsilon:.4g}"
+        )
+
+
+def lead_to_win(plan: QueryPlan) -> float:
+    """Returns the lead that wins with a chance of 90 % or more, as a rate over the units read on average.
+
+    With a lead of L right answers over each of K - 1 others and Gumbel noise of scale s the best is chosen with a
+    chance of at least 1 / (1 + (K - 1) exp(-L / s)).
+
+    Args:
+      plan: of the choice.
+    """
+    scale = plan.noise_multiplier * plan.release.sensitivity.require("range")
+    return scale * math.log(_SURE / (1 - _SURE) * (plan.width - 1)) / plan.expected_rows
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """The one item of a choice: the index that was released."""
+
+    index: int | None = None
+    ticket: Reservation | None = None
+    done: bool = False
+    busy: bool = False
+
+
+class Choosing(ReleaseRun[int, Choice]):
+    """One release of an exponential mechanism for one ticket; `dp_choose` makes and runs it."""
+
+    _title = "private choice"
+    plan: QueryPlan
+
+    def __init__(self, private: PrivateExamples, question: Question, chains: Mapping[str, Any], **run: Any) -> None:
+        self._chosen = _Chosen()
+        super().__init__(private, [self._chosen], **run)
+        self._question = question
+        self._chains = dict(chains)
+
+    def _make(self, item: _Chosen, call: RunCall) -> EffectGenerator[None]:
+        item.ticket = self.share.reserve(self.plan.tickets()[0].template)
+        call.events.tickets += 1
+        released = yield from release_once(
+            self._private,
+            item.ticket,
+            plan=self.plan.release,
+            rows=self._question.ask,
+            render=self._question.render,
+            width=self.plan.width,
+        )
+        item.index = released.index
+        item.done = True
+        call.tick()
+
+    def _give_back(self, item: _Chosen, events: RunEvents) -> None:
+        if item.ticket is not None:
+            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
+
+    def _examples(self, item: _Chosen) -> tuple[int, ...]:
+        return () if item.index is None else (item.index,)
+
+    def _value(self) -> Choice:
+        if self._chosen.index is None:
+            raise fail("result", "a choice that was released", "one that was not", "Call run() first.")
+        name = list(self._chains)[self._chosen.index]
+        return Choice(name, self._chains[name], lead_to_win(self.plan), self.plan, self.report)
+
+    def __repr__(self) -> str:
+        return f"Choosing(component={self.component!r}, chains={list(self._chains)})"
+
+
+def _choosing(
+    chains: Mapping[str, Any],
+    private: PrivateExamples,
+    *,
+    evaluator: Evaluator,
+    budget: BudgetLike | None,
+    epsilon: float,
+    sample: int | None,
+    inputs: Mapping[str, str] | None,
+    timeout: float | None,
+    component: str | None,
+) -> Choosing:
+    if not isinstance(chains, Mapping) or len(chains) < 2 or not all(isinstance(name, str) for name in chains):
+        raise fail("chains", "two or more chains by name", type(chains).__name__)
+    if not isinstance(evaluator, Evaluator):
+        raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__)
+    question = silent_question(private, chains, evaluator, inputs=inputs, timeout=timeout, is_choice=True)
+    if not question.evaluators[0].is_binary:
+        advice = "A choice counts right answers: give marks=(0, 1)."
+        raise fail("evaluator", "marks 0 and 1", list(question.evaluators[0].scores), advice)
+    spender = resolve_budget(budget)
+    size = private.public_size_of(None)
+    read = size if sample is None else min(size, check_int("sample", sample, low=1))
+    plan = plan_queries(
+        size,
+        epsilon=epsilon,
+        delta=share_of_delta(spender, epsilon=epsilon, delta=None),
+        adjacency=spender.adjacency,
+        max_queries=1,
+        width=len(chains),
+        aggregation=KeywordSum(),
+        mechanism="gumbel",
+        design=RowDesign.choose(rows="units", num_slots=read),
+        partition=private.dataset_id,
+    )
+    shown = {"evaluator": question.evaluators[0].name, **question_report(question, tuple(chains))}
+    identities = tuple(one.identity for one in (*question.chains, *filter(None, question.judges)))
+    functions = (getattr(evaluator, "function", None),)
+    key = ("choose", component, canonical_json({**plan.to_dict(), **shown}), identities, functions)
+
+    def make() -> Choosing:
+        probe_once(question)
+        name = spender.fresh_name("choice") if component is None else component
+        engines = [one.calls for one in (*question.chains, *filter(None, question.judges))]
+        paid = declare_share(
+            private, spender, plan, component=name, epsilon=epsilon, public={**plan.to_dict(), **shown}, engines=engines
+        )
+        return Choosing(private, question, chains, plan=plan, budget=spender, share=paid)
+
+    return kept_run(spender, key, make)  # type: ignore[no-any-return]
+
+
+def dp_choose(
+    chains: Mapping[str, Any],
+    private: PrivateExamples,
+    *,
+    evaluator: Evaluator,
+    budget: BudgetLike | None = None,
+    epsilon: float = 1.0,
+    sample: int | None = None,
+    inputs: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    component: str | None = None,
+    progress: bool | None = None,
+    config: RunnableConfig | None = None,
+) -> Choice:
+    """Chooses the chain with about the most right answers on private records; every chain answers the same sample.
+
+    How many chains there are costs next to nothing; the calls are their number times the sample. All parameters are
+    public and must not be chosen by looking at the records.
+
+    Formal guarantees:
+      - The name is the only thing that leaves: an exponential mechanism on the numbers of right answers, which a unit
+        moves by at most 1, (epsilon, delta)-DP at the share's numbers; its one ticket burns before a record is read.
+      - An error, a timeout or a refusal counts as wrong and moves nothing else.
+      - Called again with the same arguments in this process, it returns the kept choice for free.
+
+    Args:
+      chains: the candidates by public name, each as `dp_evaluate` takes it.
+      private: see `dp_evaluate`.
+      evaluator: one of `Exact`, `Score` and `Judge` whose marks are 0 and 1.
+      budget: see `dp_evaluate`.
+      epsilon: this choice's share of the budget.
+      sample: see `dp_evaluate`.
+      inputs: see `dp_evaluate`; of all chains.
+      timeout: see `dp_evaluate`.
+      component: see `dp_evaluate`.
+      progress: see `dp_evaluate`.
+      config: see `dp_evaluate`.
+
+    Raises:
+      ConfigurationError: fewer than two chains, other marks, or another invalid public argument; nothing was charged.
+      CapabilityError: a chain of other parts than `dp_evaluate` takes.
+      PrivacyBudgetError: no budget, a different budget, or too small a budget.
+
+    Example:
+      >>> from langchain_core.language_models import FakeListChatModel
+      >>> from langchain_core.prompts import PromptTemplate
+      >>> from langchain_dpicl import Budget, PrivateExamples
+      >>> from langchain_dpicl.evaluation import Exact, dp_choose
+      >>> tickets = [{"text": "it was declined", "queue": "card"}] * 500
+      >>> private = PrivateExamples(tickets, label_key="queue", labels=("card", "transfer"), public_size=500)
+      >>> prompt = PromptTemplate.from_template("{text} Queue:")
+      >>> candidates = {name: prompt | FakeListChatModel(responses=[name]) for name in ("card", "transfer")}
+      >>> best = dp_choose(candidates, private, evaluator=Exact(), budget=Budget(epsilon=1.0, delta=1e-6))
+      >>> best.name
+      'card'
+    """
+    given = {"budget": budget, "epsilon": epsilon, "sample": sample, "inputs": inputs, "timeout": timeout}
+    run = _choosing(chains, private, evaluator=evaluator, component=component, **given)  # type: ignore[arg-type]
+    return run.result if run.is_finished else run.run(progress=progress, config=config)
+
+
+async def dp_achoose(
+    chains: Mapping[str, Any],
+    private: PrivateExamples,
+    *,
+    progress: bool | None = None,
+    config: RunnableConfig | None = None,
+    **arguments: Any,
+) -> Choice:
+    """Async version of `dp_choose`: calls run concurrently on the event loop.
+
+    Args:
+      chains: see `dp_choose`.
+      private: see `dp_choose`.
+      progress: see `dp_choose`.
+      config: see `dp_choose`.
+      **arguments: the others of `dp_choose`.
+    """
+    optional = dict.fromkeys(("budget", "sample", "inputs", "timeout", "component"))
+    given: dict[str, Any] = {**optional, "epsilon": 1.0, **arguments}
+    run = await run_in_thread(lambda: _choosing(chains, private, **given), is_slow=True)
+    if run.is_finished:
+        return await run_in_thread(lambda: run.result, is_slow=True)
+    return await run.arun(progress=progress, config=config)

@@ -1,0 +1,414 @@
+"""`dp_evaluate`: how good a chain is on private records, as one release of a table of outcomes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, run_in_thread
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.evaluation.asking import ANSWER, Question
+from langchain_dpicl.evaluation.chains import SilentChain
+from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, paired
+from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
+from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
+from langchain_dpicl.privacy._validate import check_positive, fail
+from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.outcome_counts import OUTCOME_TEMPLATE, Tables
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.release.count_release import release_outcomes
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.runs.door import UNDECLARED
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
+
+DEFAULT_EPSILON = 0.1
+"""Share of an evaluation: with 2,000 units and an accuracy of .8, the 95 % interval is +-2.4 points; +-1.8 at .5."""
+_MOST_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Noisy counts of the declared outcomes, and figures with intervals; public.
+
+    Attributes:
+      tables: noisy count by (label or "", what was said or the mark), of each evaluator; may be negative.
+      evaluators: the evaluators, with outcomes and scores.
+      plan: the public plan.
+      report: JSON-able privacy report.
+      is_paired: whether the outcomes are pairs of scores, of the chain and of the baseline.
+    """
+
+    tables: Mapping[str, Mapping[tuple[str, str], int]]
+    evaluators: Mapping[str, BoundEvaluator]
+    plan: EvaluationPlan
+    report: Mapping[str, Any]
+    is_paired: bool = False
+
+    def mean(self, name: str | None = None, *, confidence: float = 0.95, of: Of = "population") -> Estimate:
+        """Returns the mean score of an evaluator: an accuracy, the mean mark; with a baseline, of the chain under test.
+
+        Args:
+          name: of the evaluator; None: the first.
+          confidence: of the interval, over sample and noise.
+          of: "population": of whom the units are a sample; "data": of these units alone.
+        """
+        one = self._named(name)
+        scores = tuple(float(new) for new, _ in one.cells) if self.is_paired else one.scores
+        return self._ratio(one, scores).estimate(confidence=confidence, of=of)
+
+    @property
+    def accuracy(self) -> Estimate:
+        """The mean of the first evaluator, with its 95 % interval for the population."""
+        return self.mean()
+
+    def difference(self, name: str | None = None, *, confidence: float = 0.95, of: Of = "population") -> Estimate:
+        """Returns the mean score of the chain minus that of the baseline, on the same records; arguments as `mean`.
+
+        Raises:
+          ConfigurationError: there was no baseline.
+        """
+        if not self.is_paired:
+            raise fail("difference", "an evaluation with baseline=", None, "Evaluate again with the older chain.")
+        one = self._named(name)
+        return self._ratio(one, one.scores).estimate(confidence=confidence, of=of)
+
+    def recall(self, label: str, *, confidence: float = 0.95, of: Of = "population") -> Estimate:
+        """Returns the share of the records of a label that the chain names; arguments as `mean`.
+
+        Raises:
+          ConfigurationError: no `Exact` evaluator without a baseline, or another label.
+        """
+        one = next((each for each in self.evaluators.values() if each.labels), None)
+        if one is None or self.is_paired:
+            raise fail("recall", "an Exact evaluator and no baseline", list(self.evaluators))
+        if label not in one.labels:
+            raise fail("label", f"one of {list(one.labels)}", label)
+        kept = [place for place, (true, _) in enumerate(one.cells) if true == label]
+        return self._ratio(one, one.scores, kept).estimate(confidence=confidence, of=of)
+
+    @property
+    def confusion(self) -> Mapping[tuple[str, str], int]:
+        """The noisy count of each (label, answer) of the first evaluator."""
+        return self.tables[next(iter(self.tables))]
+
+    def _named(self, name: str | None) -> BoundEvaluator:
+        chosen = next(iter(self.evaluators)) if name is None else name
+        if chosen not in self.evaluators:
+            raise fail("name", f"one of {list(self.evaluators)}", name)
+        return self.evaluators[chosen]
+
+    def _ratio(self, one: BoundEvaluator, scores: Sequence[float], kept: Sequence[int] | None = None) -> NoisyRatio:
+        counts = tuple(self.tables[one.name].values())
+        places = range(len(counts)) if kept is None else kept
+        chosen = tuple(scores[place] for place in places)
+        release = self.plan.release
+        return NoisyRatio(
+            tuple(counts[place] for place in places),
+            chosen,
+            (min(chosen), max(chosen)),
+            float(release.scale),
+            release.sampler.sampling_rate,
+        )
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {_points(self.mean(name))}" for name in self.evaluators]
+        if self.is_paired:
+            rows += [f"{name}, above the baseline: {_points(self.difference(name))}" for name in self.evaluators]
+        return "\n".join([*rows, f"epsilon {self.plan.epsilon:.4g}, {self.plan.sample:,} units read on average"])
+
+
+def _points(found: Estimate) -> str:
+    return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}] (95 %, noise and sampling)"
+
+
+@dataclass(slots=True)
+class _Counts:
+    """The one item of an evaluation: its noisy tables, and the ticket that pays."""
+
+    tables: Tables | None = None
+    ticket: Reservation | None = None
+    done: bool = False
+    busy: bool = False
+
+
+class Evaluation(ReleaseRun[Tables, EvaluationResult]):
+    """One release of counts of outcomes for one ticket; `dp_evaluate` makes and runs it."""
+
+    _title = "private evaluation"
+    plan: EvaluationPlan
+
+    def __init__(self, private: PrivateExamples, question: Question, **run: Any) -> None:
+        self._counted = _Counts()
+        super().__init__(private, [self._counted], **run)
+        self._question = question
+
+    def _make(self, item: _Counts, call: RunCall) -> EffectGenerator[None]:
+        item.ticket = ticket = yield Blocking(lambda: self.share.reserve(OUTCOME_TEMPLATE))
+        call.events.tickets += 1
+        made = release_outcomes(self._private, ticket, plan=self.plan.release, ask=self._question.ask)
+        item.tables = yield from made
+        item.done = True
+        ticket.commit()
+        call.tick()
+
+    def _give_back(self, item: _Counts, events: RunEvents) -> None:
+        if item.ticket is not None:
+            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
+
+    def _examples(self, item: _Counts) -> tuple[Tables, ...]:
+        return () if item.tables is None else (item.tables,)
+
+    def _value(self) -> EvaluationResult:
+        if self._counted.tables is None:
+            raise fail("result", "an evaluation that has released its counts", "one that has not", "Call run() first.")
+        evaluators = {one.name: one for one in self._question.evaluators}
+        tables = {
+            name: dict(zip(one.cells, counts, strict=True))
+            for (name, one), counts in zip(evaluators.items(), self._counted.tables, strict=True)
+        }
+        return EvaluationResult(tables, evaluators, self.plan, self.report, self._question.is_paired)
+
+    def __repr__(self) -> str:
+        return f"Evaluation(component={self.component!r}, epsilon={self.plan.epsilon:.4g})"
+
+
+_KEEPING = threading.Lock()
+
+
+def kept_run(budget: Budget, key: Hashable, make: Any) -> Any:
+    """Returns the run of these arguments, made at the first call.
+
+    Args:
+      budget: that pays.
+      key: everything that was asked.
+      make: builds the run, which declares its share.
+    """
+    with _KEEPING:
+        # In the budget itself: it lives as long as the runs, which hold it.
+        runs = vars(budget).setdefault("_kept_evaluations", {})
+        if key not in runs:
+            runs[key] = make()
+        return runs[key]
+
+
+def silent_question(
+    private: PrivateExamples,
+    chains: Mapping[str, Any],
+    evaluators: Any,
+    *,
+    inputs: Mapping[str, str] | None,
+    timeout: float | None,
+    is_choice: bool = False,
+) -> Question:
+    """Takes chains and judges apart, and checks evaluators against the declared fields.
+
+    Args:
+      private: the examples.
+      chains: by name; with two, of which the second is the baseline, outcomes are pairs.
+      evaluators: one or several.
+      inputs: field by variable of the chains' templates.
+      timeout: seconds that one call may take; None: the engine's own limit.
+      is_choice: whether the chains are candidates, each with a score.
+    """
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__, UNDECLARED)
+    listed = [evaluators] if isinstance(evaluators, Evaluator) else evaluators
+    if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, Evaluator) for one in listed):
+        advice = "A function or a stock evaluator may do anything: Score(Pure(function), marks=...), or a Judge."
+        raise fail("evaluators", "one or more of Exact, Score and Judge", type(evaluators).__name__, advice)
+    names = (*dict.fromkeys((private.text_key, *private.fields, *([private.label_key] if private.label_key else []))),)
+    bound = [one.bind(names, private.label_key, private.labels) for one in listed]
+    if len({one.name for one in bound}) < len(bound):
+        raise fail("evaluators", "distinct names", [one.name for one in bound], "Give name=.")
+    retry = (
+        RetryPolicy(max_attempts=_MOST_ATTEMPTS)
+        if timeout is None
+        else RetryPolicy(max_attempts=_MOST_ATTEMPTS, deadline=check_positive("timeout", timeout))
+    )
+    hidden = frozenset().union(*(one.hidden for one in bound))
+    under_test = tuple(
+        SilentChain.of(chain, known=names, hidden=hidden, inputs=inputs, retry=retry, name=name)
+        for name, chain in chains.items()
+    )
+    judges = tuple(
+        None if one.judge is None else SilentChain.of(one.judge, known=(*names, ANSWER), retry=retry, name="judge")
+        for one in bound
+    )
+    is_paired = not is_choice and len(under_test) > 1
+    return Question(under_test, tuple(map(paired, bound)) if is_paired else tuple(bound), judges, is_paired, is_choice)
+
+
+def _evaluation(
+    chain: Any,
+    private: PrivateExamples,
+    *,
+    evaluators: Any,
+    budget: BudgetLike | None,
+    epsilon: float | None,
+    sample: int | None,
+    inputs: Mapping[str, str] | None,
+    baseline: Any,
+    timeout: float | None,
+    component: str | None,
+) -> Evaluation:
+    chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}
+    question = silent_question(private, chains, evaluators, inputs=inputs, timeout=timeout)
+    spender = resolve_budget(budget)
+    share = DEFAULT_EPSILON if epsilon is None else epsilon
+    judged = sum(judge is not None for judge in question.judges)
+    plan = plan_evaluation(
+        private.public_size_of(None),
+        widths=[len(one.cells) for one in question.evaluators],
+        epsilon=share,
+        delta=share_of_delta(spender, epsilon=share, delta=None),
+        sample=sample,
+        adjacency=spender.adjacency,
+        calls_per_unit=len(question.chains) * (1 + judged),
+        partition=private.dataset_id,
+    )
+    shown = {
+        "tables": [{"name": one.name, "outcomes": [list(cell) for cell in one.cells]} for one in question.evaluators],
+        **question_report(question, tuple(chains)),
+    }
+    identities = tuple(one.identity for one in (*question.chains, *filter(None, question.judges)))
+    functions = tuple(
+        getattr(one, "function", None) for one in ([evaluators] if isinstance(evaluators, Evaluator) else evaluators)
+    )
+    key = ("evaluate", component, canonical_json({**plan.to_dict(), **shown}), identities, functions)
+
+    def make() -> Evaluation:
+        probe_once(question)
+        name = spender.fresh_name("evaluation") if component is None else component
+        engines = [one.calls for one in (*question.chains, *filter(None, question.judges))]
+        paid = declare_share(
+            private, spender, plan, component=name, epsilon=share, public={**plan.to_dict(), **shown}, engines=engines
+        )
+        return Evaluation(private, question, plan=plan, budget=spender, share=paid)
+
+    return kept_run(spender, key, make)  # type: ignore[no-any-return]
+
+
+def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
+    """Returns what reports show of chains, judges and own functions.
+
+    Args:
+      question: what is asked.
+      names: of the chains.
+    """
+    judges = {
+        one.name: judge.to_dict() for one, judge in zip(question.evaluators, question.judges, strict=True) if judge
+    }
+    assumed = [
+        *(word for chain in (*question.chains, *filter(None, question.judges)) for word in chain.assumed),
+        *(word for one in question.evaluators for word in one.assumed),
+    ]
+    chains = {name: chain.to_dict() for name, chain in zip(names, question.chains, strict=True)}
+    return {"chains": chains, "judges": judges, "assumed": assumed}
+
+
+def probe_once(question: Question) -> None:
+    """Calls every model once with public words, before anything is declared.
+
+    Args:
+      question: what is asked.
+    """
+    for chain in (*question.chains, *filter(None, question.judges)):
+        chain.probe()
+
+
+def dp_evaluate(
+    chain: Any,
+    private: PrivateExamples,
+    *,
+    evaluators: Evaluator | Sequence[Evaluator],
+    budget: BudgetLike | None = None,
+    epsilon: float | None = None,
+    sample: int | None = None,
+    inputs: Mapping[str, str] | None = None,
+    baseline: Any = None,
+    timeout: float | None = None,
+    component: str | None = None,
+    progress: bool | None = None,
+    config: RunnableConfig | None = None,
+) -> EvaluationResult:
+    """Measures a chain on private records: noisy counts of declared outcomes, and figures with intervals.
+
+    The chain is taken apart (`prompt | model | stock parser`, or a released prompt in front) and never invoked. All
+    parameters are public and must not be chosen by looking at the records.
+
+    Formal guarantees:
+      - The result is epsilon-DP for one unit, at the share's epsilon (its delta covers the coins of the sample): one
+        ticket, reserved and burnt before the first record is read.
+      - An error, a timeout or a refusal counts as the worst score of that record and moves nothing else.
+      - Called again with the same arguments in this process, it returns the kept result for free.
+
+    Args:
+      chain: the chain under test; its model sees private records.
+      private: the examples; bound to the budget's ledger here. Of a unit with several records one is drawn.
+      evaluators: one or several of `Exact`, `Score` and `Judge`; noise grows with their number.
+      budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig with a handler; None: the context's.
+      epsilon: this evaluation's share of the budget; None: 0.1, enough for an accuracy on 2,000 units.
+      sample: units that are read, on average; None: all. Fewer cost fewer calls and less noise, and widen intervals.
+      inputs: declared field by variable of the template, where the names differ.
+      baseline: another chain, measured on the same records: outcomes are then pairs, with `difference`.
+      timeout: seconds that one attempt of a call over HTTP may take.
+      component: name in the ledger.
+      progress: True shows a bar, False hides it, None shows it on a terminal only.
+      config: a RunnableConfig: its callbacks hear of charges, its `max_concurrency` limits the calls in flight.
+
+    Raises:
+      CapabilityError: a chain, or a judge, of other parts than those above.
+      ConfigurationError: a public argument is invalid; nothing was charged.
+      UnsilencableModelError: a model that cannot be called in silence.
+      ModelCallError: a model could not be called with public words; nothing was charged.
+      PrivacyBudgetError: no budget, a different budget, or too small a budget.
+
+    Example:
+      >>> from langchain_core.language_models import FakeListChatModel
+      >>> from langchain_core.prompts import PromptTemplate
+      >>> from langchain_dpicl import Budget, PrivateExamples
+      >>> from langchain_dpicl.evaluation import Exact, dp_evaluate
+      >>> tickets = [{"text": "it was declined", "queue": "card"}] * 900 + [{"text": "sent", "queue": "transfer"}] * 100
+      >>> private = PrivateExamples(tickets, label_key="queue", labels=("card", "transfer"), public_size=1_000)
+      >>> chain = PromptTemplate.from_template("{text} Queue:") | FakeListChatModel(responses=["card"])
+      >>> found = dp_evaluate(chain, private, evaluators=Exact(), budget=Budget(epsilon=1.0, delta=1e-6), epsilon=0.5)
+      >>> 0.85 < found.accuracy.value < 0.95
+      True
+    """
+    given = {"budget": budget, "epsilon": epsilon, "sample": sample, "inputs": inputs, "baseline": baseline}
+    run = _evaluation(chain, private, evaluators=evaluators, timeout=timeout, component=component, **given)
+    return run.result if run.is_finished else run.run(progress=progress, config=config)
+
+
+async def dp_aevaluate(
+    chain: Any,
+    private: PrivateExamples,
+    *,
+    progress: bool | None = None,
+    config: RunnableConfig | None = None,
+    **arguments: Any,
+) -> EvaluationResult:
+    """Async version of `dp_evaluate`: calls run concurrently on the event loop.
+
+    Args:
+      chain: see `dp_evaluate`.
+      private: see `dp_evaluate`.
+      progress: see `dp_evaluate`.
+      config: see `dp_evaluate`.
+      **arguments: the others of `dp_evaluate`.
+    """
+    defaults: dict[str, Any] = dict.fromkeys(
+        ("budget", "epsilon", "sample", "inputs", "baseline", "timeout", "component")
+    )
+    run = await run_in_thread(lambda: _evaluation(chain, private, **{**defaults, **arguments}), is_slow=True)
+    if run.is_finished:
+        return await run_in_thread(lambda: run.result, is_slow=True)
+    return await run.arun(progress=progress, config=config)

@@ -1,0 +1,85 @@
+"""`dp_choose`: the best of several chains, what it costs and what it prints."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from langchain_dpicl import Budget, verify_report
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.evaluation import Exact, Pure, Score, dp_achoose, dp_choose
+from langchain_dpicl.evaluation.choose import lead_to_win
+from langchain_dpicl.evaluation.evaluate import silent_question
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
+from langchain_dpicl.runs.query_plan import plan_queries
+from tests.unit_tests.evaluation.test_evaluating import BROKEN, CARD, SENT, TEMPLATE, examples, reader
+
+
+def candidates():
+    return {"none": TEMPLATE | reader(x="y"), "both": TEMPLATE | reader(), "cards": TEMPLATE | reader(declined="card")}
+
+
+def test_the_best_is_chosen_and_the_report_verifies():
+    spent = Budget(epsilon=2.0, delta=1e-5)
+    best = dp_choose(candidates(), examples(broken=20), evaluator=Exact(), budget=spent, epsilon=1.0)
+    assert best.name == "both"
+    assert "wins with 90 %" in str(best)
+    assert verify_report(best.report).ok
+    assert verify_report(spent.report()).ok
+
+
+def test_asked_again_it_returns_the_kept_choice():
+    spent, private, chains = Budget(epsilon=2.0, delta=1e-5), examples(), candidates()
+    names = {dp_choose(chains, private, evaluator=Exact(), budget=spent, epsilon=0.5).name for _ in range(3)}
+    assert names == {"both"}
+    assert spent.remaining_epsilon == pytest.approx(1.5, abs=0.01)
+
+
+async def test_it_can_be_awaited():
+    spent = Budget(epsilon=2.0, delta=1e-5)
+    best = await dp_achoose(candidates(), examples(), evaluator=Exact(), budget=spent, sample=400)
+    assert best.name == "both"
+
+
+@pytest.mark.parametrize("more", [[CARD], [SENT] * 3, [BROKEN], []], ids=str)
+def test_a_unit_more_adds_one_row_of_bits_and_moves_no_other(more):
+    question = silent_question(examples(), candidates(), Exact(), inputs=None, timeout=None, is_choice=True)
+    others = [[CARD], [SENT], [BROKEN]]
+    without, with_it = (
+        question.ask([OpaqueValue(tuple(unit)) for unit in units]).run().take() for units in (others, [*others, more])
+    )
+    assert without.tolist() == [[0, 1, 1], [0, 1, 0], [0, 0, 0]]
+    assert with_it[:-1].tolist() == without.tolist()
+    assert set(with_it[-1]) <= {0.0, 1.0}
+
+
+def test_the_lead_that_is_printed_wins_with_ninety_percent():
+    plan = plan_queries(
+        2_000, epsilon=1.0, delta=1e-6, max_queries=1, width=20, aggregation=KeywordSum(), mechanism="gumbel",
+        design=RowDesign.choose(rows="units", num_slots=1_000),
+    )  # fmt: skip
+    lead = lead_to_win(plan)
+    assert 0 < lead < 0.02
+    totals = np.r_[lead * 1_000, np.zeros(19)]
+    scale = plan.noise_multiplier * plan.release.sensitivity.require("range")
+    won = (totals + scale * np.random.default_rng().gumbel(size=(20_000, 20))).argmax(1) == 0
+    assert abs(won.sum() - 18_000) < stats.norm.isf(1e-9) * math.sqrt(20_000 * 0.09)
+
+
+def test_what_cannot_be_chosen_among_is_refused_and_nothing_is_charged():
+    spent = Budget(epsilon=2.0, delta=1e-5)
+    marks = Score(Pure(lambda inputs, outputs, reference: 2), marks=(0, 1, 2))
+    for chains, evaluator, error in (
+        ({"one": TEMPLATE | reader()}, Exact(), ConfigurationError),
+        (candidates(), marks, ConfigurationError),
+        (candidates(), len, ConfigurationError),
+        ({**candidates(), "own": TEMPLATE | reader() | str.upper}, Exact(), CapabilityError),
+    ):
+        with pytest.raises(error):
+            dp_choose(chains, examples(), evaluator=evaluator, budget=spent)
+    assert spent.remaining_epsilon == 2.0
