@@ -20,19 +20,19 @@ from langchain_core.prompts import (
 )
 from langchain_core.runnables import RunnableLambda, RunnableSequence
 
-from langchain_dpicl.backends.langchain.texts import text_of
+from langchain_dpicl.backends.langchain.texts import is_no_answer, text_of
 from langchain_dpicl.backends.private_calls.call import (
     OpaqueValue,
     Reply,
     Request,
     RetryPolicy,
+    read_silently,
     silence,
     unwrap,
 )
 from langchain_dpicl.backends.private_calls.call_pool import CallPool, limit_of
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
 from langchain_dpicl.backends.resolve import as_model
-from langchain_dpicl.backends.rows.rows import run_guarded
 from langchain_dpicl.evaluation.evaluators import Pure
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.privacy._validate import fail
@@ -127,7 +127,7 @@ class SilentChain:
         stop = bound.get("stop") or getattr(model, "stop", None) or ()
         calls = CallPool(silence(inner), retry or RetryPolicy(), limit_of(None))
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
-        identity = (_template_digest(prompt), tuple(sorted(fields.items())), _Same(model), repr(bound), *kinds)
+        identity = (_digest(prompt), tuple(sorted(fields.items())), Same(model), _settings(model), repr(bound), *kinds)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         return cls(prompt, calls, tuple(read), fields, stops, identity, tuple(assumed))
 
@@ -143,7 +143,7 @@ class SilentChain:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what reports show of it."""
-        return {"template": _template_digest(self.prompt), "model": self.calls.model.name}
+        return {"template": _digest(self.prompt), "model": self.calls.model.name}
 
     def requests(self, records: Sequence[OpaqueValue[Mapping[str, Any]]]) -> ChainCalls:
         """Returns the effect that answers private records.
@@ -151,7 +151,7 @@ class SilentChain:
         Args:
           records: each with every name of `fields`.
         """
-        rendered = [run_guarded(lambda box=box: OpaqueValue(self._prompt(box))) for box in records]  # type: ignore[misc]
+        rendered = [read_silently(lambda box=box: OpaqueValue(self._prompt(box))) for box in records]  # type: ignore[misc]
         return ChainCalls(self, tuple(None if prompt is None else self._request(prompt) for prompt in rendered))
 
     def _prompt(self, box: OpaqueValue[Mapping[str, Any]]) -> Any:
@@ -170,9 +170,11 @@ class SilentChain:
         Args:
           reply: private.
         """
-        return run_guarded(lambda: self._parsed(reply))
+        return read_silently(lambda: self._parsed(reply))
 
     def _parsed(self, reply: Reply) -> Answer | None:
+        if reply.answer is None or is_no_answer(reply.answer.reveal().finish_reason):
+            return None
         found: Any = text_of(reply, self.stop)
         if not found.strip():
             return None
@@ -201,14 +203,14 @@ class ChainCalls:
         return tuple(None if one is None else self.chain.read(next(waiting)) for one in self.requests)
 
 
-class _Same:
+class Same:
     """Compares by identity, and keeps what it compares alive."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._thing is other._thing
+        return isinstance(other, Same) and self._thing is other._thing
 
     def __hash__(self) -> int:
         return id(self._thing)
@@ -248,7 +250,38 @@ def _refused(name: str, steps: Sequence[Any]) -> CapabilityError:
     return CapabilityError(f"{name}: expected {_SHAPE}, found {found}. {_ADVICE}")
 
 
-def _template_digest(prompt: Any) -> str:
-    """Returns the first digits of the hash of a template's public content."""
-    shown = json.dumps(prompt.model_dump(mode="json"), sort_keys=True, default=str)
-    return hashlib.sha256(shown.encode("utf-8")).hexdigest()[:16]
+def _digest(prompt: Any) -> str:
+    """Returns the hash of all that a template shows: two templates of another text have another one.
+
+    Raises:
+      CapabilityError: a fixed message holds what is no JSON, and so cannot be compared.
+    """
+    try:
+        shown = json.dumps(_content(prompt), sort_keys=True)
+    except (TypeError, ValueError):
+        raise _refused("template", [prompt]) from None
+    return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _content(part: Any) -> list[Any]:
+    """Returns a plain template, as `_is_plain` takes it, or a part of one, as JSON values.
+
+    Each class is read field by field: the dump of a chat template leaves the text of its messages out.
+    """
+    kind, partials = type(part).__name__, getattr(part, "partial_variables", None)
+    if isinstance(part, BaseMessage):
+        return [kind, part.model_dump()]
+    if type(part) is PromptTemplate:
+        return [kind, part.template, partials]
+    if type(part) is FewShotPromptTemplate:
+        shown = _content(part.example_prompt)
+        return [kind, part.prefix, part.examples, shown, part.suffix, part.example_separator, partials]
+    if type(part) is ChatPromptTemplate:
+        return [kind, [_content(message) for message in part.messages], partials]
+    return [kind, _content(part.prompt), part.additional_kwargs]  # a message's template
+
+
+def _settings(model: Any) -> tuple[tuple[str, str], ...]:
+    """Returns the values of a model's declared fields, which may change while the model stays the same object."""
+    names = getattr(type(model), "model_fields", {})
+    return tuple((name, repr(getattr(model, name, None))) for name in names)
