@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.private_calls.call import OpaqueValue, read_silently
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_async, run_sync
 from langchain_dpicl.evaluation.chains import Answer, SilentChain
@@ -114,8 +114,9 @@ class OutcomeRequest:
         question = self.question
         if question.is_choice:  # one evaluator, one column per chain
             (evaluator,), (own,) = question.evaluators, marks
-            cells = [_cell(evaluator, box, answer, mark) for answer, mark in zip(answers, own, strict=True)]
-            return [0.0 if cell < 0 else evaluator.scores[int(cell)] for cell in cells]
+            return [
+                evaluator.scores[_cell(evaluator, box, answer, mark)] for answer, mark in zip(answers, own, strict=True)
+            ]
         if question.is_paired:
             return [
                 _cell(evaluator, box, OpaqueValue(_revealed(answers)), OpaqueValue(_revealed(own)))
@@ -128,19 +129,10 @@ def _revealed(boxes: Sequence[Answer | None]) -> tuple[Any, ...]:
     return tuple(None if box is None else box.reveal() for box in boxes)
 
 
-def _cell(evaluator: BoundEvaluator, box: Box, answer: Answer | None, judged: Answer | None) -> float:
-    """Returns the place of an outcome; that of the worst score if the evaluator raises; -1 where there is none."""
-    found = run_guarded(
-        lambda: cell_of(
-            evaluator,
-            box.reveal(),
-            None if answer is None else answer.reveal(),
-            None if judged is None else judged.reveal(),
-        )
-    )
-    if found is None:
-        found = run_guarded(lambda: evaluator.worst(box.reveal()))
-    return -1.0 if found is None else float(found)
+def _cell(evaluator: BoundEvaluator, box: Box, answer: Answer | None, judged: Answer | None) -> int:
+    """Returns the place of an outcome; that of the worst score if the evaluator raises."""
+    shown = (None if each is None else each.reveal() for each in (answer, judged))
+    return cell_of(evaluator, box.reveal(), *shown)
 
 
 def _one_record(unit: OpaqueValue[Unit]) -> Box | None:
@@ -150,5 +142,6 @@ def _one_record(unit: OpaqueValue[Unit]) -> Box | None:
 
 
 def _with_answer(box: Box, answer: Answer | None) -> Box:
-    """Returns what a judge is shown of a record; without an answer its template cannot be filled, and it fails."""
-    return box if answer is None else OpaqueValue({**box.reveal(), ANSWER: str(answer.reveal())})
+    """Returns what a judge is shown of a record; without a text its template cannot be filled, and it fails."""
+    text = None if answer is None else read_silently(lambda: str(answer.reveal()))
+    return box if text is None else OpaqueValue({**box.reveal(), ANSWER: text})

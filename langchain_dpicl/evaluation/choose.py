@@ -139,7 +139,7 @@ def _choosing(
     if not isinstance(evaluator, Evaluator):
         raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__)
     question = silent_question(private, chains, evaluator, inputs=inputs, timeout=timeout, is_choice=True)
-    if not question.evaluators[0].is_binary:
+    if not set(question.evaluators[0].scores) <= {0.0, 1.0}:
         advice = "A choice counts right answers: give marks=(0, 1)."
         raise fail("evaluator", "marks 0 and 1", list(question.evaluators[0].scores), advice)
     spender = resolve_budget(budget)

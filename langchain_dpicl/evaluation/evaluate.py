@@ -44,6 +44,7 @@ class EvaluationResult:
       plan: the public plan.
       report: JSON-able privacy report.
       is_paired: whether the outcomes are pairs of scores, of the chain and of the baseline.
+      draws_records: whether one record of several was drawn of each unit.
     """
 
     tables: Mapping[str, Mapping[tuple[str, str], int]]
@@ -51,6 +52,7 @@ class EvaluationResult:
     plan: EvaluationPlan
     report: Mapping[str, Any]
     is_paired: bool = False
+    draws_records: bool = False
 
     def mean(self, name: str | None = None, *, confidence: float = 0.95, of: Of = "population") -> Estimate:
         """Returns the mean score of an evaluator: an accuracy, the mean mark; with a baseline, of the chain under test.
@@ -58,11 +60,11 @@ class EvaluationResult:
         Args:
           name: of the evaluator; None: the first.
           confidence: of the interval, over sample and noise.
-          of: "population": of whom the units are a sample; "data": of these units alone.
+          of: "population": of whom the units are a sample; "data": of these units alone, and of the answers that the
+            chain gave this time.
         """
         one = self._named(name)
-        scores = tuple(float(new) for new, _ in one.cells) if self.is_paired else one.scores
-        return self._ratio(one, scores).estimate(confidence=confidence, of=of)
+        return self._ratio(one, one.own_scores or one.scores).estimate(confidence=confidence, of=of)
 
     @property
     def accuracy(self) -> Estimate:
@@ -115,7 +117,9 @@ class EvaluationResult:
             chosen,
             (min(chosen), max(chosen)),
             float(release.scale),
-            release.sampler.sampling_rate,
+            # Which record of a unit is drawn adds up to as much variance as drawing the unit: then no unit counts as
+            # read in full.
+            0.0 if self.draws_records else release.sampler.sampling_rate,
         )
 
     def __str__(self) -> str:
@@ -174,7 +178,8 @@ class Evaluation(ReleaseRun[Tables, EvaluationResult]):
             name: dict(zip(one.cells, counts, strict=True))
             for (name, one), counts in zip(evaluators.items(), self._counted.tables, strict=True)
         }
-        return EvaluationResult(tables, evaluators, self.plan, self.report, self._question.is_paired)
+        draws_records = self._private.records_per_unit > 1
+        return EvaluationResult(tables, evaluators, self.plan, self.report, self._question.is_paired, draws_records)
 
     def __repr__(self) -> str:
         return f"Evaluation(component={self.component!r}, epsilon={self.plan.epsilon:.4g})"
@@ -233,6 +238,9 @@ def silent_question(
         if timeout is None
         else RetryPolicy(max_attempts=_MOST_ATTEMPTS, deadline=check_positive("timeout", timeout))
     )
+    if ANSWER in names and any(one.judge is not None for one in bound):
+        advice = "A judge is shown what the chain answered under that name: give the field another one."
+        raise fail("evaluators", f"no field named {ANSWER!r} beside a Judge", ANSWER, advice)
     hidden = frozenset().union(*(one.hidden for one in bound))
     under_test = tuple(
         SilentChain.of(chain, known=names, hidden=hidden, inputs=inputs, retry=retry, name=name)

@@ -6,15 +6,16 @@ import hashlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
+from langchain_dpicl.backends.private_calls.call import read_silently
 from langchain_dpicl.privacy._validate import check_real, fail
 from langchain_dpicl.privacy.ledger.amounts import check_name
 
 OTHER = "other"
-"""The outcome of an answer that names no label, and of a call that failed."""
+"""The outcome of an answer that names no label, and of a call that failed; in brackets where a label has that name."""
 _MOST_MARKS = 32
 
 
@@ -77,7 +78,11 @@ class BoundEvaluator:
       hidden: fields of the record that the chain under test must not see.
       judge: the judge's chain, whose answer is the third argument.
       assumed: what reports list under "assumed".
-      is_binary: whether every score is 0 or 1.
+      labels: the declared labels, where the table is a confusion matrix.
+      own_scores: where outcomes are pairs: the score of the chain under test; empty otherwise.
+
+    Raises:
+      ConfigurationError: two outcomes have one name.
     """
 
     name: str
@@ -89,11 +94,11 @@ class BoundEvaluator:
     judge: Any = field(default=None, repr=False)
     assumed: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    own_scores: tuple[float, ...] = ()
 
-    @property
-    def is_binary(self) -> bool:
-        """Whether every score is 0 or 1."""
-        return set(self.scores) <= {0.0, 1.0}
+    def __post_init__(self) -> None:
+        if not len(set(self.cells)) == len(self.cells) == len(self.scores):
+            raise fail("cells", "distinct outcomes, each with a score", list(self.cells))
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,10 @@ class Exact(Evaluator):
             raise fail("evaluators", "examples with declared labels for Exact", None, advice)
         check_name("name", self.name)
         names, told, known = ChoiceNames(labels), tuple(labels), dict(zip(labels, range(len(labels)), strict=True))
-        width = len(told) + 1
-        cells = tuple((label, said) for label in told for said in (*told, OTHER))
+        width, outside = len(told) + 1, OTHER
+        while outside in known:
+            outside = f"({outside})"
+        cells = tuple((label, said) for label in told for said in (*told, outside))
 
         def place(record: Mapping[str, Any], answer: Any, judged: Any) -> int | None:
             del judged
@@ -206,7 +213,7 @@ class Judge(Evaluator):
         """Returns the evaluator; see `Evaluator.bind`."""
         del fields, labels
         check_name("name", self.name)
-        names = ChoiceNames([f"{mark:g}" for mark in self.marks])
+        names = ChoiceNames(list(map(_shown, self.marks)))
 
         def place(record: Mapping[str, Any], answer: Any, judged: Any) -> int | None:
             del record, answer
@@ -228,14 +235,19 @@ def checked_marks(marks: Any) -> tuple[float, ...]:
 
 def _of_marks(name: str, marks: tuple[float, ...], place: Any, *, label_key: str | None, **rest: Any) -> BoundEvaluator:
     hidden = frozenset({label_key} if label_key is not None else ())
-    cells = tuple(("", f"{mark:g}") for mark in marks)
+    cells = tuple(("", _shown(mark)) for mark in marks)
     return BoundEvaluator(name, cells, marks, place, _first_cell, hidden=hidden, **rest)
 
 
 def _first_cell(record: Mapping[str, Any]) -> int:
-    """Returns the outcome with the least score."""
+    """Returns the outcome with the least score: marks are in order."""
     del record
     return 0
+
+
+def _shown(mark: float) -> str:
+    """Returns a mark with all its digits: 1, 0.25."""
+    return str(int(mark)) if mark.is_integer() else repr(mark)
 
 
 def paired(bound: BoundEvaluator) -> BoundEvaluator:
@@ -247,22 +259,29 @@ def paired(bound: BoundEvaluator) -> BoundEvaluator:
     kinds = tuple(sorted(set(bound.scores)))
     order = {score: place for place, score in enumerate(kinds)}
 
-    def of_one(record: Mapping[str, Any], answer: Any, judged: Any) -> int:
-        return order[bound.scores[cell_of(bound, record, answer, judged)]]
-
     def place(record: Mapping[str, Any], answers: Any, judged: Any) -> int | None:
-        new, old = (of_one(record, answer, mark) for answer, mark in zip(answers, judged, strict=True))
+        new, old = (
+            order[bound.scores[cell_of(bound, record, answer, mark)]]
+            for answer, mark in zip(answers, judged, strict=True)
+        )
         return new * len(kinds) + old
 
-    cells = tuple((f"{new:g}", f"{old:g}") for new in kinds for old in kinds)
-    scores = tuple(new - old for new in kinds for old in kinds)
-    # What fails has the least score of both: the first cell.
-    rest = (bound.hidden, bound.judge, bound.assumed)
-    return BoundEvaluator(bound.name, cells, scores, place, _first_cell, *rest)
+    pairs = tuple((new, old) for new in kinds for old in kinds)
+    return replace(
+        bound,
+        cells=tuple((_shown(new), _shown(old)) for new, old in pairs),
+        scores=tuple(new - old for new, old in pairs),
+        place=place,
+        worst=_first_cell,
+        labels=(),
+        own_scores=tuple(new for new, _ in pairs),
+    )
 
 
 def cell_of(bound: BoundEvaluator, record: Mapping[str, Any], answer: Any, judged: Any) -> int:
     """Returns the outcome of a record; that of the worst score where the evaluator fails or says something else.
+
+    It raises for no answer, and drops what own functions log and warn of.
 
     Args:
       bound: the evaluator.
@@ -271,6 +290,6 @@ def cell_of(bound: BoundEvaluator, record: Mapping[str, Any], answer: Any, judge
       judged: the judge's answer, private.
     """
     failed = answer is None or (bound.judge is not None and judged is None)
-    found = None if failed else bound.place(record, answer, judged)
+    found = None if failed else read_silently(lambda: bound.place(record, answer, judged))
     is_place = type(found) is int and 0 <= found < len(bound.cells)
     return found if is_place and found is not None else bound.worst(record)

@@ -252,11 +252,13 @@ _SILENT = (
     "If it thinks before it answers, give it room with TextVoteBackend(llm, max_tokens=...), or switch the thinking "
     "off; otherwise take another model"
 )
-_NO_ANSWER = frozenset({
-    *("content_filter", "refusal", "tool_calls", "tool_use", "function_call"),  # OpenAI, Anthropic
-    *("safety", "recitation", "blocklist", "prohibited_content", "spii", "language", "malformed_function_call"),  # Gemini
-    *("guardrail_intervened", "content_filtered"),  # Bedrock
-})  # fmt: skip
+_NO_ANSWER = frozenset(
+    {
+        *("content_filter", "refusal", "tool_calls", "tool_use", "function_call"),  # OpenAI, Anthropic
+        *("safety", "recitation", "blocklist", "prohibited_content", "spii", "language"),  # Gemini
+        *("malformed_function_call", "guardrail_intervened", "content_filtered"),  # Gemini, Bedrock
+    }
+)
 
 
 class TextVoteBackend:

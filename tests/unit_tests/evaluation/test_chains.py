@@ -114,7 +114,7 @@ class Refusing(FakeListChatModel):
     """Answers with a reason for the end that some provider gives where it refuses."""
 
     reason: str
-    responses: list = ["card"]
+    responses: tuple[str, ...] = ("card",)
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs):
         info = {"finish_reason": self.reason}
