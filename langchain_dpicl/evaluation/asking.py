@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,12 @@ class Question:
     judges: tuple[SilentChain | None, ...]
     is_paired: bool = False
     is_choice: bool = False
+
+    @property
+    def identity(self) -> tuple[Hashable, ...]:
+        """What makes it another question beside what a report shows: templates, models, settings and functions."""
+        chains, judges = (tuple(one and one.identity for one in listed) for listed in (self.chains, self.judges))
+        return chains, judges, tuple(one.identity for one in self.evaluators)
 
     @property
     def width(self) -> int:

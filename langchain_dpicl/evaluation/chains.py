@@ -30,10 +30,10 @@ from langchain_dpicl.backends.private_calls.call import (
     silence,
     unwrap,
 )
-from langchain_dpicl.backends.private_calls.call_pool import CallPool, limit_of
+from langchain_dpicl.backends.private_calls.call_pool import CallPool, Crew, limit_of
 from langchain_dpicl.backends.private_calls.public_calls import answer_or_raise
 from langchain_dpicl.backends.resolve import as_model
-from langchain_dpicl.evaluation.evaluators import Pure
+from langchain_dpicl.evaluation.evaluators import Pure, Same
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.privacy._validate import fail
 
@@ -44,6 +44,9 @@ _SHAPE = "prompt | model, and after it stock parsers or RunnableLambda(Pure(func
 _ADVICE = "Nothing else can be shown to keep private records to itself."
 
 Answer = OpaqueValue[Any]
+
+_CREW = Crew(limit_of(None))
+"""The threads of all chains and judges, which answer one after the other."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -109,7 +112,7 @@ class SilentChain:
             if type(pure) is Pure:
                 assumed.append(pure.name)
                 read.append(pure.function)
-                kinds.append(pure.function)
+                kinds.append(Same(pure.function))
             elif type(step) in _PARSERS:
                 read.append(step.parse)
                 kinds.append(repr(step))
@@ -125,9 +128,11 @@ class SilentChain:
                 raise fail(name, f"variables that are among {sorted(set(known) - hidden)}", variable, advice)
         model, bound = unwrap(inner)
         stop = bound.get("stop") or getattr(model, "stop", None) or ()
-        calls = CallPool(silence(inner), retry or RetryPolicy(), limit_of(None))
+        policy = retry or RetryPolicy()
+        calls = CallPool(silence(inner), policy, limit_of(None), crew=_CREW)
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
-        identity = (_digest(prompt), tuple(sorted(fields.items())), Same(model), _settings(model), repr(bound), *kinds)
+        settings = (tuple(sorted(fields.items())), _settings(model), repr(bound), policy)
+        identity = (_digest(prompt), Same(model), *settings, *kinds)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         return cls(prompt, calls, tuple(read), fields, stops, identity, tuple(assumed))
 
@@ -201,19 +206,6 @@ class ChainCalls:
     def _spread(self, replies: list[Reply]) -> tuple[Answer | None, ...]:
         waiting: Iterator[Reply] = iter(replies)
         return tuple(None if one is None else self.chain.read(next(waiting)) for one in self.requests)
-
-
-class Same:
-    """Compares by identity, and keeps what it compares alive."""
-
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self._thing is other._thing
-
-    def __hash__(self) -> int:
-        return id(self._thing)
 
 
 def _stock_prompt(name: str, prompt: Any) -> Any:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
-from langchain_dpicl.budget.events import RunEvents
-from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
 from langchain_dpicl.evaluation.asking import Question
-from langchain_dpicl.evaluation.evaluate import kept_run, probe_once, question_report, silent_question
-from langchain_dpicl.evaluation.evaluators import Evaluator
+from langchain_dpicl.evaluation.evaluate import declared_share, question_report, silent_question
+from langchain_dpicl.evaluation.evaluators import Evaluator, Same
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
 from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.release.curator import release_once
-from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.release.declare_share import share_of_delta
 from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 
 _SURE = 0.9
 
@@ -68,58 +68,34 @@ def lead_to_win(plan: QueryPlan) -> float:
     return scale * math.log(_SURE / (1 - _SURE) * (plan.width - 1)) / plan.expected_rows
 
 
-@dataclass(slots=True)
-class _Chosen:
-    """The one item of a choice: the index that was released."""
-
-    index: int | None = None
-    ticket: Reservation | None = None
-    done: bool = False
-    busy: bool = False
-
-
-class Choosing(ReleaseRun[int, Choice]):
-    """One release of an exponential mechanism for one ticket; `dp_choose` makes and runs it."""
+class Choosing(OneRelease[int, Choice]):
+    """The release of an exponential mechanism; `dp_choose` makes and runs it."""
 
     _title = "private choice"
     plan: QueryPlan
 
     def __init__(self, private: PrivateExamples, question: Question, chains: Mapping[str, Any], **run: Any) -> None:
-        self._chosen = _Chosen()
-        super().__init__(private, [self._chosen], **run)
-        self._question = question
+        super().__init__(private, question, **run)
         self._chains = dict(chains)
 
-    def _make(self, item: _Chosen, call: RunCall) -> EffectGenerator[None]:
-        item.ticket = self.share.reserve(self.plan.tickets()[0].template)
-        call.events.tickets += 1
-        released = yield from release_once(
+    def _release(self, ticket: Reservation, keep: Callable[[int], None]) -> EffectGenerator[None]:
+        def keep_index(released: Release) -> None:
+            if released.index is not None:
+                keep(released.index)
+
+        yield from release_once(
             self._private,
-            item.ticket,
+            ticket,
             plan=self.plan.release,
             rows=self._question.ask,
             render=self._question.render,
             width=self.plan.width,
+            keep=keep_index,
         )
-        item.index = released.index
-        item.done = True
-        call.tick()
-
-    def _give_back(self, item: _Chosen, events: RunEvents) -> None:
-        if item.ticket is not None:
-            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
-
-    def _examples(self, item: _Chosen) -> tuple[int, ...]:
-        return () if item.index is None else (item.index,)
 
     def _value(self) -> Choice:
-        if self._chosen.index is None:
-            raise fail("result", "a choice that was released", "one that was not", "Call run() first.")
-        name = list(self._chains)[self._chosen.index]
+        name = list(self._chains)[self.released]
         return Choice(name, self._chains[name], lead_to_win(self.plan), self.plan, self.report)
-
-    def __repr__(self) -> str:
-        return f"Choosing(component={self.component!r}, chains={list(self._chains)})"
 
 
 def _choosing(
@@ -127,13 +103,16 @@ def _choosing(
     private: PrivateExamples,
     *,
     evaluator: Evaluator,
-    budget: BudgetLike | None,
-    epsilon: float,
-    sample: int | None,
-    inputs: Mapping[str, str] | None,
-    timeout: float | None,
-    component: str | None,
-) -> Choosing:
+    budget: BudgetLike | None = None,
+    epsilon: float = 1.0,
+    sample: int | None = None,
+    inputs: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    component: str | None = None,
+    config: RunnableConfig | None = None,
+) -> KeptCall:
+    check_config(config)
+    spender = resolve_budget(budget, config)
     if not isinstance(chains, Mapping) or len(chains) < 2 or not all(isinstance(name, str) for name in chains):
         raise fail("chains", "two or more chains by name", type(chains).__name__)
     if not isinstance(evaluator, Evaluator):
@@ -142,7 +121,6 @@ def _choosing(
     if not set(question.evaluators[0].scores) <= {0.0, 1.0}:
         advice = "A choice counts right answers: give marks=(0, 1)."
         raise fail("evaluator", "marks 0 and 1", list(question.evaluators[0].scores), advice)
-    spender = resolve_budget(budget)
     size = private.public_size_of(None)
     read = size if sample is None else min(size, check_int("sample", sample, low=1))
     plan = plan_queries(
@@ -157,21 +135,15 @@ def _choosing(
         design=RowDesign.choose(rows="units", num_slots=read),
         partition=private.dataset_id,
     )
-    shown = {"evaluator": question.evaluators[0].name, **question_report(question, tuple(chains))}
-    identities = tuple(one.identity for one in (*question.chains, *filter(None, question.judges)))
-    functions = (getattr(evaluator, "function", None),)
-    key = ("choose", component, canonical_json({**plan.to_dict(), **shown}), identities, functions)
+    shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
     def make() -> Choosing:
-        probe_once(question)
-        name = spender.fresh_name("choice") if component is None else component
-        engines = [one.calls for one in (*question.chains, *filter(None, question.judges))]
-        paid = declare_share(
-            private, spender, plan, component=name, epsilon=epsilon, public={**plan.to_dict(), **shown}, engines=engines
-        )
+        named = {"prefix": "choice", "component": component, "shown": shown}
+        paid = declared_share(private, spender, plan, question, epsilon=epsilon, **named)
         return Choosing(private, question, chains, plan=plan, budget=spender, share=paid)
 
-    return kept_run(spender, key, make)  # type: ignore[no-any-return]
+    key = ("choose", component, epsilon, canonical_json(shown), Same(private), *question.identity)
+    return KeptCall.of(spender, key, make)
 
 
 def dp_choose(
@@ -230,9 +202,19 @@ def dp_choose(
       >>> best.name
       'card'
     """
-    given = {"budget": budget, "epsilon": epsilon, "sample": sample, "inputs": inputs, "timeout": timeout}
-    run = _choosing(chains, private, evaluator=evaluator, component=component, **given)  # type: ignore[arg-type]
-    return run.result if run.is_finished else run.run(progress=progress, config=config)
+    asked = _choosing(
+        chains,
+        private,
+        evaluator=evaluator,
+        budget=budget,
+        epsilon=epsilon,
+        sample=sample,
+        inputs=inputs,
+        timeout=timeout,
+        component=component,
+        config=config,
+    )
+    return cast("Choice", asked.answer(progress=progress, config=config))
 
 
 async def dp_achoose(
@@ -252,9 +234,5 @@ async def dp_achoose(
       config: see `dp_choose`.
       **arguments: the others of `dp_choose`.
     """
-    optional = dict.fromkeys(("budget", "sample", "inputs", "timeout", "component"))
-    given: dict[str, Any] = {**optional, "epsilon": 1.0, **arguments}
-    run = await run_in_thread(lambda: _choosing(chains, private, **given), is_slow=True)
-    if run.is_finished:
-        return await run_in_thread(lambda: run.result, is_slow=True)
-    return await run.arun(progress=progress, config=config)
+    asked = await run_in_thread(lambda: _choosing(chains, private, config=config, **arguments))
+    return cast("Choice", await asked.aanswer(progress=progress, config=config))

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
-from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, run_in_thread
+from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import RunEvents
-from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
+from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
 from langchain_dpicl.evaluation.asking import ANSWER, Question
 from langchain_dpicl.evaluation.chains import SilentChain
-from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, paired
+from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, Same, paired
 from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
+from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import check_positive, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.outcome_counts import OUTCOME_TEMPLATE, Tables
-from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.extensions.outcome_counts import Tables
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.count_release import release_outcomes
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.runs.door import UNDECLARED
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 
 DEFAULT_EPSILON = 0.1
 """Share of an evaluation: with 2,000 units and an accuracy of .8, the 95 % interval is +-2.4 points; +-1.8 at .5."""
@@ -133,75 +132,24 @@ def _points(found: Estimate) -> str:
     return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}] (95 %, noise and sampling)"
 
 
-@dataclass(slots=True)
-class _Counts:
-    """The one item of an evaluation: its noisy tables, and the ticket that pays."""
-
-    tables: Tables | None = None
-    ticket: Reservation | None = None
-    done: bool = False
-    busy: bool = False
-
-
-class Evaluation(ReleaseRun[Tables, EvaluationResult]):
-    """One release of counts of outcomes for one ticket; `dp_evaluate` makes and runs it."""
+class Evaluation(OneRelease[Tables, EvaluationResult]):
+    """The release of counts of outcomes; `dp_evaluate` makes and runs it."""
 
     _title = "private evaluation"
     plan: EvaluationPlan
 
-    def __init__(self, private: PrivateExamples, question: Question, **run: Any) -> None:
-        self._counted = _Counts()
-        super().__init__(private, [self._counted], **run)
-        self._question = question
-
-    def _make(self, item: _Counts, call: RunCall) -> EffectGenerator[None]:
-        item.ticket = ticket = yield Blocking(lambda: self.share.reserve(OUTCOME_TEMPLATE))
-        call.events.tickets += 1
-        made = release_outcomes(self._private, ticket, plan=self.plan.release, ask=self._question.ask)
-        item.tables = yield from made
-        item.done = True
+    def _release(self, ticket: Reservation, keep: Callable[[Tables], None]) -> EffectGenerator[None]:
+        keep((yield from release_outcomes(self._private, ticket, plan=self.plan.release, ask=self._question.ask)))
         ticket.commit()
-        call.tick()
-
-    def _give_back(self, item: _Counts, events: RunEvents) -> None:
-        if item.ticket is not None:
-            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
-
-    def _examples(self, item: _Counts) -> tuple[Tables, ...]:
-        return () if item.tables is None else (item.tables,)
 
     def _value(self) -> EvaluationResult:
-        if self._counted.tables is None:
-            raise fail("result", "an evaluation that has released its counts", "one that has not", "Call run() first.")
         evaluators = {one.name: one for one in self._question.evaluators}
         tables = {
             name: dict(zip(one.cells, counts, strict=True))
-            for (name, one), counts in zip(evaluators.items(), self._counted.tables, strict=True)
+            for (name, one), counts in zip(evaluators.items(), self.released, strict=True)
         }
         draws_records = self._private.records_per_unit > 1
         return EvaluationResult(tables, evaluators, self.plan, self.report, self._question.is_paired, draws_records)
-
-    def __repr__(self) -> str:
-        return f"Evaluation(component={self.component!r}, epsilon={self.plan.epsilon:.4g})"
-
-
-_KEEPING = threading.Lock()
-
-
-def kept_run(budget: Budget, key: Hashable, make: Any) -> Any:
-    """Returns the run of these arguments, made at the first call.
-
-    Args:
-      budget: that pays.
-      key: everything that was asked.
-      make: builds the run, which declares its share.
-    """
-    with _KEEPING:
-        # In the budget itself: it lives as long as the runs, which hold it.
-        runs = vars(budget).setdefault("_kept_evaluations", {})
-        if key not in runs:
-            runs[key] = make()
-        return runs[key]
 
 
 def silent_question(
@@ -259,17 +207,19 @@ def _evaluation(
     private: PrivateExamples,
     *,
     evaluators: Any,
-    budget: BudgetLike | None,
-    epsilon: float | None,
-    sample: int | None,
-    inputs: Mapping[str, str] | None,
-    baseline: Any,
-    timeout: float | None,
-    component: str | None,
-) -> Evaluation:
+    budget: BudgetLike | None = None,
+    epsilon: float | None = None,
+    sample: int | None = None,
+    inputs: Mapping[str, str] | None = None,
+    baseline: Any = None,
+    timeout: float | None = None,
+    component: str | None = None,
+    config: RunnableConfig | None = None,
+) -> KeptCall:
+    check_config(config)
+    spender = resolve_budget(budget, config)
     chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}
     question = silent_question(private, chains, evaluators, inputs=inputs, timeout=timeout)
-    spender = resolve_budget(budget)
     share = DEFAULT_EPSILON if epsilon is None else epsilon
     judged = sum(judge is not None for judge in question.judges)
     plan = plan_evaluation(
@@ -282,26 +232,15 @@ def _evaluation(
         calls_per_unit=len(question.chains) * (1 + judged),
         partition=private.dataset_id,
     )
-    shown = {
-        "tables": [{"name": one.name, "outcomes": [list(cell) for cell in one.cells]} for one in question.evaluators],
-        **question_report(question, tuple(chains)),
-    }
-    identities = tuple(one.identity for one in (*question.chains, *filter(None, question.judges)))
-    functions = tuple(
-        getattr(one, "function", None) for one in ([evaluators] if isinstance(evaluators, Evaluator) else evaluators)
-    )
-    key = ("evaluate", component, canonical_json({**plan.to_dict(), **shown}), identities, functions)
+    shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
     def make() -> Evaluation:
-        probe_once(question)
-        name = spender.fresh_name("evaluation") if component is None else component
-        engines = [one.calls for one in (*question.chains, *filter(None, question.judges))]
-        paid = declare_share(
-            private, spender, plan, component=name, epsilon=share, public={**plan.to_dict(), **shown}, engines=engines
-        )
+        named = {"prefix": "evaluation", "component": component, "shown": shown}
+        paid = declared_share(private, spender, plan, question, epsilon=share, **named)
         return Evaluation(private, question, plan=plan, budget=spender, share=paid)
 
-    return kept_run(spender, key, make)  # type: ignore[no-any-return]
+    key = ("evaluate", component, share, canonical_json(shown), Same(private), *question.identity)
+    return KeptCall.of(spender, key, make)
 
 
 def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
@@ -319,17 +258,52 @@ def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
         *(word for one in question.evaluators for word in one.assumed),
     ]
     chains = {name: chain.to_dict() for name, chain in zip(names, question.chains, strict=True)}
-    return {"chains": chains, "judges": judges, "assumed": assumed}
+    tables = [
+        {"name": one.name, "outcomes": [list(cell) for cell in one.cells], "scores": list(one.scores)}
+        for one in question.evaluators
+    ]
+    # As a list: a name's place breaks ties.
+    return {"tables": tables, "chains": chains, "order": list(names), "judges": judges, "assumed": assumed}
 
 
-def probe_once(question: Question) -> None:
-    """Calls every model once with public words, before anything is declared.
+def declared_share(
+    private: PrivateExamples,
+    budget: Budget,
+    plan: SharePlan,
+    question: Question,
+    *,
+    epsilon: float,
+    prefix: str,
+    component: str | None,
+    shown: Mapping[str, Any],
+) -> Share:
+    """Calls every model once with public words, and then declares the share.
 
     Args:
+      private: the examples.
+      budget: that pays.
+      plan: of the release.
       question: what is asked.
+      epsilon: the share.
+      prefix: of the name in the ledger, where none is given.
+      component: name in the ledger.
+      shown: what reports show.
+
+    Raises:
+      ModelCallError: a model could not be called; nothing was declared.
     """
-    for chain in (*question.chains, *filter(None, question.judges)):
+    asked = (*question.chains, *filter(None, question.judges))
+    for chain in asked:
         chain.probe()
+    return declare_share(
+        private,
+        budget,
+        plan,
+        component=budget.fresh_name(prefix) if component is None else component,
+        epsilon=epsilon,
+        public=shown,
+        engines=[one.calls for one in asked],
+    )
 
 
 def dp_evaluate(
@@ -391,9 +365,20 @@ def dp_evaluate(
       >>> 0.85 < found.accuracy.value < 0.95
       True
     """
-    given = {"budget": budget, "epsilon": epsilon, "sample": sample, "inputs": inputs, "baseline": baseline}
-    run = _evaluation(chain, private, evaluators=evaluators, timeout=timeout, component=component, **given)
-    return run.result if run.is_finished else run.run(progress=progress, config=config)
+    asked = _evaluation(
+        chain,
+        private,
+        evaluators=evaluators,
+        budget=budget,
+        epsilon=epsilon,
+        sample=sample,
+        inputs=inputs,
+        baseline=baseline,
+        timeout=timeout,
+        component=component,
+        config=config,
+    )
+    return cast("EvaluationResult", asked.answer(progress=progress, config=config))
 
 
 async def dp_aevaluate(
@@ -413,10 +398,5 @@ async def dp_aevaluate(
       config: see `dp_evaluate`.
       **arguments: the others of `dp_evaluate`.
     """
-    defaults: dict[str, Any] = dict.fromkeys(
-        ("budget", "epsilon", "sample", "inputs", "baseline", "timeout", "component")
-    )
-    run = await run_in_thread(lambda: _evaluation(chain, private, **{**defaults, **arguments}), is_slow=True)
-    if run.is_finished:
-        return await run_in_thread(lambda: run.result, is_slow=True)
-    return await run.arun(progress=progress, config=config)
+    asked = await run_in_thread(lambda: _evaluation(chain, private, config=config, **arguments))
+    return cast("EvaluationResult", await asked.aanswer(progress=progress, config=config))

@@ -7,6 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MethodType
 from typing import Any
 
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
@@ -54,6 +55,22 @@ class Pure:
         return f"{named} (source {hashlib.sha256(source.encode('utf-8')).hexdigest()[:12]})"
 
 
+class Same:
+    """Compares by identity, and keeps what it compares alive."""
+
+    __slots__ = ("_things",)
+
+    def __init__(self, thing: Any) -> None:
+        # A bound method is made anew whenever it is read.
+        self._things = (thing.__self__, thing.__func__) if isinstance(thing, MethodType) else (thing,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and list(map(id, self._things)) == list(map(id, other._things))
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self._things)))
+
+
 class Evaluator(ABC):
     """Base of the evaluators: it maps a record and an answer to a place in a declared list of outcomes."""
 
@@ -80,6 +97,7 @@ class BoundEvaluator:
       assumed: what reports list under "assumed".
       labels: the declared labels, where the table is a confusion matrix.
       own_scores: where outcomes are pairs: the score of the chain under test; empty otherwise.
+      identity: what makes it another evaluator beside what a report shows: its function.
 
     Raises:
       ConfigurationError: two outcomes have one name.
@@ -95,6 +113,7 @@ class BoundEvaluator:
     assumed: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     own_scores: tuple[float, ...] = ()
+    identity: tuple[Same, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if not len(set(self.cells)) == len(self.cells) == len(self.scores):
@@ -183,7 +202,8 @@ class Score(Evaluator):
             reference = None if label_key is None else record[label_key]
             return places.get(float(self.function(inputs, answer, reference)))
 
-        return _of_marks(self.name, self.marks, place, assumed=(self.function.name,), label_key=label_key)
+        own = {"assumed": (self.function.name,), "identity": (Same(self.function.function),)}
+        return _of_marks(self.name, self.marks, place, label_key=label_key, **own)
 
 
 @dataclass(frozen=True)

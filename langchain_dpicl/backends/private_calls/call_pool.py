@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,9 @@ class CallPool:
     a limit of their own: they stop that loop, so waiting for its awaited calls would never end.
     """
 
-    def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int) -> None:
+    def __init__(self, model: SilentModel, retry: RetryPolicy, limit: int, *, crew: Crew | None = None) -> None:
         self._model = model
+        self._crew = crew  # threads that others use too; None: threads of its own
         self._retry = retry
         self._limit = limit
         self._processes: dict[int, _Process] = {}
@@ -110,16 +112,52 @@ class CallPool:
     def _here(self) -> _Process:
         """Returns the threads and gates of this process: neither survive a fork."""
         number = os.getpid()
-        return self._processes.get(number) or self._processes.setdefault(number, _Process(self._limit))
+        if (here := self._processes.get(number)) is None:
+            own = (
+                ThreadPoolExecutor(self._limit, thread_name_prefix="dpicl") if self._crew is None else self._crew.here()
+            )
+            here = self._processes.setdefault(number, _Process(self._limit, own))
+        return here
+
+
+class Crew:
+    """Threads that several call pools share; all of them start at once, so their number tells no number of calls.
+
+    Args:
+      size: how many.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+
+    def here(self) -> ThreadPoolExecutor:
+        """Returns the threads of this process: none survive a fork."""
+        number = os.getpid()
+        if (pool := self._pools.get(number)) is None:
+            pool = self._pools.setdefault(number, ThreadPoolExecutor(self._size, thread_name_prefix="dpicl"))
+            _start_all(pool, self._size)
+        return pool
+
+
+def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
+    """Starts every thread of a pool: a pool starts one only where all others are at work, so each waits for all."""
+    all_here = threading.Barrier(size)
+    try:
+        for _ in range(size):
+            pool.submit(all_here.wait)
+    except RuntimeError:  # no more threads: those that wait go on
+        all_here.abort()
+        raise
 
 
 class _Process:
     """The threads and gates of one process."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, threads: ThreadPoolExecutor) -> None:
         self.gate = FairSemaphore(limit)
         self.gate_inside_a_loop = FairSemaphore(limit)
-        self.threads = ThreadPoolExecutor(limit, thread_name_prefix="dpicl")
+        self.threads = threads
 
 
 def check_whole(name: str, value: object) -> int:

@@ -1,0 +1,166 @@
+"""Runs of one release that are kept: the same call again, in this process, gets the kept result and charges nothing."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+
+from langchain_dpicl.backends.sync_async import AcquireGate, Blocking, EffectGenerator, FairSemaphore, run_in_thread
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.events import RunEvents
+from langchain_dpicl.evaluation.asking import Question
+from langchain_dpicl.exceptions import RunInterruptedError
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
+
+T = TypeVar("T")
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Released(Generic[T]):
+    """The one item of a run: what was released, and the ticket that pays."""
+
+    value: T | None = None
+    ticket: Reservation | None = None
+    done: bool = False
+    busy: bool = False
+
+    def keep(self, value: T) -> None:
+        """Keeps what was released; called before its ticket is committed, which may fail."""
+        self.value = value
+        self.done = True
+
+
+class OneRelease(ReleaseRun[T, Result]):
+    """A run of one release for one ticket, about one question."""
+
+    def __init__(self, private: PrivateExamples, question: Question, **run: Any) -> None:
+        self._item: Released[T] = Released()
+        super().__init__(private, [self._item], **run)
+        self._question = question
+        (self._kind,) = self.plan.tickets()
+
+    @abstractmethod
+    def _release(self, ticket: Reservation, keep: Callable[[T], None]) -> EffectGenerator[None]:
+        """Burns the ticket, releases, keeps what was released, and commits the ticket."""
+
+    @property
+    def released(self) -> T:
+        """What was released.
+
+        Raises:
+          ConfigurationError: nothing was.
+        """
+        if self._item.value is None:
+            raise fail("result", "a release that was made", "none", "Call run() first.")
+        return self._item.value
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing was released and no ticket is left: it burnt, or was charged by a call that was stopped."""
+        return not self.is_finished and self.share.remaining(self._kind.template, label=self._kind.label) < 1
+
+    def _make(self, item: Released[T], call: RunCall) -> EffectGenerator[None]:
+        kind = self._kind
+        item.ticket = ticket = yield Blocking(lambda: self.share.reserve(kind.template, label=kind.label))
+        call.events.tickets += 1
+        yield from self._release(ticket, item.keep)
+        call.tick()
+
+    def _give_back(self, item: Released[T], events: RunEvents) -> None:
+        if item.ticket is not None:
+            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
+
+    def _examples(self, item: Released[T]) -> tuple[T, ...]:
+        return () if item.value is None else (item.value,)
+
+    def _check_done(self, failure: str) -> None:
+        if failure:
+            msg = f"{type(self).__name__} stopped: {failure.rstrip('.')}. Nothing was released; the ticket that burnt"
+            raise RunInterruptedError(f"{msg} stays charged. Call it again: a new release, charged anew.", run=self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(component={self.component!r}, epsilon={self.plan.epsilon:.4g})"
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """The place of one call's run; the same calls at once wait here for the first of them, and others do not."""
+
+    run: OneRelease[Any, Any] | None = None
+    home: int = 0
+    gates: dict[int, FairSemaphore] = field(default_factory=dict)
+
+    @property
+    def gate(self) -> FairSemaphore:
+        """The gate of this process: one that a forked thread held would never open here."""
+        return self.gates.setdefault(os.getpid(), FairSemaphore(1))
+
+    def made(self, make: Callable[[], OneRelease[Any, Any]]) -> OneRelease[Any, Any]:
+        """Returns the kept run, or a new one where there is none, it is lost, or it was under way before a fork."""
+        run = self.run
+        if run is None or (not run.is_finished and (self.home != os.getpid() or run.is_lost)):
+            run = make()
+            self.run, self.home = run, os.getpid()
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCall:
+    """A call with its place and what makes its run, which declares the share."""
+
+    kept: Kept
+    make: Callable[[], OneRelease[Any, Any]]
+
+    @classmethod
+    def of(cls, budget: Budget, key: Hashable, make: Callable[[], OneRelease[Any, Any]]) -> KeptCall:
+        """Returns the call of these arguments.
+
+        Args:
+          budget: that pays.
+          key: everything that was asked.
+          make: builds the run.
+        """
+        # In the budget itself: it lives as long as the runs, which hold it.
+        return cls(vars(budget).setdefault("_kept_evaluations", {}).setdefault(key, Kept()), make)
+
+    def answer(self, *, progress: bool | None, config: RunnableConfig | None) -> Any:
+        """Returns the result, kept or released now.
+
+        Args:
+          progress: as of `ReleaseRun.run`.
+          config: as of `ReleaseRun.run`.
+        """
+        with self._alone():
+            run = self.kept.made(self.make)
+            return run.result if run.is_finished else run.run(progress=progress, config=config)
+
+    async def aanswer(self, *, progress: bool | None, config: RunnableConfig | None) -> Any:
+        """Async twin of `answer`."""
+        async with self.kept.gate:
+            run = await run_in_thread(lambda: self.kept.made(self.make))
+            if run.is_finished:
+                return await run_in_thread(lambda: run.result)
+            return await run.arun(progress=progress, config=config)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        gate = self.kept.gate
+        if not AcquireGate(gate).run():
+            advice = (
+                "Await dp_aevaluate or dp_achoose: a call that blocks the loop cannot wait for one that runs in it."
+            )
+            raise fail("call", "no other call of these arguments at work on this event loop", "one", advice)
+        try:
+            yield
+        finally:
+            gate.__exit__(None, None, None)
