@@ -138,7 +138,7 @@ def _choosing(
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
     def make() -> Choosing:
-        named = {"prefix": "choice", "component": component, "shown": shown}
+        named: dict[str, Any] = {"prefix": "choice", "component": component, "shown": shown}
         paid = declared_share(private, spender, plan, question, epsilon=epsilon, **named)
         return Choosing(private, question, chains, plan=plan, budget=spender, share=paid)
 

@@ -235,7 +235,7 @@ def _evaluation(
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
     def make() -> Evaluation:
-        named = {"prefix": "evaluation", "component": component, "shown": shown}
+        named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
         paid = declared_share(private, spender, plan, question, epsilon=share, **named)
         return Evaluation(private, question, plan=plan, budget=spender, share=paid)
 
