@@ -120,15 +120,25 @@ class OutcomeRequest:
         question = self.question
         if question.is_choice:  # one evaluator, one column per chain
             (evaluator,), (own,) = question.evaluators, marks
-            return [
+            marks_of = [
                 evaluator.scores[_cell(evaluator, box, answer, mark)] for answer, mark in zip(answers, own, strict=True)
             ]
+            return _rounded(marks_of, min(evaluator.scores), max(evaluator.scores))
         if question.is_paired:
             return [
                 _cell(evaluator, box, OpaqueValue(_revealed(answers)), OpaqueValue(_revealed(own)))
                 for evaluator, own in zip(question.evaluators, marks, strict=True)
             ]
         return [_cell(one, box, answers[0], own[0]) for one, own in zip(question.evaluators, marks, strict=True)]
+
+
+_COIN = 1 << 53
+
+
+def _rounded(marks: Sequence[float], least: float, most: float) -> list[float]:
+    """Returns 1 for each mark with the chance of its share of the range, else 0; one coin for all marks of a record."""
+    coin = SYSTEM_RANDOM.integer_below(_COIN)
+    return [float(coin < int(_COIN * ((mark - least) / (most - least)))) for mark in marks]
 
 
 def _revealed(boxes: Sequence[Answer | None]) -> tuple[Any, ...]:

@@ -36,8 +36,8 @@ class Choice:
     Attributes:
       name: of the chain.
       chain: the chain itself.
-      lead: how far ahead of all others, as a rate over the units read, the best has to be to be chosen with a chance of
-        90 %. It follows from the plan and says nothing of the records.
+      lead: how far above all others the best chain's mean mark (with `Exact` its accuracy) on the units read has to be
+        to be chosen with a chance of 90 %. It follows from the plan and says nothing of the records.
       plan: the public plan.
       report: JSON-able privacy report.
     """
@@ -50,22 +50,26 @@ class Choice:
 
     def __str__(self) -> str:
         return (
-            f"chosen: {self.name}; a lead of {100 * self.lead:.2f} points over all others, on the units read, "
-            f"wins with 90 %; epsilon {self.plan.epsilon:.4g}"
+            f"chosen: {self.name}; a mean mark {self.lead:.4f} above all others, on the units read, wins with 90 %; "
+            f"epsilon {self.plan.epsilon:.4g}"
         )
 
 
-def lead_to_win(plan: QueryPlan) -> float:
+def lead_to_win(plan: QueryPlan, *, is_rounded: bool = False) -> float:
     """Returns the lead that wins with a chance of 90 % or more, as a rate over the units read on average.
 
     With a lead of L right answers over each of K - 1 others and Gumbel noise of scale s the best is chosen with a
-    chance of at least 1 / (1 + (K - 1) exp(-L / s)).
+    chance of at least 1 / (1 + (K - 1) exp(-L / s)). Where marks are rounded by a coin, each of n records moves a lead
+    by something in an interval of length 1, and half of the 10 % goes to that (Hoeffding 1963).
 
     Args:
       plan: of the choice.
+      is_rounded: whether there are other marks than the least and the largest.
     """
-    scale = plan.noise_multiplier * plan.release.sensitivity.require("range")
-    return scale * math.log(_SURE / (1 - _SURE) * (plan.width - 1)) / plan.expected_rows
+    scale, others = plan.noise_multiplier * plan.release.sensitivity.require("range"), plan.width - 1
+    sure = (1 + _SURE) / 2 if is_rounded else _SURE
+    rounding = math.sqrt(plan.expected_rows / 2 * math.log(others / (1 - sure))) if is_rounded else 0.0
+    return (scale * math.log(sure / (1 - sure) * others) + rounding) / plan.expected_rows
 
 
 class Choosing(OneRelease[int, Choice]):
@@ -95,7 +99,9 @@ class Choosing(OneRelease[int, Choice]):
 
     def _value(self) -> Choice:
         name = list(self._chains)[self.released]
-        return Choice(name, self._chains[name], lead_to_win(self.plan), self.plan, self.report)
+        marks = self._question.evaluators[0].scores
+        lead = lead_to_win(self.plan, is_rounded=len(set(marks)) > 2) * (max(marks) - min(marks))
+        return Choice(name, self._chains[name], lead, self.plan, self.report)
 
 
 def _choosing(
@@ -118,9 +124,6 @@ def _choosing(
     if not isinstance(evaluator, Evaluator):
         raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__)
     question = silent_question(private, chains, evaluator, inputs=inputs, timeout=timeout, is_choice=True)
-    if not set(question.evaluators[0].scores) <= {0.0, 1.0}:
-        advice = "A choice counts right answers: give marks=(0, 1)."
-        raise fail("evaluator", "marks 0 and 1", list(question.evaluators[0].scores), advice)
     size = private.public_size_of(None)
     read = size if sample is None else min(size, check_int("sample", sample, low=1))
     plan = plan_queries(
@@ -160,7 +163,7 @@ def dp_choose(
     progress: bool | None = None,
     config: RunnableConfig | None = None,
 ) -> Choice:
-    """Chooses the chain with about the most right answers on private records; every chain answers the same sample.
+    """Chooses the chain with about the best mean mark on private records; every chain answers the same sample.
 
     How many chains there are costs next to nothing; the calls are their number times the sample. All parameters are
     public and must not be chosen by looking at the records.
@@ -168,13 +171,14 @@ def dp_choose(
     Formal guarantees:
       - The name is the only thing that leaves: an exponential mechanism on the numbers of right answers, which a unit
         moves by at most 1, (epsilon, delta)-DP at the share's numbers; its one ticket burns before a record is read.
-      - An error, a timeout or a refusal counts as wrong and moves nothing else.
+        Marks between the least and the largest count as right with the chance of their share, by a coin of the record.
+      - An error, a timeout or a refusal counts as the least mark and moves nothing else.
       - Called again with the same arguments in this process, it returns the kept choice for free.
 
     Args:
       chains: the candidates by public name, each as `dp_evaluate` takes it.
       private: see `dp_evaluate`.
-      evaluator: one of `Exact`, `Score` and `Judge` whose marks are 0 and 1.
+      evaluator: one of `Exact`, `Score` and `Judge`.
       budget: see `dp_evaluate`.
       epsilon: this choice's share of the budget.
       sample: see `dp_evaluate`.
@@ -185,7 +189,7 @@ def dp_choose(
       config: see `dp_evaluate`.
 
     Raises:
-      ConfigurationError: fewer than two chains, other marks, or another invalid public argument; nothing was charged.
+      ConfigurationError: fewer than two chains, or another invalid public argument; nothing was charged.
       CapabilityError: a chain of other parts than `dp_evaluate` takes.
       PrivacyBudgetError: no budget, a different budget, or too small a budget.
 

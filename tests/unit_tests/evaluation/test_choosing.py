@@ -71,12 +71,49 @@ def test_the_lead_that_is_printed_wins_with_ninety_percent():
     assert abs(won.sum() - 18_000) < stats.norm.isf(1e-9) * math.sqrt(20_000 * 0.09)
 
 
+def length(inputs, outputs, reference):
+    return {"Card.": 5, "card": 2, "**transfer**": 3}.get(outputs, 1)
+
+
+MARKS = Score(Pure(length), marks=(1, 2, 3, 5))
+
+
+def test_the_best_by_marks_is_chosen():
+    spent, chains = Budget(epsilon=4.0, delta=1e-5), candidates()
+    assert dp_choose(chains, examples(), evaluator=MARKS, budget=spent, epsilon=2.0).name == "both"
+
+
+@pytest.mark.parametrize("mark", [1.0, 1.5, 3.5, 5.0])
+def test_a_mark_counts_as_its_share_of_the_range_on_average(mark):
+    runs, marks = 1_000, (1.0, 1.5, 3.5, 5.0)
+    evaluator = Score(Pure(lambda i, o, r: mark), marks=marks)
+    question = silent_question(examples(), candidates(), evaluator, inputs=None, timeout=None, is_choice=True)
+    rows = question.ask([OpaqueValue((CARD,))] * runs).run().take()
+    assert set(np.unique(rows)) <= {0.0, 1.0}
+    share = (mark - 1.0) / 4.0
+    assert abs(rows[:, 0].sum() - runs * share) <= stats.norm.isf(1e-9) * math.sqrt(runs * share * (1 - share))
+    assert (rows[:, 0] == rows[:, 1]).all(), "one coin for all candidates, so that equal marks differ in nothing"
+
+
+def test_the_lead_of_marks_holds_for_their_rounding_too():
+    """The worst case: every record has the same two marks, half a range apart by chance alone."""
+    plan = plan_queries(
+        1_000, epsilon=1.0, delta=1e-6, max_queries=1, width=2, aggregation=KeywordSum(), mechanism="gumbel",
+        design=RowDesign.choose(rows="units", num_slots=1_000),
+    )  # fmt: skip
+    lead = lead_to_win(plan, is_rounded=True)
+    assert lead_to_win(plan) < lead < 0.06
+    rng, scale = np.random.default_rng(), plan.noise_multiplier * plan.release.sensitivity.require("range")
+    # Half of the records are for the one, half for the other, each by a half: the largest variance of the rounding.
+    ahead = (rng.random((5_000, 1_000)) < 0.5).astype(int) * np.where(np.arange(1_000) < 500 + 1_000 * lead, 1, -1)
+    won = ahead.sum(1) + scale * (rng.gumbel(size=5_000) - rng.gumbel(size=5_000)) > 0
+    assert won.mean() > 0.9
+
+
 def test_what_cannot_be_chosen_among_is_refused_and_nothing_is_charged():
     spent = Budget(epsilon=2.0, delta=1e-5)
-    marks = Score(Pure(lambda inputs, outputs, reference: 2), marks=(0, 1, 2))
     for chains, evaluator, error in (
         ({"one": TEMPLATE | reader()}, Exact(), ConfigurationError),
-        (candidates(), marks, ConfigurationError),
         (candidates(), len, ConfigurationError),
         ({**candidates(), "own": TEMPLATE | reader() | str.upper}, Exact(), CapabilityError),
     ):
