@@ -14,9 +14,9 @@ from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_bud
 from langchain_dpicl.evaluation.asking import Question
 from langchain_dpicl.evaluation.evaluate import declared_share, question_report, silent_question
 from langchain_dpicl.evaluation.evaluators import Evaluator, Same
-from langchain_dpicl.evaluation.kept import KeptCall, OneRelease
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
@@ -30,7 +30,7 @@ _SURE = 0.9
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Saved):
     """The chain that was chosen; public.
 
     Attributes:
@@ -48,11 +48,53 @@ class Choice:
     plan: QueryPlan
     report: Mapping[str, Any]
 
+    def _released(self) -> dict[str, Any]:
+        return {"chosen": self.name, "lead": self.lead}
+
     def __str__(self) -> str:
         return (
             f"chosen: {self.name}; a mean mark {self.lead:.4f} above all others, on the units read, wins with 90 %; "
             f"epsilon {self.plan.epsilon:.4g}"
         )
+
+
+def plan_choice(
+    public_size: int,
+    *,
+    candidates: int,
+    epsilon: float,
+    delta: float,
+    sample: int | None = None,
+    adjacency: Adjacency = "add_remove",
+    partition: str = "private-examples",
+) -> QueryPlan:
+    """Calibrates the noise of a choice to `epsilon`.
+
+    Args:
+      public_size: declared number of units.
+      candidates: number of chains.
+      epsilon: target; the plan's epsilon is an upper bound at most this.
+      delta: the share's delta.
+      sample: units that are read, on average; None, or more than there are: all.
+      adjacency: neighbouring relation.
+      partition: the data set's public id.
+
+    Raises:
+      ConfigurationError: a public parameter is out of range.
+    """
+    read = public_size if sample is None else min(public_size, check_int("sample", sample, low=1))
+    return plan_queries(
+        public_size,
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=adjacency,
+        max_queries=1,
+        width=candidates,
+        aggregation=KeywordSum(),
+        mechanism="gumbel",
+        design=RowDesign.choose(rows="units", num_slots=read),
+        partition=partition,
+    )
 
 
 def lead_to_win(plan: QueryPlan, *, is_rounded: bool = False) -> float:
@@ -124,18 +166,13 @@ def _choosing(
     if not isinstance(evaluator, Evaluator):
         raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__)
     question = silent_question(private, chains, evaluator, inputs=inputs, timeout=timeout, is_choice=True)
-    size = private.public_size_of(None)
-    read = size if sample is None else min(size, check_int("sample", sample, low=1))
-    plan = plan_queries(
-        size,
+    plan = plan_choice(
+        private.public_size_of(None),
+        candidates=len(chains),
         epsilon=epsilon,
         delta=share_of_delta(spender, epsilon=epsilon, delta=None),
+        sample=sample,
         adjacency=spender.adjacency,
-        max_queries=1,
-        width=len(chains),
-        aggregation=KeywordSum(),
-        mechanism="gumbel",
-        design=RowDesign.choose(rows="units", num_slots=read),
         partition=private.dataset_id,
     )
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}

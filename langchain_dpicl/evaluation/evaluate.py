@@ -16,7 +16,7 @@ from langchain_dpicl.evaluation.asking import ANSWER, Question
 from langchain_dpicl.evaluation.chains import SilentChain
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, Same, paired
 from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
-from langchain_dpicl.evaluation.kept import KeptCall, OneRelease
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
 from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import check_positive, fail
@@ -34,7 +34,7 @@ _MOST_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class EvaluationResult:
+class EvaluationResult(Saved):
     """Noisy counts of the declared outcomes, and figures with intervals; public.
 
     Attributes:
@@ -120,6 +120,15 @@ class EvaluationResult:
             # read in full.
             0.0 if self.draws_records else release.sampler.sampling_rate,
         )
+
+    def _released(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, table in self.tables.items():
+            counts = [[*cell, count] for cell, count in table.items()]
+            found[name] = {"counts": counts, "mean": list(self.mean(name))}
+            if self.is_paired:
+                found[name]["difference"] = list(self.difference(name))
+        return found
 
     def __str__(self) -> str:
         rows = [f"{name}: {_points(self.mean(name))}" for name in self.evaluators]

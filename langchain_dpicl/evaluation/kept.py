@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -19,10 +20,40 @@ from langchain_dpicl.exceptions import RunInterruptedError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.released.files import write_whole
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 
 T = TypeVar("T")
 Result = TypeVar("Result")
+
+
+class Saved(ABC):
+    """What a run released, as JSON: its report, and below "released" the values; public."""
+
+    report: Mapping[str, Any]
+
+    @abstractmethod
+    def _released(self) -> dict[str, Any]:
+        """Returns what was released, as JSON values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report, which `verify_report` takes, with what was released."""
+        return {**self.report, "released": self._released()}
+
+    def to_json(self) -> str:
+        """Returns the JSON text of `to_dict`."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the JSON text atomically.
+
+        Args:
+          path: file to create or replace; its folder must exist.
+
+        Raises:
+          OSError: the folder is missing or cannot be written.
+        """
+        write_whole(path, self.to_json())
 
 
 @dataclass(slots=True)
