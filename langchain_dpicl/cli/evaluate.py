@@ -31,9 +31,8 @@ from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
     from langchain_dpicl.cli.parser import Parser
-    from langchain_dpicl.evaluation.plan import EvaluationPlan
-    from langchain_dpicl.planning.share_plan import SharePlan
-    from langchain_dpicl.runs.query_plan import QueryPlan
+    from langchain_dpicl.evaluation.evaluators import BoundEvaluator
+    from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
 
 _PROMPTS = """\
 A prompt is a file with an f-string template, such as "{text} Queue:"; its variables are fields of the records (or see
@@ -112,7 +111,7 @@ def run_choose(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int
         raise fail("--prompt", "two files or more, each with its own --prompt", len(arguments.prompt))
     names = _names(arguments.prompt)
     if arguments.dry_run:
-        return _dry_run(call, _choice_plan(call, len(names)))
+        return _dry_run(call, _choice_plan(call, evaluator, len(names)))
     check_target(arguments, call.settings)
     model = _model(call.settings)
     chains = {name: _template(path) | model for name, path in zip(names, arguments.prompt, strict=True)}
@@ -207,61 +206,61 @@ def _evaluation_plan(call: Call, evaluator: Any) -> EvaluationPlan:
     from langchain_dpicl.evaluation import plan_evaluation
     from langchain_dpicl.evaluation.evaluators import paired
 
-    settings = on_ledger(call.settings)
-    data, sizes = settings.data, settings.data.sizes()
-    labels = data.labels or tuple(str(label) for label in sizes if label is not None) or None
-    fields = (data.text_key, *(data.fields or ()), *(() if data.label_key is None else (data.label_key,)))
-    bound = evaluator.bind(fields, data.label_key, labels)
-    chains = 1 if call.arguments.baseline is None else 2
+    bound, chains = _bound(call, evaluator), 1 if call.arguments.baseline is None else 2
     return plan_evaluation(
-        sum(sizes.values()),
         widths=[len((paired(bound) if chains == 2 else bound).cells)],
-        epsilon=settings.share_epsilon,
-        delta=settings.share_delta,
-        sample=_sample(call),
-        adjacency=settings.adjacency,
         calls_per_unit=chains * (1 if bound.judge is None else 2),
-        partition=data.dataset_id or "private-examples",
+        **_terms(call),
     )
 
 
-def _choice_plan(call: Call, candidates: int) -> QueryPlan:
-    from langchain_dpicl.evaluation.choose import plan_choice
+def _choice_plan(call: Call, evaluator: Any, candidates: int) -> ChoicePlan:
+    from langchain_dpicl.evaluation.plan import plan_choice
 
-    settings = on_ledger(call.settings)
+    bound = _bound(call, evaluator)
     return plan_choice(
-        sum(settings.data.sizes().values()),
         candidates=candidates,
-        epsilon=settings.share_epsilon,
-        delta=settings.share_delta,
-        sample=_sample(call),
-        adjacency=settings.adjacency,
-        partition=settings.data.dataset_id or "private-examples",
+        calls_per_unit=candidates * (1 if bound.judge is None else 2),
+        is_rounded=len(set(bound.scores)) > 2,
+        **_terms(call),
     )
 
 
-def _dry_run(call: Call, plan: SharePlan) -> int:
-    """Prints the plan; reads no record, asks no model and spends nothing."""
-    from langchain_dpicl.evaluation.choose import lead_to_win
-    from langchain_dpicl.evaluation.plan import EvaluationPlan
+def _bound(call: Call, evaluator: Any) -> BoundEvaluator:
+    data = call.settings.data
+    labels = data.labels or tuple(str(label) for label in data.sizes() if label is not None) or None
+    fields = (data.text_key, *(data.fields or ()), *(() if data.label_key is None else (data.label_key,)))
+    bound: BoundEvaluator = evaluator.bind(fields, data.label_key, labels)
+    return bound
 
-    if isinstance(plan, EvaluationPlan):
-        read, calls, expected = plan.sample, plan.sample * plan.calls_per_unit, plan.expected()
-        words = (
-            f"width    at an accuracy of .8 the 95 % interval is +-{100 * expected['population']:.2f} points wide for "
-            f"the population, +-{100 * expected['data']:.2f} for these records"
-        )
-    else:
-        shown: Any = plan
-        read, expected = round(shown.expected_rows), {"lead": lead_to_win(shown)}
-        calls = read * shown.width
-        words = f"lead     {100 * expected['lead']:.2f} points over all others, on the records read, win with 90 %"
+
+def _terms(call: Call) -> dict[str, Any]:
+    settings = on_ledger(call.settings)
+    return {
+        "public_size": sum(settings.data.sizes().values()),
+        "epsilon": settings.share_epsilon,
+        "delta": settings.share_delta,
+        "sample": _sample(call),
+        "adjacency": settings.adjacency,
+        "partition": settings.data.dataset_id or "private-examples",
+    }
+
+
+def _dry_run(call: Call, plan: EvaluationPlan | ChoicePlan) -> int:
+    """Prints the plan; reads no record, asks no model and spends nothing."""
+    calls, expected = plan.cost().private_calls, plan.expected()
     if call.arguments.json:
         call.say(json.dumps({"plan": plan.to_dict(), "expected": expected, "calls": calls}, indent=2))
         return DONE
+    if "lead" in expected:
+        words = f"lead     {100 * expected['lead']:.2f} % of the range of marks above all others wins with 90 %"
+    else:
+        words = (
+            f"width    of the 95 % interval at an accuracy of .8: +-{100 * expected['population']:.2f} points for the "
+            f"population, +-{100 * expected['data']:.2f} for these records"
+        )
     call.say(
         f"epsilon  {plan.epsilon:.4f} at delta {plan.delta:g}, adjacency {plan.adjacency}\n"
-        f"reads    {read:,} of the declared units on average; {calls:,} calls, a judge's not counted in a choice\n"
-        f"{words}"
+        f"reads    {plan.sample:,} of the declared units on average; {calls:,} calls\n{words}"
     )
     return DONE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -10,23 +9,21 @@ from typing import Any, cast
 from langchain_core.runnables import RunnableConfig
 
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
+from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
 from langchain_dpicl.evaluation.asking import Question
-from langchain_dpicl.evaluation.evaluate import declared_share, question_report, silent_question
+from langchain_dpicl.evaluation.evaluate import declared_share, examples_of, question_report, silent_question, terms_of
 from langchain_dpicl.evaluation.evaluators import Evaluator, Same
-from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved
-from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside
+from langchain_dpicl.evaluation.plan import ChoicePlan, plan_choice, plan_evaluation
+from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
-from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.extensions.part_split import Part
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.release.curator import release_once
-from langchain_dpicl.release.declare_share import share_of_delta
-from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
-
-_SURE = 0.9
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Choice(Saved):
     name: str
     chain: Any
     lead: float
-    plan: QueryPlan
+    plan: ChoicePlan
     report: Mapping[str, Any]
 
     def _released(self) -> dict[str, Any]:
@@ -58,67 +55,11 @@ class Choice(Saved):
         )
 
 
-def plan_choice(
-    public_size: int,
-    *,
-    candidates: int,
-    epsilon: float,
-    delta: float,
-    sample: int | None = None,
-    adjacency: Adjacency = "add_remove",
-    partition: str = "private-examples",
-) -> QueryPlan:
-    """Calibrates the noise of a choice to `epsilon`.
-
-    Args:
-      public_size: declared number of units.
-      candidates: number of chains.
-      epsilon: target; the plan's epsilon is an upper bound at most this.
-      delta: the share's delta.
-      sample: units that are read, on average; None, or more than there are: all.
-      adjacency: neighbouring relation.
-      partition: the data set's public id.
-
-    Raises:
-      ConfigurationError: a public parameter is out of range.
-    """
-    read = public_size if sample is None else min(public_size, check_int("sample", sample, low=1))
-    return plan_queries(
-        public_size,
-        epsilon=epsilon,
-        delta=delta,
-        adjacency=adjacency,
-        max_queries=1,
-        width=candidates,
-        aggregation=KeywordSum(),
-        mechanism="gumbel",
-        design=RowDesign.choose(rows="units", num_slots=read),
-        partition=partition,
-    )
-
-
-def lead_to_win(plan: QueryPlan, *, is_rounded: bool = False) -> float:
-    """Returns the lead that wins with a chance of 90 % or more, as a rate over the units read on average.
-
-    With a lead of L right answers over each of K - 1 others and Gumbel noise of scale s the best is chosen with a
-    chance of at least 1 / (1 + (K - 1) exp(-L / s)). Where marks are rounded by a coin, each of n records moves a lead
-    by something in an interval of length 1, and half of the 10 % goes to that (Hoeffding 1963).
-
-    Args:
-      plan: of the choice.
-      is_rounded: whether there are other marks than the least and the largest.
-    """
-    scale, others = plan.noise_multiplier * plan.release.sensitivity.require("range"), plan.width - 1
-    sure = (1 + _SURE) / 2 if is_rounded else _SURE
-    rounding = math.sqrt(plan.expected_rows / 2 * math.log(others / (1 - sure))) if is_rounded else 0.0
-    return (scale * math.log(sure / (1 - sure) * others) + rounding) / plan.expected_rows
-
-
 class Choosing(OneRelease[int, Choice]):
     """The release of an exponential mechanism; `dp_choose` makes and runs it."""
 
     _title = "private choice"
-    plan: QueryPlan
+    plan: ChoicePlan
 
     def __init__(self, private: PrivateExamples, question: Question, chains: Mapping[str, Any], **run: Any) -> None:
         super().__init__(private, question, **run)
@@ -135,14 +76,14 @@ class Choosing(OneRelease[int, Choice]):
             plan=self.plan.release,
             rows=self._question.ask,
             render=self._question.render,
-            width=self.plan.width,
+            width=self.plan.candidates,
             keep=keep_index,
         )
 
     def _value(self) -> Choice:
         name = list(self._chains)[self.released]
         marks = self._question.evaluators[0].scores
-        lead = lead_to_win(self.plan, is_rounded=len(set(marks)) > 2) * (max(marks) - min(marks))
+        lead = self.plan.lead * (max(marks) - min(marks))
         return Choice(name, self._chains[name], lead, self.plan, self.report)
 
 
@@ -156,6 +97,7 @@ def _choosing(
     sample: int | None = None,
     inputs: Mapping[str, str] | None = None,
     timeout: float | None = None,
+    part: Part | None = None,
     component: str | None = None,
     config: RunnableConfig | None = None,
 ) -> KeptCall:
@@ -166,24 +108,69 @@ def _choosing(
     if not isinstance(evaluator, Evaluator):
         raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__)
     question = silent_question(private, chains, evaluator, inputs=inputs, timeout=timeout, is_choice=True)
+    source = examples_of(private, part, spender.adjacency)
     plan = plan_choice(
-        private.public_size_of(None),
+        source.public_size_of(part),
         candidates=len(chains),
         epsilon=epsilon,
         delta=share_of_delta(spender, epsilon=epsilon, delta=None),
         sample=sample,
         adjacency=spender.adjacency,
-        partition=private.dataset_id,
+        calls_per_unit=len(chains) * (1 if question.judges[0] is None else 2),
+        is_rounded=len(set(question.evaluators[0].scores)) > 2,
+        part=part,
+        partition=source.dataset_id,
     )
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
     def make() -> Choosing:
-        named: dict[str, Any] = {"prefix": "choice", "component": component, "shown": shown}
-        paid = declared_share(private, spender, plan, question, epsilon=epsilon, **named)
-        return Choosing(private, question, chains, plan=plan, budget=spender, share=paid)
+        named: dict[str, Any] = {"prefix": "choice", "component": component, "shown": shown, "epsilon": epsilon}
+        if part != "choose":
+            paid = declared_share(source, spender, plan, question, **named)
+        else:
+            paid = _with_a_test(source, spender, plan, question, **named)
+        return Choosing(source, question, chains, plan=plan, budget=spender, share=paid)
 
     key = ("choose", component, epsilon, canonical_json(shown), Same(private), *question.identity)
     return KeptCall.of(spender, key, make)
+
+
+def _with_a_test(
+    source: PrivateExamples,
+    budget: Budget,
+    plan: ChoicePlan,
+    question: Question,
+    *,
+    epsilon: float,
+    shown: Mapping[str, Any],
+    **named: Any,
+) -> Share:
+    """Declares the shares of a choice on one half and of an evaluation on the other together: the larger counts."""
+    test = plan_evaluation(
+        source.public_size_of("test"),
+        widths=[len(one.cells) for one in question.evaluators],
+        epsilon=epsilon,
+        delta=plan.delta,
+        adjacency=plan.adjacency,
+        calls_per_unit=1 if question.judges[0] is None else 2,
+        part="test",
+        partition=source.dataset_id,
+    )
+    report = {name: value for name, value in shown.items() if name not in plan.to_dict()}
+    with budget.plan(epsilon=epsilon, delta=plan.delta):
+        paid = declared_share(source, budget, plan, question, epsilon=epsilon, shown=shown, **named)
+        other = declare_share(
+            source,
+            budget,
+            test,
+            component=f"{paid.component} test",
+            epsilon=epsilon,
+            public={**test.to_dict(), **report, "of": "one of the chains"},
+            engines=[one.calls for one in (*question.chains, *filter(None, question.judges))],
+        )
+    chains = tuple(one.identity for one in question.chains)
+    SetAside(other, test, epsilon, (Same(source), "test", None, terms_of(question)), chains).keep(budget)
+    return paid
 
 
 def dp_choose(
@@ -196,6 +183,7 @@ def dp_choose(
     sample: int | None = None,
     inputs: Mapping[str, str] | None = None,
     timeout: float | None = None,
+    part: Part | None = None,
     component: str | None = None,
     progress: bool | None = None,
     config: RunnableConfig | None = None,
@@ -221,6 +209,8 @@ def dp_choose(
       sample: see `dp_evaluate`.
       inputs: see `dp_evaluate`; of all chains.
       timeout: see `dp_evaluate`.
+      part: "choose": reads one half of the units only, by a public hash, and sets aside, at no further cost, one
+        evaluation of a candidate on the half "test"; see `dp_evaluate`.
       component: see `dp_evaluate`.
       progress: see `dp_evaluate`.
       config: see `dp_evaluate`.
@@ -252,6 +242,7 @@ def dp_choose(
         sample=sample,
         inputs=inputs,
         timeout=timeout,
+        part=part,
         component=component,
         config=config,
     )

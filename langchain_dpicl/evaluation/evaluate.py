@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from langchain_core.runnables import RunnableConfig
 
@@ -16,13 +16,14 @@ from langchain_dpicl.evaluation.asking import ANSWER, Question
 from langchain_dpicl.evaluation.chains import SilentChain
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, Same, paired
 from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
-from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
 from langchain_dpicl.planning.share_plan import SharePlan
-from langchain_dpicl.privacy._validate import check_positive, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_positive, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.outcome_counts import Tables
+from langchain_dpicl.privacy.extensions.part_split import Part, split_in_parts
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.count_release import release_outcomes
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
@@ -222,6 +223,7 @@ def _evaluation(
     inputs: Mapping[str, str] | None = None,
     baseline: Any = None,
     timeout: float | None = None,
+    part: Part | None = None,
     component: str | None = None,
     config: RunnableConfig | None = None,
 ) -> KeptCall:
@@ -229,27 +231,70 @@ def _evaluation(
     spender = resolve_budget(budget, config)
     chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}
     question = silent_question(private, chains, evaluators, inputs=inputs, timeout=timeout)
-    share = DEFAULT_EPSILON if epsilon is None else epsilon
+    source = examples_of(private, part, spender.adjacency)
+    # A choice may have set a share aside for the other half.
+    aside = SetAside.find(
+        spender,
+        terms=(Same(source), part, sample, terms_of(question)),
+        chain=question.chains[0].identity if baseline is None else None,
+        epsilon=epsilon,
+    )
+    share = aside.epsilon if aside is not None else DEFAULT_EPSILON if epsilon is None else epsilon
     judged = sum(judge is not None for judge in question.judges)
     plan = plan_evaluation(
-        private.public_size_of(None),
+        source.public_size_of(part),
         widths=[len(one.cells) for one in question.evaluators],
         epsilon=share,
         delta=share_of_delta(spender, epsilon=share, delta=None),
         sample=sample,
         adjacency=spender.adjacency,
         calls_per_unit=len(question.chains) * (1 + judged),
-        partition=private.dataset_id,
+        part=part,
+        partition=source.dataset_id,
     )
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
     def make() -> Evaluation:
+        if aside is not None and aside.taken_by is None and aside.plan == plan:
+            probe(question)
+            aside.taken_by = question.chains[0].identity
+            return Evaluation(source, question, plan=plan, budget=spender, share=aside.share)
         named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
-        paid = declared_share(private, spender, plan, question, epsilon=share, **named)
-        return Evaluation(private, question, plan=plan, budget=spender, share=paid)
+        paid = declared_share(source, spender, plan, question, epsilon=share, **named)
+        return Evaluation(source, question, plan=plan, budget=spender, share=paid)
 
     key = ("evaluate", component, share, canonical_json(shown), Same(private), *question.identity)
     return KeptCall.of(spender, key, make)
+
+
+def examples_of(private: PrivateExamples, part: Part | None, adjacency: Adjacency) -> PrivateExamples:
+    """Returns the examples that are read: these, or their declaration in parts.
+
+    Args:
+      private: the examples.
+      part: the half, or None.
+      adjacency: of the ledger.
+
+    Raises:
+      ConfigurationError: an unknown part, or an adjacency under which a unit may go from one half to the other.
+    """
+    if part is None:
+        return private
+    check_choice("part", part, get_args(Part))
+    if adjacency != "add_remove":
+        advice = "A unit that changes may go from one half to the other, which costs both."
+        raise fail("part", "a ledger with adjacency='add_remove'", adjacency, advice)
+    return split_in_parts(private)
+
+
+def terms_of(question: Question) -> Hashable:
+    """Returns what two evaluations of a half have in common beside the chain: outcomes, functions and judges.
+
+    Args:
+      question: what is asked.
+    """
+    _, judges, functions = question.identity
+    return tuple((one.name, one.cells, one.scores) for one in question.evaluators), judges, functions
 
 
 def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
@@ -301,9 +346,7 @@ def declared_share(
     Raises:
       ModelCallError: a model could not be called; nothing was declared.
     """
-    asked = (*question.chains, *filter(None, question.judges))
-    for chain in asked:
-        chain.probe()
+    probe(question)
     return declare_share(
         private,
         budget,
@@ -311,8 +354,21 @@ def declared_share(
         component=budget.fresh_name(prefix) if component is None else component,
         epsilon=epsilon,
         public=shown,
-        engines=[one.calls for one in asked],
+        engines=[one.calls for one in (*question.chains, *filter(None, question.judges))],
     )
+
+
+def probe(question: Question) -> None:
+    """Calls every model once with public words, so that a wrong key or address costs nothing.
+
+    Args:
+      question: what is asked.
+
+    Raises:
+      ModelCallError: a model could not be called.
+    """
+    for chain in (*question.chains, *filter(None, question.judges)):
+        chain.probe()
 
 
 def dp_evaluate(
@@ -326,6 +382,7 @@ def dp_evaluate(
     inputs: Mapping[str, str] | None = None,
     baseline: Any = None,
     timeout: float | None = None,
+    part: Part | None = None,
     component: str | None = None,
     progress: bool | None = None,
     config: RunnableConfig | None = None,
@@ -351,6 +408,8 @@ def dp_evaluate(
       inputs: declared field by variable of the template, where the names differ.
       baseline: another chain, measured on the same records: outcomes are then pairs, with `difference`.
       timeout: seconds that one attempt of a call over HTTP may take.
+      part: "choose" or "test": reads one half of the units only, by a public hash. After `dp_choose(part="choose")` the
+        evaluation of a candidate on the half "test", with the same evaluator, is paid for already (`epsilon` None).
       component: name in the ledger.
       progress: True shows a bar, False hides it, None shows it on a terminal only.
       config: a RunnableConfig: its callbacks hear of charges, its `max_concurrency` limits the calls in flight.
@@ -384,6 +443,7 @@ def dp_evaluate(
         inputs=inputs,
         baseline=baseline,
         timeout=timeout,
+        part=part,
         component=component,
         config=config,
     )

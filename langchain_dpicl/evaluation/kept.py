@@ -19,7 +19,7 @@ from langchain_dpicl.evaluation.asking import Question
 from langchain_dpicl.exceptions import RunInterruptedError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.released.files import write_whole
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
 
@@ -121,6 +121,52 @@ class OneRelease(ReleaseRun[T, Result]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(component={self.component!r}, epsilon={self.plan.epsilon:.4g})"
+
+
+@dataclass(slots=True, eq=False)
+class SetAside:
+    """The share of one evaluation of the half "test" that a choice on the half "choose" declared with its own.
+
+    Attributes:
+      share: of the evaluation; both together cost what one does.
+      plan: of the evaluation.
+      epsilon: of both.
+      terms: what is evaluated: the examples, evaluators and judge.
+      chains: the candidates, one of which may be evaluated.
+      taken_by: the chain that was.
+    """
+
+    share: Share
+    plan: Any
+    epsilon: float
+    terms: Hashable
+    chains: tuple[Hashable, ...]
+    taken_by: Hashable = None
+
+    def keep(self, budget: Budget) -> None:
+        """Keeps it for `find`."""
+        vars(budget).setdefault("_kept_tests", []).append(self)
+
+    @staticmethod
+    def find(budget: Budget, *, terms: Hashable, chain: Hashable, epsilon: float | None) -> SetAside | None:
+        """Returns what is set aside for an evaluation, or was taken by it; None otherwise.
+
+        Args:
+          budget: that pays.
+          terms: see the class.
+          chain: what is evaluated.
+          epsilon: of the evaluation; None: whatever was set aside.
+        """
+        return next(
+            (
+                one
+                for one in vars(budget).get("_kept_tests", ())
+                if (one.terms, epsilon or one.epsilon) == (terms, one.epsilon)
+                and chain in one.chains
+                and one.taken_by in {None, chain}
+            ),
+            None,
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
-from langchain_dpicl.privacy.extensions.outcome_counts import OUTCOME_TEMPLATE
+from langchain_dpicl.privacy.extensions.outcome_counts import CHOICE_TEMPLATE, OUTCOME_TEMPLATE
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.ledger.state import RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
@@ -28,6 +28,7 @@ RECOMPUTE_TOLERANCE = 2e-6
 SHOWN_TOLERANCE = 1e-9
 
 _PLANS = {
+    "choice": ("langchain_dpicl.evaluation.plan", "ChoicePlan"),
     "counts": ("langchain_dpicl.discovery", "DiscoveryPlan"),
     "documents": ("langchain_dpicl.documents.plan", "DocumentsPlan"),
     "evaluation": ("langchain_dpicl.evaluation.plan", "EvaluationPlan"),
@@ -40,6 +41,7 @@ _PLANS = {
 }
 """The plan of each method, loaded where a report shows one: reports stand below the methods."""
 _BY_TEMPLATE = {
+    CHOICE_TEMPLATE: "choice",
     COUNT_TEMPLATE: "counts",
     FILTER_TEMPLATE: "retrieval",
     OUTCOME_TEMPLATE: "evaluation",

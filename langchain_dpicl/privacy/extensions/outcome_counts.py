@@ -26,6 +26,8 @@ from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits, Sample
 
 OUTCOME_TEMPLATE = "outcomes: noisy counts of one sample"
 """The ticket template of one release of counts of outcomes."""
+CHOICE_TEMPLATE = "choice: the best of several on one sample"
+"""The ticket template of one choice by counts of right answers."""
 MOST_CELLS = 4_096
 """Most outcomes of all tables together."""
 
@@ -126,7 +128,12 @@ class OutcomePlan:
     @property
     def scale(self) -> Fraction:
         """Scale of the noise of one count, in units."""
-        return self.mechanism.scale(self.table.l1_sensitivity(self.adjacency))
+        return self.mechanism.scale(self.l1_sensitivity)
+
+    @property
+    def l1_sensitivity(self) -> int:
+        """How far all counts together move between neighbours."""
+        return self.table.l1_sensitivity(self.adjacency)
 
     @property
     def event(self) -> Event:
@@ -172,8 +179,7 @@ class OutcomePlan:
             for table, counts in enumerate(self.table.counts(cells))
             for place, count in enumerate(counts)
         }
-        moved = self.table.l1_sensitivity(self.adjacency)
-        noisy = iter(self.mechanism.release(held, declared=list(held), l1_sensitivity=moved, rng=rng))
+        noisy = iter(self.mechanism.release(held, declared=list(held), l1_sensitivity=self.l1_sensitivity, rng=rng))
         return tuple(tuple(count for _, count in itertools.islice(noisy, width)) for width in self.table.widths)
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,12 +11,9 @@ from scipy import stats
 from langchain_dpicl import Budget, verify_report
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.evaluation import Exact, Pure, Score, dp_achoose, dp_choose
-from langchain_dpicl.evaluation.choose import lead_to_win
 from langchain_dpicl.evaluation.evaluate import silent_question
+from langchain_dpicl.evaluation.plan import plan_choice
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
-from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
-from langchain_dpicl.runs.query_plan import plan_queries
 from tests.unit_tests.evaluation.test_evaluating import BROKEN, CARD, SENT, TEMPLATE, examples, reader
 
 
@@ -59,11 +56,8 @@ def test_a_unit_more_adds_one_row_of_bits_and_moves_no_other(more):
 
 
 def test_the_lead_that_is_printed_wins_with_ninety_percent():
-    plan = plan_queries(
-        2_000, epsilon=1.0, delta=1e-6, max_queries=1, width=20, aggregation=KeywordSum(), mechanism="gumbel",
-        design=RowDesign.choose(rows="units", num_slots=1_000),
-    )  # fmt: skip
-    lead = lead_to_win(plan)
+    plan = plan_choice(2_000, candidates=20, epsilon=1.0, delta=1e-6, sample=1_000)
+    lead = plan.lead
     assert 0 < lead < 0.02
     totals = np.r_[lead * 1_000, np.zeros(19)]
     scale = plan.noise_multiplier * plan.release.sensitivity.require("range")
@@ -97,12 +91,9 @@ def test_a_mark_counts_as_its_share_of_the_range_on_average(mark):
 
 def test_the_lead_of_marks_holds_for_their_rounding_too():
     """The worst case: every record has the same two marks, half a range apart by chance alone."""
-    plan = plan_queries(
-        1_000, epsilon=1.0, delta=1e-6, max_queries=1, width=2, aggregation=KeywordSum(), mechanism="gumbel",
-        design=RowDesign.choose(rows="units", num_slots=1_000),
-    )  # fmt: skip
-    lead = lead_to_win(plan, is_rounded=True)
-    assert lead_to_win(plan) < lead < 0.06
+    plan = plan_choice(1_000, candidates=2, epsilon=1.0, delta=1e-6, is_rounded=True)
+    lead = plan.lead
+    assert plan_choice(1_000, candidates=2, epsilon=1.0, delta=1e-6).lead < lead < 0.06
     rng, scale = np.random.default_rng(), plan.noise_multiplier * plan.release.sensitivity.require("range")
     # Half of the records are for the one, half for the other, each by a half: the largest variance of the rounding.
     ahead = (rng.random((5_000, 1_000)) < 0.5).astype(int) * np.where(np.arange(1_000) < 500 + 1_000 * lead, 1, -1)
