@@ -21,6 +21,9 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.discovery import DiscoveryPlan, UnitCounter, ValueDiscovery
 from langchain_dpicl.documents.plan import DocumentsPlan
 from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
+from langchain_dpicl.evaluation.choose import Choosing
+from langchain_dpicl.evaluation.evaluate import Evaluation
+from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.evolution.plan import EvolutionPlan
 from langchain_dpicl.exceptions import ConfigurationError
@@ -243,7 +246,17 @@ def plain_steps(steps: int, *, expected_batch_size: int = 1, l2_clip_norm: float
 
 
 Method: TypeAlias = Literal[
-    "voting", "free_form", "pate", "generation", "evolution", "dpsgd", "counts", "retrieval", "documents"
+    "voting",
+    "free_form",
+    "pate",
+    "generation",
+    "evolution",
+    "dpsgd",
+    "counts",
+    "retrieval",
+    "documents",
+    "evaluation",
+    "choice",
 ]
 Plan: TypeAlias = (
     QueryPlan
@@ -254,6 +267,8 @@ Plan: TypeAlias = (
     | DiscoveryPlan
     | RetrievalPlan
     | DocumentsPlan
+    | EvaluationPlan
+    | ChoicePlan
 )
 
 _CLASSES: tuple[tuple[type, Method], ...] = (
@@ -267,6 +282,8 @@ _CLASSES: tuple[tuple[type, Method], ...] = (
     (ValueDiscovery, "counts"),
     (DocumentSynthesizer, "documents"),
     (DPRetrievalVotingRunnable, "retrieval"),
+    (Evaluation, "evaluation"),
+    (Choosing, "choice"),
 )
 COMPONENTS = tuple(kind.__name__ for kind, _ in _CLASSES)
 """The components that can be audited as objects."""
