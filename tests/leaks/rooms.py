@@ -42,7 +42,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.distributed.executor import WorkerFactory, Workplace
 from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
-from langchain_dpicl.evaluation import Exact, dp_aevaluate, dp_evaluate
+from langchain_dpicl.evaluation import Exact, Judge, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -610,6 +610,32 @@ def evaluation(scene: Scene) -> Runnable[Any, Any]:
     return RunnableLambda(measure, ameasure)
 
 
+def choice(scene: Scene) -> Runnable[Any, Any]:
+    """`dp_choose` on one half and `dp_evaluate` with a judge on the other: only a name and noisy counts go on."""
+    model = scene.model("text")
+    chains = {name: PromptTemplate.from_template(name + " {text} ->") | model for name in ("one", "two")}
+    judge = Judge(PromptTemplate.from_template("{text} {answer} ->") | model)
+
+    def opened(*found: Any) -> str:
+        scene.objects += [*found, *(one.report for one in found)]
+        return " ".join(map(str, found))
+
+    def given() -> dict[str, Any]:
+        return {"private": _kept(scene), **_paid(scene, 16.0)}
+
+    def measure(_: Any) -> str:
+        terms = given()
+        best = dp_choose(chains, evaluator=judge, epsilon=8.0, part="choose", **terms)
+        return opened(best, dp_evaluate(best.chain, evaluators=judge, part="test", **terms))
+
+    async def ameasure(_: Any) -> str:
+        terms = given()
+        best = await dp_achoose(chains, evaluator=judge, epsilon=8.0, part="choose", **terms)
+        return opened(best, await dp_aevaluate(best.chain, evaluators=judge, part="test", **terms))
+
+    return RunnableLambda(measure, ameasure)
+
+
 def _labelling(scene: Scene) -> dict[str, Any]:
     options: dict[str, Any] = {
         "epsilon": 40.0,
@@ -694,5 +720,6 @@ ROOMS = (
     Room("discovery", ONE_INPUT_EACH, discovery),
     Room("documents", ("stream", "astream"), documents),
     Room("evaluation", TWO_WAYS, evaluation, needs="text"),
+    Room("choice", TWO_WAYS, choice, needs="text"),
     Room("private evolution", ("stream", "astream"), private_evolution, needs="text"),
 )
