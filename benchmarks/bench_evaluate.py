@@ -26,10 +26,7 @@ import numpy as np
 from langchain_core.prompts import ChatPromptTemplate
 
 from langchain_dpicl import Budget, PrivateExamples
-from langchain_dpicl.evaluation import Exact, dp_aevaluate, plan_evaluation
-from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
-from langchain_dpicl.runs.query_plan import plan_queries
+from langchain_dpicl.evaluation import Exact, dp_aevaluate, plan_choice, plan_evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,16 +79,7 @@ def width() -> float:
 
 def rarer(runs: int = 1_000) -> float:
     """Returns by how many points the best of 20 prompts is chosen more rarely than without noise."""
-    plan = plan_queries(
-        UNITS,
-        epsilon=1.0,
-        delta=1e-6,
-        max_queries=1,
-        width=PROMPTS,
-        aggregation=KeywordSum(),
-        mechanism="gumbel",
-        design=RowDesign.choose(rows="units", num_slots=UNITS),
-    )
+    plan = plan_choice(UNITS, candidates=PROMPTS, epsilon=1.0, delta=1e-6)
     rng, scale = np.random.default_rng(), plan.noise_multiplier * plan.release.sensitivity.require("range")
     # Records are easy or hard for all prompts alike, so that 15 % of the answers of two prompts differ.
     limits = np.r_[0.8416, np.full(PROMPTS - 1, 0.7388)]  # the best is right for 80 %, the others for 77 %

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.evaluation.evaluate import EvaluationResult, dp_aevaluate, dp_evaluate
     from langchain_dpicl.evaluation.evaluators import Exact, Judge, Pure, Score
     from langchain_dpicl.evaluation.intervals import Estimate
-    from langchain_dpicl.evaluation.plan import plan_evaluation
+    from langchain_dpicl.evaluation.plan import plan_choice, plan_evaluation
 
 _HOME = {
     "Choice": "langchain_dpicl.evaluation.choose",
@@ -23,6 +23,7 @@ _HOME = {
     "dp_aevaluate": "langchain_dpicl.evaluation.evaluate",
     "dp_choose": "langchain_dpicl.evaluation.choose",
     "dp_evaluate": "langchain_dpicl.evaluation.evaluate",
+    "plan_choice": "langchain_dpicl.evaluation.plan",
     "plan_evaluation": "langchain_dpicl.evaluation.plan",
 }
 
@@ -45,5 +46,6 @@ __all__ = [
     "dp_aevaluate",
     "dp_choose",
     "dp_evaluate",
+    "plan_choice",
     "plan_evaluation",
 ]
