@@ -255,10 +255,10 @@ def _evaluation(
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
     def make() -> Evaluation:
-        if aside is not None and aside.taken_by is None and aside.plan == plan:
+        if aside is not None and aside.plan == plan and aside.free:
             probe(question)
-            aside.taken_by = question.chains[0].identity
-            return Evaluation(source, question, plan=plan, budget=spender, share=aside.share)
+            if aside.take(question.chains[0].identity):
+                return Evaluation(source, question, plan=plan, budget=spender, share=aside.share)
         named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
         paid = declared_share(source, spender, plan, question, epsilon=share, **named)
         return Evaluation(source, question, plan=plan, budget=spender, share=paid)

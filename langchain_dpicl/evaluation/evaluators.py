@@ -156,7 +156,7 @@ class Exact(Evaluator):
             cells,
             tuple(float(label == said) for label, said in cells),
             place,
-            lambda record: known[record[label_key]] * width + len(told),
+            lambda record: known.get(record.get(label_key, ""), 0) * width + len(told),
             hidden=frozenset({label_key}),
             labels=told,
         )

@@ -134,6 +134,7 @@ class SetAside:
       terms: what is evaluated: the examples, evaluators and judge.
       chains: the candidates, one of which may be evaluated.
       taken_by: the chain that was.
+      free: one item until it is taken.
     """
 
     share: Share
@@ -142,6 +143,16 @@ class SetAside:
     terms: Hashable
     chains: tuple[Hashable, ...]
     taken_by: Hashable = None
+    free: list[None] = field(default_factory=lambda: [None])
+
+    def take(self, chain: Hashable) -> bool:
+        """Takes it for a chain; returns whether it was there, for one of all that ask at once."""
+        try:
+            self.free.pop()
+        except IndexError:
+            return False
+        self.taken_by = chain
+        return True
 
     def keep(self, budget: Budget) -> None:
         """Keeps it for `find`."""

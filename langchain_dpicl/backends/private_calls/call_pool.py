@@ -135,8 +135,10 @@ class Crew:
         """Returns the threads of this process: none survive a fork."""
         number = os.getpid()
         if (pool := self._pools.get(number)) is None:
-            pool = self._pools.setdefault(number, ThreadPoolExecutor(self._size, thread_name_prefix="dpicl"))
-            _start_all(pool, self._size)
+            made = ThreadPoolExecutor(self._size, thread_name_prefix="dpicl")
+            pool = self._pools.setdefault(number, made)
+            if pool is made:  # by one caller: threads that wait for two starts at once would wait for ever
+                _start_all(pool, self._size)
         return pool
 
 

@@ -13,6 +13,7 @@ from langchain_core.prompts import ChatPromptTemplate
 
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.private_calls.call_pool import Crew
 from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
 from langchain_dpicl.evaluation.evaluate import silent_question
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError, RunInterruptedError
@@ -241,3 +242,32 @@ def test_the_number_of_threads_says_nothing_of_the_sample():
         question.ask([OpaqueValue((CARD,))] * size).run()
     assert len(set(seen)) == 1
     assert threading.active_count() - before <= 32
+
+
+def test_threads_that_are_asked_for_at_once_start_once():
+    for _ in range(20):
+        crew, ready = Crew(4), threading.Barrier(6)
+
+        def ask(crew=crew, ready=ready):
+            ready.wait(60)
+            return crew.here()
+
+        with ThreadPoolExecutor(6) as pool:
+            pools = {each.result() for each in [pool.submit(ask) for _ in range(6)]}
+        (threads,) = pools
+        assert [each.result(60) for each in [threads.submit(int) for _ in range(40)]] == [0] * 40
+
+
+def test_two_candidates_at_once_share_what_was_set_aside_without_a_refusal(paid):
+    chains = {"a": TEMPLATE | MODEL, "b": chat("b") | MODEL}
+    dp_choose(chains, evaluator=EXACT, epsilon=1.0, part="choose", **paid)
+    ready = threading.Barrier(2)
+
+    def ask(chain):
+        ready.wait(60)
+        return dp_evaluate(chain, evaluators=EXACT, epsilon=1.0, part="test", **paid)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [each.result() for each in [pool.submit(ask, chain) for chain in chains.values()]]
+    assert len(found) == 2
+    assert cost(paid) == 2.0
