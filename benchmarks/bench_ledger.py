@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import json
 import math
 import os
@@ -33,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from langchain_dpicl import Budget
 from langchain_dpicl.cli.ledger_bench import HEADING, PROCESSES, Rate, declared, measure, new_ledger, sync_ms
+from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.store import LedgerStore
 from langchain_dpicl.stores import SQLiteStore
 
@@ -43,8 +43,6 @@ MEMORY = Path("/dev/shm")  # noqa: S108  folders of random names in it, as `temp
 OPENED_LINES = 1_000_000
 CALL_MS = 200.0
 """What a model call takes at least; ten run at once for one answer."""
-
-HAS_LEASES = "most_held" in inspect.signature(Budget.open).parameters
 
 
 @dataclass(frozen=True)
@@ -127,10 +125,14 @@ GOALS = (
     Goal("SQLite", 64, leases=False, least=400),
     Goal("SQLite", 64, leases=False, most=1000),
     Goal("SQLite", 8, leases=True, least=10_000),
+    Goal("SQLite", 64, leases=True, least=400),
+    Goal("SQLite", 64, leases=True, most=1000),
     Goal("PostgreSQL", 1, leases=False, least=100),
     Goal("PostgreSQL", 8, leases=False, least=350),
     Goal("PostgreSQL", 64, leases=False, least=600),
     Goal("PostgreSQL", 64, leases=False, most=1000),
+    Goal("PostgreSQL", 64, leases=True, least=600),
+    Goal("PostgreSQL", 64, leases=True, most=1000),
 )
 OPENING_GOALS = {False: (10.0, 30.0), True: (0.1, 20.0)}
 """Seconds of a processor and megabytes, without and with a snapshot line."""
@@ -162,8 +164,7 @@ def verdicts(rows: Sequence[Row], openings: Sequence[Opening], disks: dict[str, 
         for goal in GOALS:
             found = [row for row in rows if (row.disk, row.store, row.leases) == (disk, goal.store, goal.leases)]
             found = [row for row in found if row.rate.processes == goal.processes]
-            why = reason or ("this version has no leases" if goal.leases and not HAS_LEASES else "no such row")
-            yield goal.verdict(found[0]) if found else not_run(f"{disk} disk, {goal.words}", why)
+            yield goal.verdict(found[0]) if found else not_run(f"{disk} disk, {goal.words}", reason or "no such row")
     for has_snapshot, (seconds, mb) in OPENING_GOALS.items():
         what = f"opening {'from a snapshot' if has_snapshot else 'from line 1'}"
         opened = [each for each in openings if each.has_snapshot == has_snapshot]
@@ -179,15 +180,9 @@ def verdicts(rows: Sequence[Row], openings: Sequence[Opening], disks: dict[str, 
 # --- pairs --------------------------------------------------------------------------------------------------------
 
 
-def kinds() -> tuple[bool, ...]:
-    """Returns the ways to take tickets that this version has: one at a time, and by leases."""
-    return (False, True) if HAS_LEASES else (False,)
-
-
 def opener(store: Callable[[], LedgerStore], *, leases: bool) -> Callable[[], Budget]:
-    """Returns what opens the budget in a process; the default of a version that has leases is to use them."""
-    options: dict[str, Any] = {"most_held": 1} if HAS_LEASES and not leases else {}
-    return lambda: Budget.open(store(), **options)
+    """Returns what opens the budget in a process."""
+    return lambda: Budget.open(store(), most_held=MOST_HELD if leases else 1)
 
 
 def on_disk(folder: Path, processes: int, *, seconds: float, leases: bool = False) -> Rate:
@@ -237,7 +232,7 @@ def rows(options: argparse.Namespace, folder: Path, disk: str) -> Iterator[Row]:
         flush, slow_flush = sync_ms(folder)
         return Row(disk, store, leases, rated(), 1e3 / flush, slow_flush)
 
-    for leases in kinds():
+    for leases in (False, True):
         for count in options.processes:
             how: dict[str, Any] = {"seconds": options.seconds, "leases": leases}
             yield row("SQLite", leases, lambda count=count, how=how: on_disk(folder, count, **how))  # type: ignore[misc]
@@ -245,7 +240,7 @@ def rows(options: argparse.Namespace, folder: Path, disk: str) -> Iterator[Row]:
         if conninfo is None:
             print("PostgreSQL: not run (no server is installed)")
             return
-        for leases in kinds():
+        for leases in (False, True):
             for count in options.processes:
                 how = {"seconds": options.seconds, "leases": leases}
                 yield row("PostgreSQL", leases, lambda count=count, how=how: on_server(conninfo, count, **how))  # type: ignore[misc]

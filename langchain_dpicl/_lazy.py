@@ -1,4 +1,4 @@
-"""Loads the names that a package exports when they are first used."""
+"""Loads what is needed seldom when it is first used: exported names, and what stands beside the core."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
+
+_LOADERS: dict[str, Callable[[], Any]] = {}
+
+
+def provide(name: str, loader: Callable[[], Any]) -> None:
+    """Says how a module that others must not import is loaded; `privacy/__init__` does so for the core."""
+    _LOADERS[name] = loader
+
+
+def provided(name: str) -> Any:
+    """Returns a module of `provide`, loaded."""
+    return _LOADERS[name]()
 
 
 def on_first_use(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -25,4 +37,4 @@ def on_first_use(package: str, home: Mapping[str, str]) -> tuple[Callable[[str],
     return find, lambda: sorted({*namespace, *home})
 
 
-__all__ = ["on_first_use"]
+__all__ = ["on_first_use", "provide", "provided"]

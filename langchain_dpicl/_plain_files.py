@@ -1,9 +1,10 @@
-"""Reads untrusted files: plain files only, without blocking, and up to a stated size."""
+"""Reads untrusted files (plain ones only, without blocking, up to a stated size), and writes files whole."""
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import Any
@@ -72,3 +73,19 @@ def _no_file(path: str | os.PathLike[str], actual: str) -> ConfigurationError:
 
 def _display_path(path: str | os.PathLike[str]) -> str:
     return os.fsdecode(path)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAYS) -> None:
+    """Writes a file atomically: a reader sees the old file or the whole new one."""
+    if len(data) > most:
+        raise ConfigurationError(f"file: expected at most {most} bytes, found {len(data)}. Store it in several parts.")
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -125,16 +125,20 @@ class PrivacyBudgetExceededError(PrivacyBudgetError):
     Attributes:
       requested: what was asked for (unit named in the message: epsilon, tickets, mu^2 or rho).
       remaining: what is left, in the same unit.
+      held: tickets that were reserved and neither used up nor given back; those that other processes do not use may
+        come back. For the operator: it tells how often a model failed, so the message leaves it out. 0 where it is not
+        tickets of a share that are short.
     """
 
-    def __init__(self, message: str, *, requested: float, remaining: float) -> None:
+    def __init__(self, message: str, *, requested: float, remaining: float, held: int = 0) -> None:
         super().__init__(message)
         self.requested = requested
         self.remaining = remaining
+        self.held = held
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Goes to other processes whole: what names are required would otherwise be missing there."""
-        made = partial(type(self), requested=self.requested, remaining=self.remaining)
+        made = partial(type(self), requested=self.requested, remaining=self.remaining, held=self.held)
         return made, (str(self.args[0]) if self.args else "",), self.__dict__
 
 

@@ -22,6 +22,7 @@ class Receipt(BaseModel):
       entry: number of the reservation in the ledger; None if nothing was charged.
       entry_hash: hash of that line, by which `Budget.check_receipt` verifies later that the ledger still holds the
         line; None if nothing was charged.
+      index: place of the ticket among those that the line reserved; None if nothing was charged.
       adjacency: the neighbouring relation.
       epsilon: upper bound of the whole share, all its queries together, at `delta`; not of this query. `epsilon`,
         `delta` and `queries_left` are None if the ledger could not be read when the receipt was written.
@@ -38,6 +39,7 @@ class Receipt(BaseModel):
     ledger_id: str
     entry: int | None
     entry_hash: str | None = None
+    index: int | None = None
     adjacency: str
     epsilon: float | None
     delta: float | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,7 @@ from langchain_dpicl.privacy.extensions.ledger_anchor import (
 )
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget, check_store
+from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.state import OpenReservation
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind
@@ -56,6 +58,8 @@ class Budget(LedgerBudget):
       name: public name for reports.
       anchor: a second store of the ledger's last line, which detects an older copy of the ledger.
       adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once, to add one.
+      most_held: on a durable ledger, most tickets of one kind that this process charges before they are asked for, so
+        that not every query waits for the disk. They are lost if it is killed. 1: none.
 
     Raises:
       ConfigurationError: an argument is out of range.
@@ -83,8 +87,10 @@ class Budget(LedgerBudget):
         name: str = "budget",
         anchor: LedgerAnchor | None = None,
         adopt_anchor: bool = False,
+        most_held: int = MOST_HELD,
     ) -> None:
         self._anchor, self._adopts = check_anchor(anchor), adopt_anchor
+        self._most_held = check_int("most_held", most_held, low=1)
         super().__init__(epsilon=epsilon, delta=delta, adjacency=adjacency, store=store, name=name)
 
     def _created(self, wanted: LedgerHeader) -> LedgerHeader:
@@ -94,11 +100,12 @@ class Budget(LedgerBudget):
         return super()._created(wanted)
 
     def _opened(self, header: LedgerHeader) -> CountingWriter:
+        how: dict[str, Any] = {"allowed_wrappers": allowed_wrappers, "most_held": self._most_held}
         if self._anchor is None:
-            desk = CountingWriter(self._store, header, allowed_wrappers=allowed_wrappers)
+            desk = CountingWriter(self._store, header, **how)
             desk.refresh()
             return desk
-        anchored = CountingAnchoredWriter(self._store, header, self._anchor, allowed_wrappers=allowed_wrappers)
+        anchored = CountingAnchoredWriter(self._store, header, self._anchor, **how)
         anchored.open(adopt_anchor=self._adopts)
         return anchored
 
@@ -106,18 +113,26 @@ class Budget(LedgerBudget):
         return PlannedPromises(desk)
 
     @classmethod
-    def open(cls, store: LedgerStore, *, anchor: LedgerAnchor | None = None, adopt_anchor: bool = False) -> Self:
+    def open(
+        cls,
+        store: LedgerStore,
+        *,
+        anchor: LedgerAnchor | None = None,
+        adopt_anchor: bool = False,
+        most_held: int = MOST_HELD,
+    ) -> Self:
         """Opens the ledger that a store holds, with its own limits.
 
         Args:
           store: holds a ledger already.
           anchor: a second store of the ledger's last line.
           adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused.
+          most_held: most tickets of one kind that this process charges before they are asked for.
 
         Raises:
           LedgerError: the store holds no ledger, or a broken one.
           LedgerRollbackError: the anchor does not know the ledger, or holds a line that the ledger lacks.
-          ConfigurationError: `store` or `anchor` is of another type.
+          ConfigurationError: `store` or `anchor` is of another type, or `most_held` is below 1.
         """
         header = check_store(store).header()
         if header is None:
@@ -131,6 +146,7 @@ class Budget(LedgerBudget):
             name=header.name,
             anchor=anchor,
             adopt_anchor=adopt_anchor,
+            most_held=most_held,
         )
 
     def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
@@ -216,16 +232,19 @@ class Budget(LedgerBudget):
     def check_receipt(self, receipt: Any) -> None:
         """Compares a receipt with the ledger, which must hold the receipt's line unchanged.
 
-        Two receipts of one ledger and entry with different hashes prove that two copies of the ledger were used.
+        Two receipts of one ledger and entry with different hashes prove that two copies of the ledger were used; two of
+        one ledger, entry and index that two copies of a process were.
 
         Args:
-          receipt: a `Receipt`, a `Reservation`, or anything with (or a dict of) `ledger_id`, `entry` and `entry_hash`.
-            Without an entry nothing was charged, and only the ledger is compared; without a hash, only the number.
+          receipt: a `Receipt`, a `Reservation`, or anything with (or a dict of) `ledger_id`, `entry`, `entry_hash` and
+            `index`. Without an entry nothing was charged, and only the ledger is compared; a hash or an index that is
+            missing is not compared.
 
         Raises:
           ConfigurationError: it is of another type.
           PrivacyBudgetMismatchError: it names another ledger.
-          LedgerRollbackError: the line is missing or another: an older copy replaced the ledger.
+          LedgerRollbackError: the line is missing, another, or reserved fewer tickets: an older copy replaced the
+            ledger.
         """
         check_receipt(receipt, self._desk.header, self._store, lambda: self._desk.refresh().seq)
 
@@ -234,8 +253,9 @@ class Budget(LedgerBudget):
     ) -> tuple[OpenReservation, ...]:
         """Returns the reservations with tickets neither committed nor given back, in order. For the operator.
 
-        They count as spent. Some are in use, in this or another process; the others were left by a crash, a failure, or
-        a block that was charged more than it released. Reports leave them out, because they tell when a model failed.
+        They count as spent. Some are in use, in this or another process, or held by another one; the others were left
+        by a crash, a failure, or a block that was charged more than it released. What this process holds for later is
+        left out. Reports leave all of them out, because they tell when a model failed.
 
         Args:
           after: number of a line; only later ones are returned. Pass the last `entry` of a page to get the next.
@@ -251,12 +271,13 @@ class Budget(LedgerBudget):
             raise fail("older_than", "a timedelta, or None", type(older_than).__name__)
         with self._desk.lock:
             opened = self._desk.refresh().open_reservations(after)
-            page = (self._with_holder(each) for each in opened if _is_older(each.stamp, older_than))
+            kept = self._desk.kept()
+            page = (self._with_holder(each, kept) for each in opened if _is_older(each.stamp, older_than))
             return tuple(itertools.islice((each for each in page if each.count), limit))
 
-    def _with_holder(self, opened: OpenReservation) -> OpenReservation:
-        """Returns what is open once the commits that wait here are written, and whether this process holds it."""
-        count = opened.count - self._desk.waiting(opened.entry)
+    def _with_holder(self, opened: OpenReservation, kept: Mapping[int, int]) -> OpenReservation:
+        """Returns what is open without the commits that wait here and `kept`, and whether this process holds it."""
+        count = opened.count - self._desk.waiting(opened.entry) - kept.get(opened.entry, 0)
         mine = opened.holder == process_name() if self.durable else True
         return replace(opened, count=count, mine=mine)
 
@@ -300,10 +321,13 @@ class Budget(LedgerBudget):
         self._desk.write_waiting()
 
     def close(self) -> None:
-        """Writes the commits that wait, and closes the store, if it can be closed. Nothing can be used afterwards."""
+        """Writes the commits that wait, gives back what this process holds, and closes the store, if it can be closed.
+
+        Nothing can be used afterwards.
+        """
         close = getattr(self._store, "close", None)
         try:
-            self.settle()
+            self._desk.write_waiting(is_closing=True)
         finally:
             if close is not None:
                 close()

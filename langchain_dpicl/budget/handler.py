@@ -29,6 +29,7 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.joint_plans import GdpPool, JointPlan, ZCdpPool
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor, check_anchor, read_anchor
 from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.store import LedgerStore, hide_password
 from langchain_dpicl.reports.report import PrivacyReport
 
@@ -199,7 +200,13 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
 
     @classmethod
     def open(
-        cls, store: Where, *, name: str = "budget", anchor: AnchorPlace | None = None, adopt_anchor: bool = False
+        cls,
+        store: Where,
+        *,
+        name: str = "budget",
+        anchor: AnchorPlace | None = None,
+        adopt_anchor: bool = False,
+        most_held: int = MOST_HELD,
     ) -> Self:
         """Opens a ledger that exists, with its own limits; never makes one.
 
@@ -208,6 +215,8 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
           name: which of the ledgers there; a store has only one.
           anchor: a second store of the ledger's last line, or its path or address.
           adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once.
+          most_held: most tickets of one kind that this process charges before they are asked for, so that not every
+            query waits for the disk. They are lost if it is killed. 1: none.
 
         Raises:
           LedgerError: there is no ledger, or it is broken, cannot be read, or does not match the anchor.
@@ -217,7 +226,9 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         opened = open_store_at(place, name)
         with close_on_error(opened):
             known = anchor_at(second)
-            return cls.from_budget(Budget.open(opened.store, anchor=known, adopt_anchor=adopt_anchor))
+            return cls.from_budget(
+                Budget.open(opened.store, anchor=known, adopt_anchor=adopt_anchor, most_held=most_held)
+            )
 
     @classmethod
     def create(

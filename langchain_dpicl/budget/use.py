@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Self
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.extensions.ledger_anchor import AnchoredWriter, OutageWriter
-from langchain_dpicl.privacy.ledger.amounts import exact, round_down, round_up
+from langchain_dpicl.privacy.ledger.amounts import Amount, exact, round_down, round_up
+from langchain_dpicl.privacy.ledger.purse import Grant
 from langchain_dpicl.privacy.ledger.state import LedgerState, Slot, allowance, slots
-from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Component
 from langchain_dpicl.privacy.ledger.writer import ShareStatus
 
@@ -31,8 +31,8 @@ class TicketUse(NamedTuple):
     """The tickets of one component, of all its templates and labels together.
 
     Attributes:
-      left: can still be reserved.
-      held: reserved, and neither committed nor given back: in use, or left by a process that ended.
+      left: can still be reserved here.
+      held: reserved, and neither committed nor given back: in use, held by another process, or left by one that ended.
       committed: used, with their result stored.
     """
 
@@ -157,11 +157,11 @@ class CountingWriter(OutageWriter):
         self._count_anew()
         super()._move_in()
 
-    def reserve(self, standing: ShareStatus, component: Component, slot: Slot, **how: Any) -> LedgerRecord:
+    def reserve(self, standing: ShareStatus, component: Component, slot: Slot, **how: Any) -> Grant:
         """Reserves as `LedgerWriter.reserve` does; a hook can neither refuse a reservation nor make it fail."""
         start = time.monotonic()
         try:
-            line = super().reserve(standing, component, slot, **how)
+            grant = super().reserve(standing, component, slot, **how)
         except PrivacyBudgetExceededError:
             with self._counts:
                 self._refused += 1
@@ -170,7 +170,7 @@ class CountingWriter(OutageWriter):
             self._waits.add(time.monotonic() - start)
         if self._hooks:
             self._call_hooks()
-        return line
+        return grant
 
     def use(self) -> BudgetUse:
         """Returns the use of the ledger as it stands."""
@@ -192,8 +192,8 @@ class CountingWriter(OutageWriter):
                 delta=self.header.delta,
                 epsilon_spent=round_up(spent[0]),
                 delta_spent=round_up(spent[1]),
-                tickets={each.name: _tickets(state, each, waiting) for each in priced},
-                pools={each.name: round_down(state.left(each.name, (each.kind, None))) for each in pools},
+                tickets={each.name: self._tickets(state, each, waiting) for each in priced},
+                pools={each.name: round_down(self._left(state, each, (each.kind, None))) for each in pools},
                 lines=state.seq,
                 waiting_commits=sum(waiting.values()),
                 flushes=self.flushes,
@@ -202,6 +202,21 @@ class CountingWriter(OutageWriter):
                 refused=self._refused,
                 outages=self._outages,
             )
+
+    def _left(self, state: LedgerState, component: Component, slot: Slot) -> Amount:
+        """Returns what can still be reserved here: what is in the purse is charged, and not held by a reservation."""
+        return state.left(component.name, slot) + self._purse.cost(component.name, slot)
+
+    def _tickets(self, state: LedgerState, component: Component, waiting: Mapping[int, int]) -> TicketUse:
+        places = list(slots(component))
+        allowed = sum(int(allowance(component, slot)) for slot in places)
+        left = sum(int(self._left(state, component, slot)) for slot in places)
+        held = sum(state.unsettled(component.name, slot) for slot in places)
+        held -= sum(int(self._purse.cost(component.name, slot)) for slot in places)
+        for entry, count in waiting.items():
+            if any(state.is_of(entry, component.name, slot) for slot in places):
+                held -= count
+        return TicketUse(left, held, allowed - left - held)
 
     def add_hook(self, part: float, hook: SpentHook, component: str | None) -> None:
         """Adds a hook that is called once."""
@@ -235,17 +250,6 @@ def _call(hook: SpentHook, use: BudgetUse) -> None:
         hook(use)
     except Exception as error:  # noqa: BLE001  whatever a hook raises; its message may hold anything
         logger.warning("on_spent: a hook raised %s", type(error).__name__)
-
-
-def _tickets(state: LedgerState, component: Component, waiting: Mapping[int, int]) -> TicketUse:
-    places = list(slots(component))
-    allowed = sum(int(allowance(component, slot)) for slot in places)
-    left = sum(int(state.left(component.name, slot)) for slot in places)
-    held = sum(state.unsettled(component.name, slot) for slot in places)
-    for entry, count in waiting.items():
-        if any(state.is_of(entry, component.name, slot) for slot in places):
-            held -= count
-    return TicketUse(left, held, allowed - left - held)
 
 
 def charged_part(state: LedgerState, component: str | None) -> float:

@@ -133,6 +133,7 @@ def _add_show(actions: Any) -> None:
     command.add_argument(
         "--curve", type=_file, metavar="FILE", help="draw epsilon over delta (slow): .png, .pdf or .svg"
     )
+    command.add_argument("--html", type=_file, metavar="FILE", help="write the report as a page to print and sign")
 
 
 def _add_verify(actions: Any) -> None:
@@ -326,7 +327,7 @@ def _deltas(text: str | None) -> list[float] | None:
 def _report_text(budget: Budget, report: PrivacyReport, arguments: argparse.Namespace) -> str:
     remaining = {"epsilon": budget.remaining_epsilon, "delta": budget.remaining_delta}
     open_ones = [_plain(entry) for entry in _all_open(budget)]
-    _draw(report, arguments)
+    _write_files(report, arguments)
     if arguments.json:
         data = {
             "report": report.to_dict(),
@@ -347,9 +348,11 @@ def _all_open(budget: Budget) -> Iterator[OpenReservation]:
         page = budget.dangling(after=page[-1].entry)
 
 
-def _draw(report: PrivacyReport, arguments: argparse.Namespace) -> None:
+def _write_files(report: PrivacyReport, arguments: argparse.Namespace) -> None:
     from langchain_dpicl.reports import plots
 
+    if arguments.html is not None:
+        report.save_html(arguments.html)
     if arguments.plot is not None:
         plots.plot_budget(report, arguments.plot)
     if arguments.curve is not None:

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from langchain_dpicl.budget.use import Waits
 from langchain_dpicl.exceptions import CapabilityError, DPICLError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.stores.sqlite_ledger import SQLiteStore
@@ -213,17 +214,20 @@ def bench(place: Path, *, processes: Iterable[int], seconds: float, say: Callabl
         say(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; temporary ledgers in {beside}")
         disk = sync_ms(folder)
         say(f"4 KiB on the disk: p50 {disk[0]:.2f}, p99 {disk[1]:.2f} ms: {1e3 / disk[0]:,.0f} a second")
-        say(HEADING)
-        rates = list(_rates(folder, counts, seconds=seconds, say=say))
-    return {"sync_ms": {"p50": disk[0], "p99": disk[1]}, "rows": [rate.to_dict() for rate in rates]}
+        say(f"held {HEADING}")
+        rows = [
+            {"most_held": most_held, **_rated(folder, count, most_held=most_held, seconds=seconds, say=say).to_dict()}
+            for most_held in (1, MOST_HELD)
+            for count in counts
+        ]
+    return {"sync_ms": {"p50": disk[0], "p99": disk[1]}, "rows": rows}
 
 
-def _rates(folder: Path, processes: Iterable[int], *, seconds: float, say: Callable[[str], object]) -> Iterator[Rate]:
-    for count in processes:
-        path = folder / f"{count}.db"
-        new_ledger(path)
-        rate = measure(lambda path=path: Budget.open(SQLiteStore(path)), count, seconds=seconds)  # type: ignore[misc]
-        say(rate.line())
-        if rate.fault:
-            say(f"  {rate.fault}")
-        yield rate
+def _rated(folder: Path, count: int, *, most_held: int, seconds: float, say: Callable[[str], object]) -> Rate:
+    path = folder / f"{most_held}-{count}.db"
+    new_ledger(path)
+    rate = measure(lambda: Budget.open(SQLiteStore(path), most_held=most_held), count, seconds=seconds)
+    say(f"{most_held:>4} {rate.line()}")
+    if rate.fault:
+        say(f"  {rate.fault}")
+    return rate

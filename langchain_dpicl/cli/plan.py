@@ -737,7 +737,7 @@ def _retrieval_text(out: dict[str, Any]) -> str:
     plan, cost, signal = out["plan"], out["cost"], out["signal"]
     filter_, slots = plan["participation"], plan["participation"]["num_slots"]
     once = "once for all queries (nothing is spent)"
-    rows = "one for each unit that takes part" if slots is None else f"{slots} slots, whoever takes part"
+    rows = "one for each unit that takes part" if slots is None else f"{slots} slots, however many units take part"
     calls = "{calls_per_query:.1f} calls per query, {tokens_in:,} tokens in, {tokens_out:,} out, money {money:.4f}"
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency}, ".format(**plan) + once,

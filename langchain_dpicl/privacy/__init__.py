@@ -2,3 +2,11 @@
 
 Knows no LangChain, no torch and no network.
 """
+
+from importlib import import_module
+
+from langchain_dpicl._lazy import provide
+
+# The core asks for these by name and imports neither.
+provide("extensions", lambda: import_module("langchain_dpicl.privacy.extensions.registry"))
+provide("second_opinions", lambda: import_module("langchain_dpicl.privacy.second_opinions.compare"))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, read_plain
+from langchain_dpicl._plain_files import MAX_TEXT, read_plain, write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.reports.claims import (
     CONTENT_DIGEST,
@@ -90,22 +88,6 @@ class FileForm:
 def write_whole(path: str | os.PathLike[str], text: str, most: int = MAX_TEXT) -> None:
     """Writes ASCII text to `path`; see `write_bytes`."""
     write_bytes(path, text.encode("ascii"), most)
-
-
-def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAYS) -> None:
-    """Writes a file atomically: a reader sees the old file or the whole new one."""
-    if len(data) > most:
-        raise ConfigurationError(f"file: expected at most {most} bytes, found {len(data)}. Store it in several parts.")
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def parse_json(what: str, text: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor
 from langchain_dpicl.privacy.ledger.state import RESERVE, LedgerState
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction, in_blocks
 from langchain_dpicl.reports.report import PrivacyReport, ShareEntry, verify_report
-from langchain_dpicl.reports.verify import UNREADABLE, describe_fault
+from langchain_dpicl.reports.verify import UNREADABLE, describe_fault, is_place_of
 
 Receipts = Sequence[Mapping[str, Any]]
 
@@ -62,9 +63,9 @@ def check_ledger(
     if header is None:
         raise LedgerError("ledger: expected one, found none. Create it with `dpicl ledger create`.")
     state, problems, checked = LedgerState(header), [], []
-    for record in in_blocks(store):
+    for block in in_blocks(store):
         try:
-            state.apply(record)
+            state.apply_all(block)
         except LedgerError as error:
             problems.append(str(error))
             break
@@ -78,6 +79,7 @@ def check_ledger(
         checked.append(f"anchor: {anchor.description}")
     for number, receipt in enumerate(receipts, start=1):
         problems.extend(f"receipt {number}: {problem}" for problem in _receipt_problems(receipt, header, store))
+    problems.extend(_double_spending(receipts))
     if receipts:
         checked.append(f"receipts: {len(receipts)}")
     report, epsilon, wrong = _recheck_prices(store, header, state)
@@ -141,6 +143,20 @@ def _receipt_problems(receipt: Mapping[str, Any], header: LedgerHeader, store: L
     paid_by = record.body.get("component") if is_paid else None
     if paid_by is None or paid_by != receipt.get("component", paid_by):
         yield f"line {entry} is no reservation of {receipt.get('component')!r}"
+    elif not is_place_of(receipt.get("index"), record):
+        yield f"line {entry} reserved fewer tickets than its index {receipt.get('index')!r} needs"
+
+
+def _double_spending(receipts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields a problem for every ticket that paid for two answers; the same receipt may be given twice."""
+    known: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    for number, receipt in enumerate(receipts, start=1):
+        if receipt.get("entry") is None or receipt.get("index") is None:
+            continue
+        place = json.dumps([receipt.get(name) for name in ("ledger_id", "entry", "index")], default=repr)
+        first, other = known.setdefault(place, (number, receipt))
+        if other != receipt:
+            yield f"receipt {number}: it and receipt {first} name one ticket: a process was copied, and both went on"
 
 
 def read_receipts(path: Path) -> list[Mapping[str, Any]]:
@@ -225,7 +241,7 @@ def export_lines(store: LedgerStore) -> Iterator[str]:
         raise LedgerError("export: expected a ledger, found none. Create one with `dpicl ledger create`.")
     yield canonical_json({"dpicl_ledger_export": EXPORT_FORMAT, "header": header.to_dict()})
     count, head = 0, header.digest
-    for record in in_blocks(store):
+    for record in itertools.chain.from_iterable(in_blocks(store)):
         yield canonical_json({"record": record.to_dict()})
         count, head = count + 1, record.hash
     yield canonical_json({"end": {"records": count, "head": head}})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias, get_args
 
+from langchain_dpicl._plain_files import write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_positive, check_real, fail
 from langchain_dpicl.privacy.data.units import Declaration, make_declaration
@@ -340,6 +342,33 @@ class PrivacyReport:
     def to_markdown(self) -> str:
         """Returns the report for people, with every mechanism, opinion and parameter, as Markdown."""
         return markdown_of(self.to_dict())
+
+    def to_html(self) -> str:
+        """Returns the report as one HTML page for readers who sign it: promise, shares, beliefs, recipients, limits.
+
+        It is computed anew first (`verify_report`, up to seconds a share), and the page says what was found. It has no
+        scripts, loads nothing, and prints on A4.
+        """
+        from langchain_dpicl.reports.page import page_of
+
+        data = self.to_dict()
+        return page_of(data, verify_report(data).problems)
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes `to_html` to a file, whole or not at all.
+
+        Args:
+          path: file to create or replace; its folder must exist.
+
+        Raises:
+          OSError: the folder is missing or cannot be written; `path` is then untouched.
+        """
+        write_bytes(path, self.to_html().encode("ascii", "xmlcharrefreplace"))
+
+    def _repr_html_(self) -> str:
+        from langchain_dpicl.reports.page import fragment_of
+
+        return fragment_of(self.to_dict())
 
     def __str__(self) -> str:
         return self.to_text()

@@ -19,7 +19,7 @@ from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
 from langchain_dpicl.privacy.extensions.outcome_counts import CHOICE_TEMPLATE, OUTCOME_TEMPLATE
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.ledger.state import RESERVE
-from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component
 
 # Prices are rounded up at the seventh digit, which another machine's order of summation may move by one.
@@ -275,12 +275,12 @@ def is_same_number(left: Any, right: Any) -> bool:
 
 # A ledger cannot detect that an older copy of it was restored; the holder of a receipt can.
 
-_FIELDS = ("ledger_id", "entry", "entry_hash")
+_FIELDS = ("ledger_id", "entry", "entry_hash", "index")
 
 
 def check_receipt(receipt: Any, header: LedgerHeader, store: LedgerStore, count: Callable[[], int]) -> None:
     """Refuses a receipt that names no line of a ledger of `count()` lines; see `Budget.check_receipt`."""
-    ledger_id, entry, entry_hash = _read_receipt(receipt)
+    ledger_id, entry, entry_hash, index = _read_receipt(receipt)
     if ledger_id != header.ledger_id:
         msg = f"receipt: expected one of ledger {header.ledger_id}, found one of {ledger_id}."
         raise PrivacyBudgetMismatchError(msg + " Open the ledger that it names.")
@@ -295,19 +295,28 @@ def check_receipt(receipt: Any, header: LedgerHeader, store: LedgerStore, count:
         fault = f"another line with the hash {line.hash}"
     elif line.kind != RESERVE:
         fault = f"a line of the kind {line.kind!r}"
+    elif not is_place_of(index, line):
+        fault = f"a line that reserved {line.body.get('count')} tickets, and so none with index {index}"
     if fault:
         msg = f"receipt: expected line {entry} with the hash {entry_hash} in ledger {ledger_id}, found {fault}."
         advice = "An older copy, or one that went on elsewhere, took the ledger's place. Bring the ledger itself back."
         raise LedgerRollbackError(f"{msg} {advice}")
 
 
-def _read_receipt(receipt: Any) -> tuple[str, int | None, str | None]:
+def is_place_of(index: object, line: LedgerRecord) -> bool:
+    """Whether a reservation's line has a ticket of this place; receipts of older versions name none."""
+    count = line.body.get("count")
+    return index is None or (type(index) is int and type(count) is int and 0 <= index < count)
+
+
+def _read_receipt(receipt: Any) -> tuple[str, int | None, str | None, object]:
     if isinstance(receipt, Mapping):
-        ledger_id, entry, entry_hash = (receipt.get(name) for name in _FIELDS)
+        ledger_id, entry, entry_hash, index = (receipt.get(name) for name in _FIELDS)
     else:
-        ledger_id, entry, entry_hash = (getattr(receipt, name, None) for name in _FIELDS)
+        ledger_id, entry, entry_hash, index = (getattr(receipt, name, None) for name in _FIELDS)
+        index = None if callable(index) else index  # the method of a tuple
     is_number = isinstance(entry, int) and not isinstance(entry, bool) and entry >= 1
     if not isinstance(ledger_id, str) or not (entry is None or is_number) or not isinstance(entry_hash, str | None):
-        advice = "Give a receipt, a reservation, or a dict of these three."
+        advice = "Give a receipt, a reservation, or a dict of these."
         raise fail("receipt", f"{', '.join(_FIELDS)}", type(receipt).__name__, advice)
-    return ledger_id, entry, entry_hash
+    return ledger_id, entry, entry_hash, index

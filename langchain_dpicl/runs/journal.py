@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, read_plain
+from langchain_dpicl._plain_files import MAX_ARRAYS, MAX_TEXT, check_target, read_plain, write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.released.files import parse_json, plain_json, write_bytes
+from langchain_dpicl.released.files import parse_json, plain_json
 
 try:
     import fcntl

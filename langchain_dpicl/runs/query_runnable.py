@@ -567,6 +567,7 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             ledger_id=self.budget.ledger_id,
             entry=None if ticket is None else ticket.entry,
             entry_hash=None if ticket is None else ticket.entry_hash,
+            index=None if ticket is None else ticket.index,
             adjacency=self.plan.release.adjacency,
             epsilon=epsilon,
             delta=delta,

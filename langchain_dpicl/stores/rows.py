@@ -8,18 +8,24 @@ from __future__ import annotations
 import functools
 import json
 import math
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, next_record
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock, next_record
 
 COLUMNS = ("seq", "prev", "kind", "body", "stamp", "hash")
 """The columns of a line, in the order of its rows."""
 
 _SHORT = 512
 """Objects of fewer characters cannot be nested too deeply to be written again."""
+
+_FEW = 8
+"""Fewer rows are read one by one, which is faster."""
+
+_BETWEEN = secrets.token_hex(16)
 
 
 class LedgerHead(NamedTuple):
@@ -57,22 +63,36 @@ def last_of(after: int, limit: int | None, head: LedgerHead) -> int:
 
 def records_of(
     rows: Iterable[Sequence[Any]], *, after: int, head: LedgerHead, last: int | None = None
-) -> tuple[LedgerRecord, ...]:
+) -> Sequence[LedgerRecord]:
     """Returns the lines after line `after` up to `last` (None: the last one); does not check their chain.
 
     Raises:
       LedgerError: a row is no line, or one of them is missing, or the last one is not `head`.
     """
-    records = tuple(record_of(row) for row in rows)
-    numbers = [record.seq for record in records]
+    rows = list(rows)
     end = head.seq if last is None else last
-    is_whole = numbers == list(range(after + 1, end + 1))
-    if not is_whole or (records and end == head.seq and records[-1].hash != head.hash):
+    records: Sequence[LedgerRecord] | None = _block_of(rows, after)
+    if records is None:  # few, or what is wrong with them is found one by one
+        records = tuple(record_of(row) for row in rows)
+    is_whole = [row[0] for row in rows] == list(range(after + 1, end + 1))
+    if not is_whole or (rows and end == head.seq and records[-1].hash != head.hash):
         raise LedgerError(
             f"ledger: expected the lines {after + 1} to {end} with no gap and no change, found "
-            f"{len(numbers)} of them or another end. Nothing is granted; restore an untouched copy."
+            f"{len(rows)} of them or another end. Nothing is granted; restore an untouched copy."
         )
     return records
+
+
+def _block_of(rows: Sequence[Sequence[Any]], after: int) -> LineBlock | None:
+    """Returns the lines of rows in one step, or None where not every row is a line."""
+    if len(rows) < _FEW or set(map(len, rows)) != {len(COLUMNS)}:
+        return None
+    seqs, *columns = zip(*rows, strict=True)
+    if set(map(type, seqs)) != {int} or any(set(map(type, column)) != {str} for column in columns):
+        return None
+    prevs, kinds, texts, stamps, hashes = columns
+    bodies = _objects_of(texts)
+    return None if bodies is None else LineBlock(after, (prevs, kinds, bodies, stamps, hashes, texts))
 
 
 def record_of(row: Sequence[Any]) -> LedgerRecord:
@@ -117,10 +137,28 @@ def _object_of(text: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def _objects_of(texts: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Returns what `_object_of` returns for each, in one step, or None where it is None for one of them."""
+    # Nobody who writes a row can guess what stands between two of them, so that none can open what another one closes.
+    try:
+        joined = f',"{_BETWEEN}",'.join(texts)
+        values = _DECODER.decode(f'["{_BETWEEN}",{joined}]')
+        objects = values[1::2]
+        if max(map(len, texts)) > _SHORT or "\\" in joined:
+            for text, data in zip(texts, objects, strict=True):
+                if len(text) > _SHORT or "\\" in text:
+                    canonical_json(data).encode()
+    except (ValueError, TypeError, RecursionError):
+        return None
+    is_each_alone = values[::2].count(_BETWEEN) == len(texts) == len(objects) and set(map(type, objects)) == {dict}
+    return objects if is_each_alone else None
+
+
 def _refuse(name: str) -> float:
     raise ValueError(name)
 
 
+@functools.lru_cache(maxsize=256)  # a ledger has few amounts
 def _finite(text: str) -> float:
     """Returns the number; 1e400 is none."""
     number = float(text)

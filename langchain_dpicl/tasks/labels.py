@@ -111,7 +111,11 @@ class VotingTask:
 def labels_of(records: RecordFields, labels: Sequence[str] | None) -> tuple[str, ...]:
     """Returns the labels that an answer can have: `labels`, or the declared ones."""
     if labels is None and records.labels is None:
-        raise fail("labels", "the labels an answer can have (the examples declare none)", None)
+        advice = (
+            'The examples declare none: give PrivateExamples(..., label_key="label", labels=[...]), every label that '
+            "may occur."
+        )
+        raise fail("labels", "the labels an answer can have", None, advice)
     return distinct_texts("labels", tuple(records.labels or ()) if labels is None else labels, least=2)
 
 

@@ -201,7 +201,10 @@ class Model:
                 if not each.is_up:
                     yield f"{name} forks", world.replaced(other, child)
         for place, lease in enumerate(process.purse):
-            yield f"{name} burns of {lease.seq}", self._burn(world, number, place)
+            yield f"{name} burns of {lease.seq}", self._burn(world, number, place, lease.tenant)
+            if self.plant == "a purse does not name the tenant":
+                for tenant in self.scene.tenants:
+                    yield f"{name} burns of {lease.seq} for {tenant}", self._burn(world, number, place, tenant)
             if world.returned < self.scene.returns and not process.pending:
                 yield from self._give_back(world, number, place)
         if not self.scene.rides or self._commits_alone:
@@ -227,7 +230,7 @@ class Model:
             return rest
         return rest._replace(durable=len(world.lines), filed=len(world.lines), has_log=False, is_named=False)
 
-    def _burn(self, world: World, number: int, place: int) -> World:
+    def _burn(self, world: World, number: int, place: int, tenant: str) -> World:
         process = world.processes[number]
         lease = process.purse[place]
         rest = process.purse[:place] + process.purse[place + 1 :]
@@ -237,7 +240,7 @@ class Model:
         journal = world.journal
         if self.scene.journal or self.plant == "the journal is read after a loss of power":
             journal = _plus(dict(journal), lease.uid)
-        reads, by_tenant = _plus(dict(world.reads), lease.uid), _plus(dict(world.by_tenant), lease.tenant)
+        reads, by_tenant = _plus(dict(world.reads), lease.uid), _plus(dict(world.by_tenant), tenant)
         return world.replaced(number, process, reads=reads, by_tenant=by_tenant, journal=journal)
 
     def _give_back(self, world: World, number: int, place: int) -> Iterator[Step]:
@@ -283,8 +286,11 @@ class Model:
         if scene.cap is not None and self.plant != "caps are counted in each process":
             room = min(left, scene.cap - dict(used).get(tenant, 0))
         own = sum(lease.unburnt for lease in process.purse)
-        if own >= scene.lease or (room < 1 and own):
-            return  # its purse is full, or it gives back what it holds before it reports exhaustion
+        if self.plant == "each tenant has a purse of full size":
+            own = sum(lease.unburnt for lease in process.purse if lease.tenant == tenant)
+        is_full = own >= scene.lease or (room < 1 and own > 0)
+        if is_full and self.plant != "who is refused keeps its purse":
+            return  # or it gives back what it holds before it reports exhaustion
         if room < 1:
             if scene.cap is None or left < 1:
                 held = sum(lease.unburnt for each in world.processes for lease in each.purse)
@@ -452,8 +458,11 @@ class Model:
                 require(count <= self.scene.cap, f"{count} reads of tenant {tenant!r}, cap {self.scene.cap}")
         sure = world.lines[: world.sure]
         on_disk, visible = self.rules.settled(sure), self.rules.settled(world.lines)
-        charged = self.scene.tickets - self.rules.totals(sure).left
+        totals = self.rules.totals(sure)
+        charged, used = self.scene.tickets - totals.left, dict(totals.used)
         require(reads <= charged, f"{reads} private reads, {charged} tickets charged on the disk")
+        for tenant, count in world.by_tenant:
+            require(count <= used.get(tenant, 0), f"{count} reads of tenant {tenant!r}, {used.get(tenant, 0)} charged")
         burnt = dict(world.reads)
         for uid, count in burnt.items():
             require(uid in on_disk.reserved, "a receipt whose line is not on the disk")

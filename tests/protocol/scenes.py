@@ -44,6 +44,8 @@ _PLAIN = Scene(tickets=2)
 _COPIED = Scene(tickets=3, lease=1, losses=0, kills=0, lost=0, returns=0, anchor=True, copies=True)
 _NEW_LOG = Scene(tickets=2, lost=0, returns=0, closes=1)
 
+_TENANTS = Scene(lost=0, kills=0, losses=0, returns=0, tenants=("x", "y"))
+
 _NOT_ON_DISK = "0 tickets charged on the disk"
 _BURNT = "a ticket that was burnt was given back"
 _TOO_MANY = "4 private reads on 3 tickets"
@@ -74,6 +76,9 @@ PLANTS: dict[str, tuple[Scene, str]] = {
         Scene(tickets=6, lost=0, kills=0, losses=0, returns=0, tenants=("x",), cap=2),
         "3 reads of tenant 'x', cap 2",
     ),
+    "a purse does not name the tenant": (_TENANTS, "1 reads of tenant 'y', 0 charged"),
+    "each tenant has a purse of full size": (_TENANTS, "refused with 0 free and 4 in purses"),
+    "who is refused keeps its purse": (_TENANTS, "refused with 0 free and 4 in purses"),
     "nobody writes the name of the log": (_NEW_LOG, _NOT_ON_DISK),
     "only who made the log writes its name": (_NEW_LOG, _NOT_ON_DISK),
 }

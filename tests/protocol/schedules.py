@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import (
     LedgerError,
@@ -22,8 +24,9 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.ledger import state, writer
 from langchain_dpicl.privacy.ledger.shares import Reservation
-from langchain_dpicl.privacy.ledger.state import COMMIT, GIVE_BACK, RESERVE
+from langchain_dpicl.privacy.ledger.state import BIND, COMMIT, GIVE_BACK, RESERVE, SEAL, SNAPSHOT
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, next_record
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from tests.faults.counts import Violation, require
@@ -106,6 +109,12 @@ class ScriptedStore:
             log.add(lines)
         self._at("after the commit")
 
+    def last_snapshot(self) -> Sequence[LedgerRecord]:
+        self._at("read")
+        lines = self._schedule.log.lines
+        last = next((line for line in reversed(lines) if line.kind == SNAPSHOT), None)
+        return [] if last is None else [*(line for line in lines[: last.seq] if line.kind in {BIND, SEAL}), last]
+
     def close(self) -> None:
         """There is nothing to close."""
 
@@ -176,7 +185,7 @@ class Process:
         self.is_dead = False
         self.held: list[Reservation] = []
         self.committed: Counter[int] = Counter()
-        self.entries: set[int] = set()
+        self.drawn: Counter[int] = Counter()  # tickets that were granted and have not gone back, by line
         self.budget: Budget | None = None
         self.share: Any = None
         self.opening = schedule.turns.lock()
@@ -186,7 +195,14 @@ class Process:
         schedule = self._schedule
         store = schedule.kind(schedule, lambda: self.is_dead)
         is_new = schedule.log.header is None
-        budget = Budget(epsilon=1.0, delta=1e-6, store=store, anchor=schedule.anchor, adopt_anchor=is_new)
+        budget = Budget(
+            epsilon=1.0,
+            delta=1e-6,
+            store=store,
+            anchor=schedule.anchor,
+            adopt_anchor=is_new,
+            most_held=schedule.most_held,
+        )
         n = schedule.tickets
         tickets = [Ticket("t", PureEvent(1 / n), max_count=n, refundable=True)]
         self.share, self.budget = budget.declare("c", tickets=tickets, epsilon=1.0), budget
@@ -200,15 +216,19 @@ class Schedule:
         self.turns = Turns(rng)
         self.log = Log()
         self.writing = self.turns.lock()
-        self.tickets = rng.choice([2, 3, 4, 8])
-        self.cap = rng.choice([None, None, 2])
+        self.tickets = rng.choice([2, 3, 4, 8, 24, 24])
+        self.most_held = rng.choice([1, 2, 4, 4, 64])
+        self.least_left = rng.choice([1, 1, 1, 2])
+        self.snapshots = rng.choice([5, 12, 4096])
+        self.cap = rng.choice([None, None, 2, 5])
         self.kind: type[ScriptedStore] = rng.choice([EarlyStore, EarlyStore, ScriptedStore])
         self.log.is_early = self.kind is EarlyStore
-        self.is_server = rng.random() < 0.4
+        self.is_server = rng.random() < 0.5
         self.anchor = ScriptedAnchor(self) if rng.random() < 0.4 else None
         self.faults = rng.randint(0, 4)
+        self.had_faults = self.faults > 0
         self.burnt: Counter[str] = Counter()
-        self.by_tenant: Counter[str] = Counter()
+        self.places: set[tuple[str, int]] = set()  # tickets that burnt, by their line and place
         self.processes: list[Process] = []
         self.clock: Any = None
         self._actors: list[tuple[int, Actor]] = []
@@ -217,7 +237,7 @@ class Schedule:
     def run(self) -> tuple[int, int]:
         """Returns how many lines there are, and how many tickets burnt."""
         rng = self.rng
-        with scripted(self.turns) as self.clock:
+        with scripted(self.turns) as self.clock, self._sizes():
             self.processes = [self._started() for _ in range(rng.randint(1, 3))]
             threads = rng.choice([1, 1, 2, 3])
             numbers = [number for number in range(len(self.processes)) for _ in range(threads)]
@@ -233,6 +253,14 @@ class Schedule:
             finally:
                 self._kill(set(range(len(self.processes))))
         return len(self.log.lines), sum(self.burnt.values())
+
+    @contextlib.contextmanager
+    def _sizes(self) -> Iterator[None]:
+        """Lets leases and snapshots come after few tickets and lines."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writer, "LEAST_LEFT", self.least_left)
+            patch.setattr(state, "SNAPSHOT_LINES", self.snapshots)
+            yield
 
     def _turn(self) -> None:
         """Lets one thread go on."""
@@ -265,7 +293,7 @@ class Schedule:
                     process.open()
             return
         what = rng.random()
-        if rng.random() < 0.1:
+        if rng.random() < 0.05:
             self.clock.seconds += rng.choice([1.0, 6.0])
         if what < 0.4 or not process.held:
             self._reserve(process)
@@ -274,24 +302,47 @@ class Schedule:
         elif what < 0.85:
             self._commit(process, rng.choice(process.held))
         elif what < 0.92:
-            process.held.pop(rng.randrange(len(process.held))).give_back()
+            self._give_back(process, process.held.pop(rng.randrange(len(process.held))))
         else:
             self._look(process)
 
     def _reserve(self, process: Process) -> None:
-        tenant = self.rng.choice(["x", "y"]) if self.cap else None
-        count = self.rng.choice([1, 1, 1, 2])
-        with contextlib.suppress(PrivacyBudgetExceededError):
-            held = process.share.reserve(
-                "t", count=count, tenant=tenant, **({"tenant_cap": self.cap} if self.cap else {})
-            )
-            process.held.append(held)
-            process.entries.add(held.entry)
+        rng = self.rng
+        whose = {"tenant": rng.choice(["x", "y"]), "tenant_cap": rng.choice([self.cap, 1])} if self.cap else {}
+        try:
+            held = process.share.reserve("t", count=rng.choice([1, 1, 1, 1, 2]), **whose)
+        except PrivacyBudgetExceededError as error:
+            require(error.remaining < error.requested, "refused although enough is left")
+            return
+        require(held.entry <= self.log.durable, "a ticket was granted whose line is not on the disk")
+        process.held.append(held)
+        process.drawn[held.entry] += held.count
+        if whose:
+            line = self.log.lines[held.entry - 1]
+            require(line.body["tenant"] == whose["tenant"], "a ticket of another tenant")
+            used = self._used(whose["tenant"], held.entry)
+            require(used <= whose["tenant_cap"], f"{used} tickets of a tenant, cap {whose['tenant_cap']}")
+
+    def _used(self, tenant: str, last: int) -> int:
+        """Returns what a tenant had up to a line."""
+        lines = self.log.lines[:last]
+        mine = {line.seq for line in lines if line.kind == RESERVE and line.body.get("tenant") == tenant}
+        used = sum(line.body["count"] for line in lines if line.seq in mine)
+        return used - sum(
+            line.body["count"] for line in lines if line.kind == GIVE_BACK and line.body["reservation"] in mine
+        )
+
+    def _give_back(self, process: Process, held: Reservation) -> None:
+        process.drawn[held.entry] -= held.unburnt  # first: what is lost in between stays charged
+        held.give_back()
 
     def _burn(self, held: Reservation) -> None:
         with contextlib.suppress(PrivacyBudgetExceededError):
             held.burn()
             self.burnt[held.entry_hash] += 1
+            place = held.entry_hash, held.index + held.count - held.unburnt - 1
+            require(place not in self.places, "two burnt tickets of one line and index")
+            self.places.add(place)
 
     def _commit(self, process: Process, held: Reservation) -> None:
         if held.uncommitted:
@@ -337,10 +388,10 @@ class Schedule:
         rng = self.rng
         if self.log.late and self.writing.owner is None and rng.random() < 0.2:
             self.log.decide(stands=rng.random() < 0.7)
-        if not self.faults or rng.random() > 0.05:
+        if not self.faults or rng.random() > 0.08:
             return
         self.faults -= 1
-        if rng.random() < 0.5:
+        if rng.random() < 0.4:
             self._restart({rng.randrange(len(self.processes))})
             return
         if not self.is_server:
@@ -401,18 +452,25 @@ class Schedule:
         for process in self.processes:
             if process.budget is not None and process.share is not None:
                 process.budget.close()
-                for entry in process.entries:
-                    lines = (
-                        line for line in self.log.lines if line.kind == COMMIT and line.body["reservation"] == entry
-                    )
-                    written = sum(line.body["count"] for line in lines)
+                for entry, drawn in process.drawn.items():
+                    committed, open_ones = self._settled(entry)
                     wanted = process.committed[entry]
-                    require(written == wanted, f"{wanted} tickets committed, {written} of them written")
+                    require(committed == wanted, f"{wanted} tickets committed, {committed} of them written")
+                    # An answer that was lost, also of what was taken back, leaves tickets open.
+                    lost = open_ones - (drawn - wanted)
+                    require(lost == 0 or (lost > 0 and self.had_faults), f"{lost} tickets of a purse did not return")
         self.check()
         if self.log.header is not None:
             last = self._started()
             last.open()
             last.budget.verify()  # type: ignore[union-attr]
+
+    def _settled(self, entry: int) -> tuple[int, int]:
+        """Returns how many tickets of a line are committed, and how many are open."""
+        count = self.log.lines[entry - 1].body["count"]
+        of = [line for line in self.log.lines if line.body.get("reservation") == entry]
+        committed = sum(line.body["count"] for line in of if line.kind == COMMIT)
+        return committed, count - sum(line.body["count"] for line in of)
 
 
 def run(seed: int) -> tuple[int, int]:

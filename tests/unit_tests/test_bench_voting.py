@@ -231,7 +231,7 @@ class TestGap:
 
     def test_of_the_paper_is_what_its_table_says(self) -> None:
         closed = {title: round(100 * published_gap_closed(numbers, 1.0)) for title, numbers in PAPER.items()}
-        assert closed == {"SST-2": 80, "AGNews": 77, "TREC": 69}
+        assert closed == {"SST-2": 80, "Amazon": 87, "AGNews": 77, "TREC": 69}
         assert {published_gap_closed(numbers, math.inf) for numbers in PAPER.values()} == {1.0}
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_real
 from langchain_dpicl.privacy.accounting.bounds import Price, bounds, price_of
 from langchain_dpicl.privacy.accounting.events import Event
@@ -97,9 +97,9 @@ def second_opinions(
     event: Event, price: Price, *, delta: float, adjacency: Adjacency
 ) -> tuple[tuple[Opinion, ...], tuple[str, ...]]:
     """Compares a price with other computations, which are loaded for it: they may refuse it and cannot change it."""
-    found: tuple[tuple[Opinion, ...], tuple[str, ...]] = import_module(
-        "langchain_dpicl.privacy.second_opinions.compare"
-    ).second_opinions(event, price, delta=delta, adjacency=adjacency)
+    found: tuple[tuple[Opinion, ...], tuple[str, ...]] = provided("second_opinions").second_opinions(
+        event, price, delta=delta, adjacency=adjacency
+    )
     return found
 
 

@@ -11,9 +11,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl.exceptions import UnknownEventError
 from langchain_dpicl.privacy._validate import MAX_INT, describe_value
 
@@ -326,7 +326,7 @@ CORE_EVENTS: tuple[type[Event], ...] = (
 
 def event_types() -> tuple[type[Event], ...]:
     """Returns the closed list of all events: those of this module, and those of the extensions, which it loads."""
-    found: tuple[type[Event], ...] = import_module("langchain_dpicl.privacy.extensions.registry").EVENT_TYPES
+    found: tuple[type[Event], ...] = provided("extensions").EVENT_TYPES
     return found
 
 

@@ -23,15 +23,20 @@ class OutageWriter(LedgerWriter):
     """Refuses threads that waited through an outage of the store."""
 
     def __init__(
-        self, store: LedgerStore, header: LedgerHeader, *, allowed_wrappers: Callable[[], Sequence[str]] = tuple
+        self,
+        store: LedgerStore,
+        header: LedgerHeader,
+        *,
+        allowed_wrappers: Callable[[], Sequence[str]] = tuple,
+        most_held: int = 1,
     ) -> None:
-        super().__init__(store, header, allowed_wrappers=allowed_wrappers)
+        super().__init__(store, header, allowed_wrappers=allowed_wrappers, most_held=most_held)
         self._outages = 0
 
     @contextlib.contextmanager
     def _turn(self, lock: AbstractContextManager[bool]) -> Iterator[None]:
         outages, since = self._outages, time.monotonic()
-        with lock:
+        with super()._turn(lock):
             if self._outages != outages and time.monotonic() - since > LOCK_TIMEOUT:
                 msg = f"ledger: expected it to respond, found {self.store.description} unavailable for other threads."
                 raise LedgerUnavailableError(f"{msg} Nothing is granted; try again.")
@@ -137,8 +142,9 @@ class AnchoredWriter(OutageWriter):
         anchor: LedgerAnchor,
         *,
         allowed_wrappers: Callable[[], Sequence[str]] = tuple,
+        most_held: int = 1,
     ) -> None:
-        super().__init__(store, header, allowed_wrappers=allowed_wrappers)
+        super().__init__(store, header, allowed_wrappers=allowed_wrappers, most_held=most_held)
         self.anchor = anchor
         self._anchored = (-1, "")  # the anchor's line that was last matched with the chain
         self._first = -1  # hashes are kept from this line on
@@ -166,9 +172,10 @@ class AnchoredWriter(OutageWriter):
         super()._take_back(writer)
         self._untold = {seq: head for seq, head in self._untold.items() if seq <= self._state.seq}
 
-    def _applied(self, record: LedgerRecord) -> None:
-        if record.seq == self._first or (record.seq > self._first and not self._adopts):
-            self._untold[record.seq] = record.hash
+    def _applied(self, lines: Sequence[LedgerRecord]) -> None:
+        for record in lines[max(self._first - lines[0].seq, 0) :]:
+            if record.seq == self._first or not self._adopts:
+                self._untold[record.seq] = record.hash
 
     def _before_grant(self, state: LedgerState, seq: int) -> None:
         with self._turn(self.lock):

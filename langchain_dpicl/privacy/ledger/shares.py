@@ -9,9 +9,9 @@ from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, Amount, is_written, round_down
-from langchain_dpicl.privacy.ledger.state import LedgerState, Slot, allowance
-from langchain_dpicl.privacy.ledger.store import LedgerRecord
+from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, is_written, round_down
+from langchain_dpicl.privacy.ledger.purse import Grant
+from langchain_dpicl.privacy.ledger.state import Slot, allowance
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
 
@@ -26,6 +26,7 @@ class Reservation(Uncopyable):
     Attributes:
       entry: number of the reservation's line in the ledger; public.
       entry_hash: the line's hash; receipts hold it, so that a rolled back ledger can be detected.
+      index: place of its first ticket among those of the line, which may pay for other reservations as well.
       adjacency: the neighbouring relation that the tickets were priced under.
       component: name of the component that reserved it.
       partition: `dataset_id` that declares its labels; None: the component declared none.
@@ -37,7 +38,7 @@ class Reservation(Uncopyable):
     def __init__(
         self,
         desk: LedgerWriter,
-        line: LedgerRecord,
+        grant: Grant,
         component: Component,
         slot: Slot,
         *,
@@ -46,8 +47,9 @@ class Reservation(Uncopyable):
         refundable: bool,
     ) -> None:
         self.ledger_id = desk.header.ledger_id
-        self.entry = line.seq
-        self.entry_hash = line.hash
+        self.entry = grant.line.seq
+        self.entry_hash = grant.line.hash
+        self.index = grant.index
         self.adjacency = desk.header.adjacency
         self.component = component.name
         self.partition = component.partition
@@ -56,6 +58,7 @@ class Reservation(Uncopyable):
         self.event = event
         self.refundable = refundable
         self._desk = desk
+        self._grant = grant
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._unburnt = count
@@ -125,7 +128,7 @@ class Reservation(Uncopyable):
             count, self._unburnt = self._unburnt, 0
             if not count or not self.refundable:
                 return 0
-            self._desk.give_back(self.entry, count)
+            self._desk.give_back(self._grant, count)
             return count
 
     def _check_home(self) -> None:
@@ -171,11 +174,7 @@ class Holding(Uncopyable):
         return sealed.terms if sealed is not None else self._standing.terms
 
     def _left(self, slot: Slot) -> float:
-        return round_down(self._remaining(slot, self._desk.refresh()))
-
-    def _remaining(self, slot: Slot, state: LedgerState) -> Amount:
-        full = allowance(self._component, slot)  # refuses a slot that the component has not
-        return state.left(self.component, slot) if self.component in state.shares else full
+        return round_down(self._desk.remaining(self._component, slot))
 
     def _take(
         self,
@@ -189,8 +188,10 @@ class Holding(Uncopyable):
         cap: int | None = None,
     ) -> Reservation:
         mine = self._standing, self._component, slot
-        line = self._desk.reserve(*mine, count=count, amount=amount, tenant=tenant, tenant_cap=cap)
-        return Reservation(self._desk, line, self._component, slot, count=count, event=event, refundable=refundable)
+        grant = self._desk.reserve(
+            *mine, count=count, amount=amount, tenant=tenant, tenant_cap=cap, refundable=refundable
+        )
+        return Reservation(self._desk, grant, self._component, slot, count=count, event=event, refundable=refundable)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.component!r})"
@@ -210,7 +211,7 @@ class Share(Holding):
         return self._component.event
 
     def remaining(self, template: str, *, label: str | None = None) -> int:
-        """Returns how many tickets can still be reserved.
+        """Returns how many tickets can still be reserved, without those that other processes hold.
 
         Args:
           template: of the ticket.
@@ -225,12 +226,12 @@ class Share(Holding):
         return self._desk.committed(self._component, slot)
 
     def used_by(self, tenant: str) -> int:
-        """Returns how many tickets a tenant has reserved or used, in every process.
+        """Returns how many tickets a tenant has reserved or used, those that other processes hold for it included.
 
         Args:
           tenant: public name; "": the tickets without a tenant.
         """
-        return self._desk.refresh().used_by(tenant, self.component)
+        return self._desk.used_by(tenant, self.component)
 
     def reserve(
         self,
@@ -242,6 +243,9 @@ class Share(Holding):
         tenant_cap: int | None = None,
     ) -> Reservation:
         """Charges tickets, atomically and durably, before any private record is read.
+
+        A single refundable ticket of a durable ledger may be one of several that an earlier call charged for the same
+        request, up to `most_held` of the budget.
 
         Args:
           template: of the ticket.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
 from langchain_dpicl.exceptions import DPICLError, LedgerError
-from langchain_dpicl.privacy._validate import check_int, check_positive, check_real
+from langchain_dpicl.privacy._validate import MAX_INT, check_int, check_positive, check_real
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact
-from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind, ShareTerms, event_of_components
 
 BIND = "bind"
@@ -21,7 +22,7 @@ GIVE_BACK = "give_back"
 SNAPSHOT = "snapshot"
 UPGRADE = "upgrade"
 
-RESERVED = frozenset({"blocks", "stream"})
+RESERVED = ("blocks", "stream")
 """Members of a line's body that a later version will use; from format 2 on, this one refuses lines that have them."""
 
 SNAPSHOT_LINES = 4096
@@ -29,6 +30,11 @@ SNAPSHOT_LINES = 4096
 
 Undo = Callable[[], object]
 """Takes one line back; lines are taken back in the opposite order."""
+
+_Inverse = tuple[Callable[..., object], tuple[Any, ...]]
+"""What takes the totals of one line back, and its arguments."""
+
+_NOTHING: _Inverse = (lambda: None, ())
 
 Slot = tuple[str, str | None]
 """(template, label) of a ticket; (kind, None) of a pool."""
@@ -68,17 +74,32 @@ class OpenReservation:
 
 
 @dataclass(slots=True)
+class _SlotTotals:
+    """What a slot of a sealed component holds, and how many of its tickets are open."""
+
+    component: Component
+    slot: Slot
+    left: Amount
+    refundable: bool
+    unsettled: int = 0
+
+
+@dataclass(slots=True)
 class _UnsettledReservation:
     """A reservation not yet settled in full."""
 
-    component: str
-    slot: Slot
+    totals: _SlotTotals
     unit: Amount
     unsettled: int
-    refundable: bool
     tenant: str
     stamp: str
     holder: str | None
+
+
+@functools.lru_cache(maxsize=1024, typed=True)  # a ledger has few amounts
+def _checked_unit(kind: Kind, amount: object) -> Amount:
+    """Returns what one ticket of a line takes."""
+    return unit_cost(kind, check_positive("amount", amount))
 
 
 def unit_cost(kind: Kind, amount: float) -> Amount:
@@ -108,10 +129,9 @@ class LedgerState:
         self.allowed_wrappers: frozenset[str] = frozenset()
         self._sealed: list[SealedShare] = []
         self._components: dict[str, Component] = {}
-        self._left: dict[tuple[str, Slot], Amount] = {}
+        self._slots: dict[tuple[str, str, str | None], _SlotTotals] = {}  # by component and slot
         self._open: dict[int, _UnsettledReservation] = {}
         self._used: dict[tuple[str, str], int] = {}
-        self._unsettled: dict[tuple[str, Slot], int] = {}  # open tickets
         self.format = header.ledger_format
         self._named: list[list[Any]] = []  # number and hash of the lines that bind and seal
         self._last_snapshot = 0  # its number
@@ -150,18 +170,15 @@ class LedgerState:
         for name, tenant, count in body["used"]:
             self._used[self._components[name].name, _text(tenant, "a tenant's name")] = check_int("count", count, low=1)
         for entry, name, template, label, unit, count, tenant, stamp, holder in body["open"]:
-            component, slot = self._components[name], (template, label)
-            refundable = component.limit is not None or component.ticket(*slot).refundable
+            totals = self._slots[name, template, label]
             by = None if holder is None else str(holder)
             check_int("count", count, low=1)
-            self._open[entry] = _UnsettledReservation(
-                name, slot, _amount(component, unit), count, refundable, str(tenant), str(stamp), by
-            )
-            self._unsettled[name, slot] = self._unsettled.get((name, slot), 0) + count
-        for (name, slot), pair in zip(self._left, body["left"], strict=True):
-            component = self._components[name]
-            left = self._left[name, slot] = _amount(component, pair)
-            _require(0 <= left <= allowance(component, slot), "no more left than there was")
+            amount = _amount(totals.component, unit)
+            self._open[entry] = _UnsettledReservation(totals, amount, count, str(tenant), str(stamp), by)
+            totals.unsettled += count
+        for totals, pair in zip(self._slots.values(), body["left"], strict=True):
+            totals.left = _amount(totals.component, pair)
+            _require(0 <= totals.left <= allowance(totals.component, totals.slot), "no more left than there was")
         # Whatever was read is written again: nothing was left out, and no value is of another type.
         self.seq, self.head = record.seq - 1, record.prev
         self.apply(record)
@@ -174,10 +191,10 @@ class LedgerState:
         """
         return {
             "lines": self._named,
-            "left": [_pair(left) for left in self._left.values()],  # in the order of the shares and their slots
+            "left": [_pair(it.left) for it in self._slots.values()],  # in the order of the shares and their slots
             "used": sorted([*key, count] for key, count in self._used.items() if count),
             "open": [
-                [entry, it.component, *it.slot, _pair(it.unit), it.unsettled, it.tenant, it.stamp, it.holder]
+                [entry, *_place(it), _pair(it.unit), it.unsettled, it.tenant, it.stamp, it.holder]
                 for entry, it in sorted(self._open.items())
             ],
             "wrappers": sorted(self.allowed_wrappers),
@@ -204,7 +221,7 @@ class LedgerState:
 
     def left(self, component: str, slot: Slot) -> Amount:
         """Returns what a sealed component's slot still holds."""
-        return self._left[component, slot]
+        return self._slots[component, *slot].left
 
     def used_by(self, tenant: str, component: str) -> int:
         """Returns how many tickets of a component a tenant has; a line without a tenant counts for ""."""
@@ -212,18 +229,19 @@ class LedgerState:
 
     def unsettled(self, component: str, slot: Slot) -> int:
         """Returns how many tickets of a slot are reserved, and neither committed nor given back."""
-        return self._unsettled.get((component, slot), 0)
+        totals = self._slots.get((component, *slot))
+        return 0 if totals is None else totals.unsettled
 
     def is_of(self, entry: int, component: str, slot: Slot) -> bool:
         """Returns whether a reservation has open tickets of a slot."""
         opened = self._open.get(entry)
-        return opened is not None and (opened.component, opened.slot) == (component, slot)
+        return opened is not None and opened.totals is self._slots.get((component, *slot))
 
     def open_reservations(self, after: int = 0) -> Iterator[OpenReservation]:
         """Yields the reservations behind a line with tickets neither committed nor given back, in order."""
         for entry in sorted(entry for entry in self._open if entry > after):
             it = self._open[entry]
-            yield OpenReservation(entry, it.component, *it.slot, it.unsettled, it.stamp, it.holder)
+            yield OpenReservation(entry, *_place(it), it.unsettled, it.stamp, it.holder)
 
     def sealed_component(self, name: str) -> Component | None:
         """Returns the sealed terms of a component, or None."""
@@ -239,39 +257,60 @@ class LedgerState:
         if not follows or record.hash != record.computed_hash:
             msg = f"ledger: line {self.seq + 1} does not follow from the lines before it. Restore an untouched copy."
             raise LedgerError(msg)
-        fault = ""
-        try:
-            _require(self.format == 1 or not RESERVED & set(record.body), "members that this version reads")
-            undo = self._RULES[record.kind](self, record)
-        except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-            fault = f"{type(error).__name__}: {error}"
-        if fault:
-            msg = f"ledger: line {record.seq} ({record.kind}) breaks the rules of this version ({fault})"
-            raise LedgerError(msg)
-        self.seq, self.head = record.seq, record.hash
+        undo, values = self._follow(((record.seq, record.kind, record.body, record.stamp, record.hash),))
 
         def take_back() -> None:
-            undo()
+            undo(*values)
             self.seq, self.head = record.seq - 1, record.prev
 
         return take_back
 
+    def apply_all(self, lines: Sequence[LedgerRecord]) -> None:
+        """Applies the next lines, which stay applied up to one that is refused.
+
+        Raises:
+          LedgerError: as `apply`.
+        """
+        if isinstance(lines, LineBlock) and lines.follow(self.seq, self.head):
+            self._follow(lines.lines())
+            return
+        for line in lines:
+            self.apply(line)
+
+    def _follow(self, lines: Iterable[tuple[int, str, Mapping[str, Any], str, str]]) -> _Inverse:
+        """Applies lines whose place in the chain was checked; returns what takes the last one's totals back."""
+        fault, rules, inverse = "", self._RULES, _NOTHING
+        seq, kind = self.seq, ""
+        blocks, stream = RESERVED
+        try:
+            for seq, kind, body, stamp, digest in lines:
+                if (blocks in body or stream in body) and self.format > 1:
+                    raise LedgerError("expected members that this version reads")
+                inverse = rules[kind](self, seq, body, stamp, digest)
+                self.seq, self.head = seq, digest
+        except (DPICLError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            msg = f"ledger: line {seq} ({kind}) breaks the rules of this version ({fault})"
+            raise LedgerError(msg)
+        return inverse
+
     # Everything is checked before anything changes: a refused line leaves the state as it was.
 
-    def _bind(self, record: LedgerRecord) -> Undo:
-        name = record.body["dataset_id"]
+    def _bind(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
+        name = body["dataset_id"]
         _require(name not in self.bindings, "a data set not yet bound")
-        self.bindings[name] = record.body
-        self._named.append([record.seq, record.hash])
+        self.bindings[name] = body
+        self._named.append([seq, digest])
 
         def undo() -> None:
             self._named.pop()
             del self.bindings[name]
 
-        return undo
+        return undo, ()
 
-    def _seal(self, record: LedgerRecord) -> Undo:
-        terms = ShareTerms.from_dict(record.body)
+    def _seal(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:
+        terms = ShareTerms.from_dict(body)
         names = [component.name for component in terms.components]
         _require(len(set(names)) == len(names) and not set(names) & set(self.shares), "components not yet sealed")
         # A line with another event than that of its tickets would charge less than they can release.
@@ -280,117 +319,116 @@ class LedgerState:
         epsilon += exact(check_real("epsilon", terms.epsilon, low=0.0))
         delta += exact(check_positive("delta", terms.delta))
         _require(epsilon <= exact(self.header.epsilon) and delta <= exact(self.header.delta), "a share that fits")
-        left = {(c.name, slot): allowance(c, slot) for c in terms.components for slot in slots(c)}
-        share = SealedShare(terms, record.stamp)
+        totals = {(c.name, *slot): _totals(c, slot) for c in terms.components for slot in slots(c)}
+        share = SealedShare(terms, stamp)
         self._sealed.append(share)
         self.shares.update(dict.fromkeys(names, share))
         self._components.update({component.name: component for component in terms.components})
-        self._left.update(left)
-        self._named.append([record.seq, record.hash])
+        self._slots.update(totals)
+        self._named.append([seq, digest])
 
         def undo() -> None:
             self._named.pop()
             self._sealed.pop()
             for name in names:
                 del self.shares[name], self._components[name]
-            for key in left:
-                del self._left[key]
+            for key in totals:
+                del self._slots[key]
 
-        return undo
+        return undo, ()
 
-    def _reserve(self, record: LedgerRecord) -> Undo:
-        body = record.body
-        component = self.sealed_component(body["component"])
-        if component is None:
-            raise LedgerError("expected a sealed component")
-        slot: Slot = (body["template"], body["label"])
-        count = check_int("count", body["count"], low=1)
-        unit = unit_cost(component.kind, check_positive("amount", body["amount"]))
-        place = component.name, slot
-        left = self._left[place]
-        _require(left >= unit * count, "no more than what is left")
-        refundable = component.limit is not None or component.ticket(*slot).refundable
-        tenant = _text(body.get("tenant", ""), "a tenant's name")
-        holder = body.get("holder")
-        _require(holder is None or isinstance(holder, str), "a process's name as text")
-        modules = body.get("allowed_wrappers", [])
-        _require(isinstance(modules, list | tuple) and all(isinstance(m, str) for m in modules), "names of modules")
+    def _reserve(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
+        name, count, amount = body["component"], body["count"], body["amount"]
+        totals = self._slots.get((name, body["template"], body["label"]))
+        if totals is None:
+            raise LedgerError("expected a sealed component, and a ticket of it")
+        is_ticket = totals.component.limit is None and amount == 1.0 and type(amount) is float
+        unit = 1 if is_ticket else _checked_unit(totals.component.kind, amount)
+        if type(count) is not int or not 0 < count <= MAX_INT:
+            check_int("count", count, low=1)
+        if totals.left < unit * count:
+            raise LedgerError("expected no more than what is left")
+        tenant, holder = body.get("tenant", ""), body.get("holder")
+        if type(tenant) is not str or (holder is not None and not isinstance(holder, str)):
+            raise LedgerError("expected the names of a tenant and a process as text")
         wrappers = self.allowed_wrappers
-        self.allowed_wrappers |= frozenset(modules)
-        self._open[record.seq] = _UnsettledReservation(
-            component.name, slot, unit, count, refundable, tenant, record.stamp, holder
-        )
-        self._charge(self._open[record.seq], count)
+        if "allowed_wrappers" in body:
+            modules = body["allowed_wrappers"]
+            _require(isinstance(modules, list | tuple) and all(isinstance(m, str) for m in modules), "names of modules")
+            self.allowed_wrappers |= frozenset(modules)
+        self._open[seq] = entry = _UnsettledReservation(totals, unit, count, tenant, stamp, holder)
+        self._charge(entry, count)
+        return self._take_reservation_back, (seq, count, wrappers)
 
-        def undo() -> None:
-            self.allowed_wrappers = wrappers
-            self._charge(self._open.pop(record.seq), -count)
-
-        return undo
+    def _take_reservation_back(self, seq: int, count: int, wrappers: frozenset[str]) -> None:
+        self.allowed_wrappers = wrappers
+        self._charge(self._open.pop(seq), -count)
 
     def _charge(self, entry: _UnsettledReservation, count: int) -> None:
         """Moves tickets out of a slot; a negative count moves them back."""
-        place, user = (entry.component, entry.slot), (entry.component, entry.tenant)
-        self._left[place] -= entry.unit * count
-        self._unsettled[place] = self._unsettled.get(place, 0) + count
+        totals = entry.totals
+        totals.left -= entry.unit * count
+        totals.unsettled += count
+        user = totals.component.name, entry.tenant
         self._used[user] = self._used.get(user, 0) + count
 
-    def _commit(self, record: LedgerRecord) -> Undo:
-        return self._settle(record)[2]
+    def _commit(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
+        number, count = body["reservation"], body["count"]
+        entry = self._open[number]
+        if type(count) is not int or not 0 < count <= entry.unsettled:
+            check_int("count", count, low=1, high=entry.unsettled)
+        self._settle(number, entry, count)
+        return self._settle, (number, entry, -count)
 
-    def _give_back(self, record: LedgerRecord) -> Undo:
-        _require(self._open[record.body["reservation"]].refundable, "a refundable ticket")
-        entry, count, undo = self._settle(record)
+    def _give_back(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002
+        number, count = body["reservation"], body["count"]
+        entry = self._open[number]
+        _require(entry.totals.refundable, "a refundable ticket")
+        check_int("count", count, low=1, high=entry.unsettled)
+        self._settle(number, entry, count)
         self._refund(entry, count)
 
-        def undo_both() -> None:
+        def undo() -> None:
             self._refund(entry, -count)
-            undo()
+            self._settle(number, entry, -count)
 
-        return undo_both
+        return undo, ()
+
+    def _settle(self, number: int, entry: _UnsettledReservation, count: int) -> None:
+        """Closes tickets of a reservation; a negative count opens them again."""
+        entry.unsettled -= count
+        entry.totals.unsettled -= count
+        if entry.unsettled:
+            self._open[number] = entry
+        else:
+            del self._open[number]
 
     def _refund(self, entry: _UnsettledReservation, count: int) -> None:
         """Lets tickets that were settled be reserved again."""
-        self._left[entry.component, entry.slot] += entry.unit * count
-        self._used[entry.component, entry.tenant] -= count
+        totals = entry.totals
+        totals.left += entry.unit * count
+        self._used[totals.component.name, entry.tenant] -= count
 
-    def _settle(self, record: LedgerRecord) -> tuple[_UnsettledReservation, int, Undo]:
-        number = record.body["reservation"]
-        entry = self._open[number]
-        count = check_int("count", record.body["count"], low=1, high=entry.unsettled)
-        place = entry.component, entry.slot
-
-        def settle(count: int) -> None:
-            entry.unsettled -= count
-            self._unsettled[place] -= count
-            if entry.unsettled:
-                self._open[number] = entry
-            else:
-                del self._open[number]
-
-        settle(count)
-        return entry, count, lambda: settle(-count)
-
-    def _snapshot(self, record: LedgerRecord) -> Undo:
+    def _snapshot(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002
         _require(self.format > 1, "no snapshot in a ledger of format 1")
-        _require(record.body == self.snapshot(), "the totals of the lines before it")
-        before, self._last_snapshot = self._last_snapshot, record.seq
+        _require(body == self.snapshot(), "the totals of the lines before it")
+        before, self._last_snapshot = self._last_snapshot, seq
 
         def undo() -> None:
             self._last_snapshot = before
 
-        return undo
+        return undo, ()
 
-    def _upgrade(self, record: LedgerRecord) -> Undo:
-        _require(self.format == 1 and record.body == {"format": 2}, "one step from format 1 to 2")
+    def _upgrade(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002
+        _require(self.format == 1 and body == {"format": 2}, "one step from format 1 to 2")
         self.format = 2
 
         def undo() -> None:
             self.format = 1
 
-        return undo
+        return undo, ()
 
-    _RULES: ClassVar[dict[str, Callable[[LedgerState, LedgerRecord], Undo]]] = {
+    _RULES: ClassVar[dict[str, Callable[[LedgerState, int, Mapping[str, Any], str, str], _Inverse]]] = {
         BIND: _bind,
         SEAL: _seal,
         RESERVE: _reserve,
@@ -407,6 +445,17 @@ def slots(component: Component) -> Iterator[Slot]:
         yield component.kind, None
     for ticket in component.tickets:
         yield ticket.template, ticket.label
+
+
+def _totals(component: Component, slot: Slot) -> _SlotTotals:
+    """Returns the totals of a slot before anything is reserved."""
+    refundable = component.limit is not None or component.ticket(*slot).refundable
+    return _SlotTotals(component, slot, allowance(component, slot), refundable)
+
+
+def _place(entry: _UnsettledReservation) -> tuple[str, str, str | None]:
+    """Returns the component, template and label of a reservation."""
+    return entry.totals.component.name, *entry.totals.slot
 
 
 def _pair(amount: Amount) -> list[int]:

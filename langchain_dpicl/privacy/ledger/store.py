@@ -6,15 +6,16 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload, runtime_checkable
 
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import DPICLError, LedgerError
@@ -179,11 +180,76 @@ def next_record(seq: int, head: str, kind: str, body: Mapping[str, Any]) -> Ledg
     return _StoredLine.after(seq, head, kind, canonical_json(body)).record(seq + 1, head)
 
 
+_quoted = json.encoder.encode_basestring  # as `canonical_json` does with a text
+
+
 def _chain_digest(seq: int, prev: str, kind: str, body: str, stamp: str) -> str:
     """Returns the digest of the canonical JSON of a line: all its members, sorted; `body` is canonical JSON already."""
-    text = canonical_json
-    number = seq if type(seq) is int else text(seq)  # a line from elsewhere may hold any JSON value
-    return _digest(f'{{"body":{body},"kind":{text(kind)},"prev":{text(prev)},"seq":{number},"stamp":{text(stamp)}}}')
+    # A line from elsewhere may hold any JSON value.
+    text = _quoted if type(prev) is type(kind) is type(stamp) is str else canonical_json
+    number = seq if type(seq) is int else canonical_json(seq)
+    return _digests([body], [text(kind)], [text(prev)], [number], [text(stamp)])[0]
+
+
+def _digests(
+    bodies: Iterable[str], kinds: Iterable[str], prevs: Iterable[str], seqs: Iterable[int | str], stamps: Iterable[str]
+) -> list[str]:
+    """Returns the digests of lines, given the canonical JSON of their members. One call is made for many."""
+    sha256 = hashlib.sha256
+    return [
+        sha256(f'{{"body":{body},"kind":{kind},"prev":{prev},"seq":{seq},"stamp":{stamp}}}'.encode()).hexdigest()
+        for body, kind, prev, seq, stamp in zip(bodies, kinds, prevs, seqs, stamps, strict=False)
+    ]
+
+
+class LineBlock(Sequence[LedgerRecord]):
+    """Lines in a row, by column: checked and applied at once; a record is made only of a line that is looked at.
+
+    Args:
+      after: number of the line before them.
+      columns: of all lines their `prev`, `kind`, `body`, `stamp` and `hash`, and the body as stored.
+    """
+
+    def __init__(self, after: int, columns: Sequence[Sequence[Any]]) -> None:
+        self._after = after
+        self._columns = columns
+
+    def follow(self, seq: int, head: str) -> bool:
+        """Whether they follow line `seq` with hash `head`, each the one before, and none was changed."""
+        prevs, kinds, _, stamps, hashes, texts = self._columns
+        if self._after != seq or [head, *hashes[:-1]] != list(prevs):
+            return False
+        numbers = itertools.count(seq + 1)
+        return _digests(texts, map(_quoted, kinds), map(_quoted, prevs), numbers, map(_quoted, stamps)) == list(hashes)
+
+    def lines(self) -> Iterator[tuple[int, str, Mapping[str, Any], str, str]]:
+        """Yields number, kind, body, stamp and hash of each."""
+        _, kinds, bodies, stamps, hashes, _ = self._columns
+        return zip(itertools.count(self._after + 1), kinds, bodies, stamps, hashes)
+
+    def __len__(self) -> int:
+        return len(self._columns[-1])
+
+    @overload
+    def __getitem__(self, place: int) -> LedgerRecord: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[LedgerRecord]: ...
+
+    def __getitem__(self, place: int | slice) -> LedgerRecord | Sequence[LedgerRecord]:
+        if isinstance(place, slice):
+            first, _, step = place.indices(len(self))
+            if step != 1:
+                return tuple(self)[place]
+            return LineBlock(self._after + first, [column[place] for column in self._columns])
+        seq = self._after + 1 + range(len(self))[place]
+        *members, text = (column[place] for column in self._columns)
+        return LedgerRecord(seq, *members).read_from(text)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, tuple | LineBlock) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class _StoredLine(NamedTuple):
@@ -282,15 +348,15 @@ class LedgerStore(Protocol):
         """
 
 
-def in_blocks(source: LedgerStore | LedgerTransaction, after: int = 0) -> Iterator[LedgerRecord]:
-    """Yields the lines with `seq > after` in order, and keeps only some of them in memory.
+def in_blocks(source: LedgerStore | LedgerTransaction, after: int = 0) -> Iterator[Sequence[LedgerRecord]]:
+    """Yields the lines with `seq > after` in order, some of them at a time.
 
     Args:
       source: where they are.
       after: number of the last known line; 0: from the first on.
     """
     while block := source.records(after, limit=BLOCK):
-        yield from block
+        yield block
         after += len(block)
         if len(block) != BLOCK:
             return

@@ -26,6 +26,7 @@ from langchain_dpicl.exceptions import (
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact, round_down, round_up
+from langchain_dpicl.privacy.ledger.purse import LEAST_LEFT, Grant, Purse, PurseKey
 from langchain_dpicl.privacy.ledger.state import (
     BIND,
     COMMIT,
@@ -51,11 +52,12 @@ def budget_exceeded(
     advice: str,
     *,
     kind: type[PrivacyBudgetExceededError] = PrivacyBudgetExceededError,
+    held: int = 0,
 ) -> PrivacyBudgetExceededError:
     """Returns the refusal of a request; the caller raises it."""
     rest = round_down(remaining)
     msg = f"{what}: requested {requested:.9g}, remaining {rest:.9g}. {advice}"
-    return kind(msg, requested=requested, remaining=rest)
+    return kind(msg, requested=requested, remaining=rest, held=held)
 
 
 def check_same_terms(wanted: Component, sealed: Component) -> None:
@@ -78,15 +80,19 @@ def check_tenant(state: LedgerState, component: Component, tenant: str, *, count
         raise budget_exceeded(what, count, remaining, advice, kind=TenantCapExceededError)
 
 
-def too_few(component: Component, slot: Slot, cost: Amount, remaining: Amount) -> PrivacyBudgetExceededError:
+def too_few(component: Component, slot: Slot, cost: Amount, remaining: Amount, held: int) -> PrivacyBudgetExceededError:
     """Returns the refusal of more tickets than a slot holds; the caller raises it."""
     if component.kind == "tickets":
         label = "" if slot[1] is None else f" for label {slot[1]!r}"
         what = f"tickets {slot[0]!r}{label} of {component.name!r}"
     else:
         what = f"{'mu^2' if component.kind == 'gdp' else 'rho'} of pool {component.name!r}"
-    advice = "What was reserved stays charged; a new share needs budget of its own."
-    return budget_exceeded(what, round_up(cost), remaining, advice)
+    # Without the number that is held: it tells how often a model failed, and messages are traced.
+    advice = (
+        "What was used stays charged; what other processes hold and do not use may come back. A new share needs "
+        "budget of its own."
+    )
+    return budget_exceeded(what, round_up(cost), remaining, advice, held=held)
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +126,7 @@ class _Carried:
     line: LedgerRecord
     commits: Mapping[int, int]
     is_durable: bool = False
+    is_visible: bool = False
 
 
 class LineAppender:
@@ -130,7 +137,7 @@ class LineAppender:
         view: LedgerTransaction,
         state: LedgerState,
         waiting: Mapping[int, int],
-        applied: Callable[[LedgerRecord], None],
+        applied: Callable[[Sequence[LedgerRecord]], None],
     ) -> None:
         self.view = view
         self.state = state
@@ -170,7 +177,7 @@ class LineAppender:
         self._is_whole = False  # an interrupt may leave half a line
         self._undos.append(self.state.apply(record))
         self._is_whole = True
-        self._applied(record)
+        self._applied((record,))
         return record
 
 
@@ -186,19 +193,31 @@ class LedgerWriter:
     A commit of tickets waits in this process and is written in the transaction of the next line. It is lost where the
     process ends first: its ticket then stays charged and open, as if the process had ended before the commit.
 
+    Where one refundable ticket after another is reserved, a line reserves several, which wait in the purse of this
+    process (a lease). What it has not used it gives back: when it closes, when nobody asks for more of its kind, and
+    before it refuses a request. Nobody else gives it back, since nobody else knows what was used; it is lost where the
+    process ends first.
+
     Formal guarantees:
       (G) Tickets are granted only after the line that charges them is durable. By (P) so is every line on which that
-          was decided. What a crash loses was granted to nobody.
+          was decided. What a crash loses was granted to nobody. Tickets enter the purse after that, too.
       - A ledger on which a durable line that was seen before is gone or changed grants nothing.
     """
 
     def __init__(
-        self, store: LedgerStore, header: LedgerHeader, *, allowed_wrappers: Callable[[], Sequence[str]] = tuple
+        self,
+        store: LedgerStore,
+        header: LedgerHeader,
+        *,
+        allowed_wrappers: Callable[[], Sequence[str]] = tuple,
+        most_held: int = 1,
     ) -> None:
         # `allowed_wrappers` names the modules that the operator allows around private calls; reservations record them.
         self.store = store
         self.header = header
         self._allowed_wrappers = allowed_wrappers
+        self._purse = Purse(most_held)
+        self._looked = 0.0  # when it was last found out whether tickets lie idle
         self._pid = os.getpid()
         self._lock: AbstractContextManager[bool] = threading.RLock()
         self._locks = {self._pid: self._lock}  # by process
@@ -228,6 +247,7 @@ class LedgerWriter:
             if self._pid != here:
                 self._start_anew()
                 self._waiting, self._doubtful = {}, []  # those of the parent, which writes them
+                self._purse = Purse(self._purse.most_held)  # as is what it holds
                 self._flushing = threading.Lock()
                 self._lock = lock
                 self._pid = here  # last: other threads of the child wait above until then
@@ -238,16 +258,24 @@ class LedgerWriter:
 
     # The classes of `extensions.ledger_anchor` override the five methods below, and `_may_skip_to`.
 
-    def _turn(self, lock: AbstractContextManager[bool]) -> AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def _turn(self, lock: AbstractContextManager[bool]) -> Iterator[None]:
         """Waits until this thread may read or write, or may wait for the disk."""
-        return lock
+        with lock:
+            try:
+                yield
+            except LedgerUnavailableError:
+                raise
+            except LedgerError:
+                self._purse.empty()  # of a broken ledger nothing is granted
+                raise
 
     def _read(self, source: LedgerStore | LedgerTransaction, *, is_writing: bool = False) -> None:  # noqa: ARG002
         """Applies new lines, before the state is used or a line is appended."""
         self._catch_up(source)
 
-    def _applied(self, record: LedgerRecord) -> None:
-        """Called with every line that was read or written."""
+    def _applied(self, lines: Sequence[LedgerRecord]) -> None:
+        """Called with all lines that were read or written, some at a time."""
 
     def _before_grant(self, state: LedgerState, seq: int) -> None:
         """Called when line `seq` of `state` is durable, before anything is granted on it."""
@@ -262,16 +290,30 @@ class LedgerWriter:
         with self._turn(self.lock):
             self._read(self.store)
             state, seq, head = self._visible
-            now = time.monotonic()
-            is_late = bool(self._waiting or self._doubtful) and now - self._waiting_since > RIDE_SECONDS
-            if is_late:
-                self._waiting_since = now
         self._flush(state, seq, head)
+        self._write_late()
+        return self._state
+
+    def _write_late(self) -> None:
+        """Writes commits that waited for long, and gives back tickets that nobody asks for."""
+        now = time.monotonic()
+        is_late = bool(self._waiting or self._doubtful) and now - self._waiting_since > RIDE_SECONDS
+        if is_late:
+            self._waiting_since = now
+        if self._is_time_to_look():
+            is_late = is_late or self._purse.holds(idle=True)
         if is_late:
             # Who reads needs none of it: what cannot be written now waits for the next line.
             with contextlib.suppress(LedgerUnavailableError):
                 self.write_waiting()
-        return self._state
+
+    def _is_time_to_look(self) -> bool:
+        """Whether it is time to look for idle tickets in the purse: once in so many seconds."""
+        now = time.monotonic()
+        if now - self._looked <= RIDE_SECONDS:
+            return False
+        self._looked = now
+        return True
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[LineAppender]:
@@ -368,14 +410,15 @@ class LedgerWriter:
             is_there = line is not None and line.hash == seen
         first = max(known.seq, 1)
         try:
-            for place, record in enumerate(in_blocks(source, first - 1), start=first):
-                if place == number:
-                    is_there = record.hash == seen
+            for block in in_blocks(source, first - 1):
+                if first <= number < first + len(block):
+                    is_there = block[number - first].hash == seen
                     if not is_there:
                         break
-                if place > known.seq:
-                    known.apply(record)
-                    self._applied(record)
+                if new := block[max(known.seq + 1 - first, 0) :]:
+                    known.apply_all(new)
+                    self._applied(new)
+                first += len(block)
         except BaseException:
             self._start_anew()  # half a line may stand: read from the start
             raise
@@ -396,7 +439,7 @@ class LedgerWriter:
         lines = () if find is None else find()
         if lines and self._may_skip_to(lines[-1].seq):
             self._state = LedgerState.from_snapshot(self.header, lines)
-            self._applied(lines[-1])
+            self._applied(lines[-1:])
 
     def _may_skip_to(self, seq: int) -> bool:  # noqa: ARG002  an override does
         """Whether the lines before `seq` need not be read."""
@@ -409,10 +452,16 @@ class LedgerWriter:
         """
         doubtful: list[_Carried] = []
         lost: list[_Carried] = []
+        is_early = hasattr(self.store, "flush")
         for each in self._doubtful:
-            line = None if each.is_durable else next(iter(source.records(each.line.seq - 1, limit=1)), None)
-            if not each.is_durable and (line is None or line.hash != each.line.hash):
+            if each.is_durable:
+                continue
+            line = next(iter(source.records(each.line.seq - 1, limit=1)), None)
+            each.is_visible = line is not None and line.hash == each.line.hash
+            if not each.is_visible:
                 (doubtful if source is self.store else lost).append(each)
+            elif is_early and each.line.seq > self._seen[0]:
+                doubtful.append(each)  # a database server that restarts may still lose it
         self._doubtful = doubtful  # only after the last read, which may fail
         for each in lost:
             for entry, count in each.commits.items():
@@ -440,10 +489,10 @@ class LedgerWriter:
         """Applies every line to a new state; returns the hash of line `number`, None where there is none."""
         fresh = LedgerState(self.header)
         head = self.header.digest if number == 0 else None
-        for record in in_blocks(self.store):
-            fresh.apply(record)
-            if record.seq == number:
-                head = record.hash
+        for block in in_blocks(self.store):
+            if fresh.seq < number <= fresh.seq + len(block):
+                head = block[number - fresh.seq - 1].hash
+            fresh.apply_all(block)
         return head
 
     def bind(self, declarations: Sequence[Mapping[str, Any]], attach: Callable[[str], object]) -> None:
@@ -477,35 +526,109 @@ class LedgerWriter:
         amount: float = 1.0,
         tenant: str | None = None,
         tenant_cap: int | None = None,
-    ) -> LedgerRecord:
-        """Reserves tickets durably and returns the reservation's line; the first reservation seals the share."""
-        cost = unit_cost(component.kind, amount) * count
+        refundable: bool = False,
+    ) -> Grant:
+        """Reserves tickets durably, with a line or from the purse; the first reservation seals the share."""
+        key = PurseKey(component.name, slot, float(amount), tenant, tenant_cap, tuple(self._allowed_wrappers()))
+        is_leased = refundable and count == 1 and self._purse.most_held > 1 and self.store.durable
+        if is_leased and (grant := self._from_purse(standing, component, key)) is not None:
+            return grant
+        while True:
+            try:
+                return self._by_line(standing, component, key, count=count, is_leased=is_leased)
+            except PrivacyBudgetExceededError as error:
+                # What this process holds comes first: what is refused then is left to nobody.
+                if not self._give_back_held(key, of_tenant=isinstance(error, TenantCapExceededError)):
+                    raise
+
+    def _from_purse(self, standing: ShareStatus, component: Component, key: PurseKey) -> Grant | None:
+        """Returns a ticket that a durable line of this process reserved for the same request, or None."""
+        if self._pid != os.getpid():
+            self._move_in()
+        sealed = self._purse.sealed(key)
+        if sealed is None:
+            return None
+        standing.usable_terms(component.name)
+        self._check_same_terms(component, sealed)
+        grant = self._purse.take(key)
+        self._write_late()  # after that: tickets of which one was taken are not idle
+        return grant
+
+    def _by_line(
+        self, standing: ShareStatus, component: Component, key: PurseKey, *, count: int, is_leased: bool
+    ) -> Grant:
+        """Writes a line that reserves tickets; what it leases beyond `count` enters the purse once it is durable."""
+        purse, lease = self._purse, None
+        try:
+            with self.exclusive() as writer:
+                terms = standing.usable_terms(component.name)
+                sealed = writer.state.sealed_component(component.name)
+                most = self._most(writer.state, component, key, count=count)
+                # In the same transaction as the reservation: a ledger never holds one line without the other.
+                if sealed is None:
+                    self._seal(writer, terms)
+                if self._is_time_to_look():
+                    _return_tickets(writer, purse.remove(idle=True))
+                if is_leased:
+                    lease = purse.ask(key, unit_cost(component.kind, key.amount), most)
+                    count = lease.count
+                line = writer.append(RESERVE, self._reservation(key, count))
+                sealed = writer.state.sealed_component(component.name)
+        except BaseException:
+            if lease is not None:
+                purse.give_up(lease)
+            raise
+        if lease is None:
+            return Grant(line)
+        _WITH_WAITING.add(self)
+        return purse.fill(lease, line, sealed)
+
+    def _most(self, state: LedgerState, component: Component, key: PurseKey, *, count: int) -> int:
+        """Returns how many tickets a lease may take, or raises the refusal of `count` of them."""
+        name, slot, unit = component.name, key.slot, unit_cost(component.kind, key.amount)
+        sealed = state.sealed_component(name)
+        if sealed is None:
+            remaining = allowance(component, slot)
+        else:
+            self._check_same_terms(component, sealed)
+            remaining = state.left(name, slot)
+        if unit * count > remaining:
+            held = state.unsettled(name, slot) - self._waiting_of(state, name, slot)
+            raise too_few(component, slot, unit * count, remaining, held)
+        most = int(remaining // unit) // LEAST_LEFT
+        if key.cap is None:
+            return most
+        tenant = key.tenant or ""
+        check_tenant(state, component, tenant, count=count, cap=key.cap)
+        return min(most, key.cap - state.used_by(tenant, name))
+
+    def _reservation(self, key: PurseKey, count: int) -> dict[str, Any]:
+        """Returns the body of a line that reserves tickets."""
+        body: dict[str, Any] = {"component": key.component, "template": key.slot[0], "label": key.slot[1]}
+        body |= {"count": count, "amount": key.amount}
+        if key.tenant is not None:
+            body["tenant"] = key.tenant
+        if key.wrappers:
+            body["allowed_wrappers"] = list(key.wrappers)
+        if self.store.durable:
+            # Makes the lines of two diverging copies differ, even for equal requests in the same second.
+            body["nonce"] = secrets.token_hex(8)
+            body["holder"] = process_name()
+        return body
+
+    def _give_back_held(self, refused: PurseKey, *, of_tenant: bool) -> bool:
+        """Gives back what a refused request could use: of its tenant, or of its slot; returns whether any was."""
+        name, tenant, purse = refused.component, refused.tenant or "", self._purse
+        if not (purse.of_tenant(name, tenant) if of_tenant else purse.cost(name, refused.slot)):
+            return False
+
+        def is_wanted(key: PurseKey) -> bool:
+            return key.component == name and ((key.tenant or "") == tenant if of_tenant else key.slot == refused.slot)
+
         with self.exclusive() as writer:
-            terms = standing.usable_terms(component.name)
-            sealed = writer.state.sealed_component(component.name)
-            if sealed is None:
-                remaining = allowance(component, slot)
-            else:
-                self._check_same_terms(component, sealed)
-                remaining = writer.state.left(component.name, slot)
-            if cost > remaining:
-                raise too_few(component, slot, cost, remaining)
-            if tenant_cap is not None:
-                check_tenant(writer.state, component, tenant or "", count=count, cap=tenant_cap)
-            # In the same transaction as the reservation: a ledger never holds one line without the other.
-            if sealed is None:
-                self._seal(writer, terms)
-            body: dict[str, Any] = {"component": component.name, "template": slot[0], "label": slot[1]}
-            body |= {"count": count, "amount": float(amount)}
-            if tenant is not None:
-                body["tenant"] = tenant
-            if wrappers := self._allowed_wrappers():
-                body["allowed_wrappers"] = list(wrappers)
-            if self.store.durable:
-                # Makes the lines of two diverging copies differ, even for equal requests in the same second.
-                body["nonce"] = secrets.token_hex(8)
-                body["holder"] = process_name()
-            return writer.append(RESERVE, body)
+            removed = purse.remove(is_wanted)
+            _return_tickets(writer, removed)
+        return bool(removed)
 
     def _check_same_terms(self, wanted: Component, sealed: Component) -> None:
         """Compares the terms once for each pair of components, which are immutable."""
@@ -542,17 +665,23 @@ class LedgerWriter:
             _WITH_WAITING.add(self)
         self._waiting[reservation] = self._waiting.get(reservation, 0) + count
 
-    def write_waiting(self) -> None:
-        """Writes the commits that wait."""
+    def write_waiting(self, *, is_closing: bool = False) -> None:
+        """Writes the commits that wait, and gives back tickets of the purse: idle ones, or all where it closes."""
         with self.lock:
+            purse = self._purse
+            if is_closing:
+                purse.close()
             is_needed = bool(self._waiting) or any(not each.is_durable for each in self._doubtful)
+            is_needed = is_needed or purse.holds(idle=not is_closing)
         if is_needed:
             with self.exclusive() as writer:
                 writer.bring_waiting()
+                _return_tickets(writer, purse.remove(idle=not is_closing))
 
     def waiting(self, entry: int) -> int:
         """Returns how many tickets of a reservation wait for their commit to be written."""
-        return sum(waiting.get(entry, 0) for waiting in (self._waiting, *(each.commits for each in self._doubtful)))
+        doubtful = (each.commits for each in self._doubtful if not each.is_visible)
+        return sum(waiting.get(entry, 0) for waiting in (self._waiting, *doubtful))
 
     def committed(self, component: Component, slot: Slot) -> int:
         """Returns how many tickets were used and committed, in every process; those that wait here included."""
@@ -561,14 +690,43 @@ class LedgerWriter:
             if component.name not in state.shares:
                 return 0
             reserved = int(allowance(component, slot) - state.left(component.name, slot))
-            entries = {*self._waiting, *(entry for each in self._doubtful for entry in each.commits)}
-            waiting = sum(self.waiting(entry) for entry in entries if state.is_of(entry, component.name, slot))
+            waiting = self._waiting_of(state, component.name, slot)
             return reserved - state.unsettled(component.name, slot) + waiting
 
-    def give_back(self, reservation: int, count: int) -> None:
-        """Records that tickets that never burnt return to their slot."""
-        with self.exclusive() as writer:
-            writer.append(GIVE_BACK, {"reservation": reservation, "count": count})
+    def _waiting_of(self, state: LedgerState, component: str, slot: Slot) -> int:
+        """Returns how many tickets of a slot wait for their commit to be written."""
+        entries = {*self._waiting, *(entry for each in self._doubtful for entry in each.commits)}
+        return sum(self.waiting(entry) for entry in entries if state.is_of(entry, component, slot))
+
+    def remaining(self, component: Component, slot: Slot) -> Amount:
+        """Returns what of a slot can still be reserved here: what the ledger has left, and what is in the purse."""
+        full = allowance(component, slot)  # refuses a slot that the component has not
+        state = self.refresh()
+        with self.lock:  # no line that moves tickets between the two is written meanwhile
+            left = state.left(component.name, slot) if component.name in state.shares else full
+            return left + self._purse.cost(component.name, slot)
+
+    def used_by(self, tenant: str, component: str) -> int:
+        """Returns how many tickets of a component a tenant has, without those that are in the purse."""
+        state = self.refresh()
+        with self.lock:
+            return state.used_by(tenant, component) - self._purse.of_tenant(component, tenant)
+
+    def kept(self) -> Mapping[int, int]:
+        """Returns how many tickets are in the purse, by the number of their line."""
+        return self._purse.by_entry()
+
+    def give_back(self, grant: Grant, count: int) -> None:
+        """Lets tickets that never burnt return to the purse, or to their slot."""
+        if not self._purse.put_back(grant):
+            with self.exclusive() as writer:
+                _return_tickets(writer, {grant.line.seq: count})
+
+
+def _return_tickets(writer: LineAppender, tickets: Mapping[int, int]) -> None:
+    """Appends the lines that give tickets back, by the line that reserved them."""
+    for entry, count in tickets.items():
+        writer.append(GIVE_BACK, {"reservation": entry, "count": count})
 
 
 _PROCESS_NAMES: dict[int, str] = {}
@@ -585,10 +743,10 @@ _WITH_WAITING: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
 
 @atexit.register
 def write_all_waiting() -> None:
-    """Writes the commits that wait when the interpreter ends; what cannot be written leaves its tickets open."""
+    """Writes what waits and gives back what is held when the interpreter ends; what cannot be written stays charged."""
     for writer in list(_WITH_WAITING):
         with contextlib.suppress(LedgerError):
-            writer.write_waiting()
+            writer.write_waiting(is_closing=True)
 
 
 _SHOWN = frozenset({"extra_fields", "label_key", "labels", "public_size", "text_key"})

@@ -9,11 +9,11 @@ import dataclasses
 import functools
 from abc import abstractmethod
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 import numpy.typing as npt
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, RepeatedEvent
@@ -84,7 +84,7 @@ def check_proved(name: str, part: object) -> None:
     """
     if type(part) in _PROVED[name]:
         return
-    proved = _PROVED[name] + import_module("langchain_dpicl.privacy.extensions.registry").PROVED[name]
+    proved = _PROVED[name] + provided("extensions").PROVED[name]
     if type(part) not in proved:
         names = ", ".join(each.__name__ for each in proved)
         advice = "docs/extending.md says what a new one takes."

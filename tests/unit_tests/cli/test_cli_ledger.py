@@ -156,6 +156,12 @@ def test_show_prints_json_that_verifies(dpicl: Shell, file: Path) -> None:
     assert entry == {"entry": 3, "component": "few-shot", "template": "token", "label": None, "count": 1}
 
 
+def test_show_writes_a_page_to_sign(dpicl: Shell, file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    assert dpicl("show", file, "--html", page) == 0
+    assert "computed anew when the page was made, and agree" in page.read_text()
+
+
 def test_show_prints_markdown_with_the_operators_part_at_its_end(dpicl: Shell, file: Path) -> None:
     assert dpicl("show", file, "--markdown") == 0
     report, _, operator = dpicl.out.partition("## For the operator")

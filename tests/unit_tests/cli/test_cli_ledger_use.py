@@ -125,8 +125,8 @@ def test_bench_measures_beside_a_place_and_leaves_nothing(beside: str, dpicl: Sh
     place = file if beside == "file" else file.parent
     assert dpicl("bench", place, "--seconds", 0.1, "--processes", 1, 2) == 0
     lines = dpicl.out.splitlines()
-    assert lines[-3] == ledger_bench.HEADING
-    assert [line.split()[0] for line in lines[-2:]] == ["1", "2"]
+    assert lines[-5] == f"held {ledger_bench.HEADING}"
+    assert [line.split()[:2] for line in lines[-4:]] == [["1", "1"], ["1", "2"], ["64", "1"], ["64", "2"]]
     assert re.search(r"4 KiB on the disk: p50 \S+, p99 \S+ ms: [\d,]+ a second\n", dpicl.out)
     assert sorted(path.name for path in file.parent.iterdir()) == names
     assert file.read_bytes() == before
@@ -140,7 +140,7 @@ def test_bench_says_each_row_as_it_comes(tmp_path: Path) -> None:
         assert list(tmp_path.glob(".dpicl-bench-*"))  # while it runs
 
     ledger_bench.bench(tmp_path, processes=[1], seconds=0.1, say=say)
-    assert len(seen) == 4
+    assert len(seen) == 5
     assert list(tmp_path.iterdir()) == []
 
 
@@ -148,8 +148,8 @@ def test_bench_prints_json_alone(dpicl: Shell, tmp_path: Path) -> None:
     assert dpicl("bench", tmp_path, "--seconds", 0.1, "--processes", 1, "--json") == 0
     data = json.loads(dpicl.out)
     assert data["sync_ms"]["p50"] > 0.0
-    assert data["rows"][0]["processes"] == 1
-    assert data["rows"][0]["pairs"] > 0.0
+    assert [(row["most_held"], row["processes"]) for row in data["rows"]] == [(1, 1), (64, 1)]
+    assert 0.0 < data["rows"][0]["pairs"] < data["rows"][1]["pairs"]
 
 
 def test_bench_ends_with_one_where_a_process_was_refused(
@@ -160,9 +160,9 @@ def test_bench_ends_with_one_where_a_process_was_refused(
     assert "PrivacyBudgetExceededError: " in dpicl.out
     monkeypatch.setattr(ledger_bench, "new_ledger", lambda _: None)
     assert dpicl("bench", tmp_path, "--seconds", 0.2, "--processes", 1, "--json") == 1
-    (row,) = json.loads(dpicl.out)["rows"]
-    assert (row["pairs"], row["p99"]) == (0.0, None)
-    assert "expected a ledger" in row["fault"]
+    for row in json.loads(dpicl.out)["rows"]:
+        assert (row["pairs"], row["p99"]) == (0.0, None)
+        assert "expected a ledger" in row["fault"]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 
 from langchain_dpicl import stores
 from langchain_dpicl.exceptions import LedgerError
-from langchain_dpicl.privacy.ledger.store import next_record
-from langchain_dpicl.stores.rows import LedgerHead, header_of, header_text, records_of, row_of
+from langchain_dpicl.privacy.ledger.state import LedgerState
+from langchain_dpicl.privacy.ledger.store import LineBlock, next_record
+from langchain_dpicl.stores.rows import LedgerHead, header_of, header_text, record_of, records_of, row_of
 from tests.contracts.store import header
 
 FIRST = next_record(0, header().digest, "note", {"x": 0.1, "text": "é\0\N{SNOWMAN}"})
@@ -68,6 +69,90 @@ def test_a_body_without_a_hash_is_no_line(value: str) -> None:
 def test_lines_that_are_missing_or_too_many_are_found(rows: Any, after: int, head: LedgerHead) -> None:
     with pytest.raises(LedgerError, match="with no gap"):
         records_of(rows, after=after, head=head)
+
+
+def many(*rows: Any) -> list[Any]:
+    """So many rows that they are read at once, with the given ones behind the first."""
+    seq, head, lines = 0, header().digest, []
+    for number in range(20):
+        body = {"dataset_id": f"{number}", "x": number / 4, "text": "é" if number % 2 else "a"}
+        lines.append(next_record(seq, head, "bind", body))
+        seq, head = seq + 1, lines[-1].hash
+    made = [row_of(line) for line in lines]
+    made[1 : 1 + len(rows)] = rows
+    return made
+
+
+def test_many_rows_are_read_at_once_and_are_the_lines_that_each_of_them_is() -> None:
+    rows = many()
+    found = records_of(rows, after=0, head=LedgerHead(20, rows[-1][-1]))
+    assert isinstance(found, LineBlock)
+    assert found == tuple(record_of(row) for row in rows)
+    assert found[3:5] == tuple(found)[3:5]
+    assert (found[-1], found[::-7]) == (record_of(rows[-1]), tuple(found)[::-7])
+    assert found.follow(0, header().digest)
+    assert found[4:].follow(4, found[3].hash)
+    assert not found.follow(1, header().digest)
+    assert not found.follow(0, found[0].hash)
+    assert found[2].computed_hash == found[2].hash
+
+
+@pytest.mark.parametrize("column", range(6))
+@pytest.mark.parametrize("value", [None, b"1", 1.0, True, ["x"]], ids=repr)
+def test_a_value_of_another_type_is_found_among_many(column: int, value: Any) -> None:
+    row = many()[1]
+    with pytest.raises(LedgerError, match="no line"):
+        records_of(many((*row[:column], value, *row[column + 1 :])), after=0, head=HEAD)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("{", "}"),
+        ('{"a":1},{"b":[2', "3]}"),
+        ("{},{}", ""),
+        ('{"a":[{}', "{}]}"),
+        ("{}]", "{}"),
+        ("{}", "[]"),
+        ("{}", '{"x":1e400}'),
+        ("{}", '{"x":NaN}'),
+        ("{}", '{"x":"\\ud800"}'),
+        ("{}", '{"x":' + "[" * 990 + "]" * 990 + "}"),
+    ],
+    ids=range(10),
+)
+def test_no_row_completes_another_one(first: str, second: str) -> None:
+    rows = [(*row[:3], body, *row[4:]) for row, body in zip(many()[1:], (first, second), strict=False)]
+    with pytest.raises(LedgerError, match="no line") as caught:
+        records_of(many(*rows), after=0, head=HEAD)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("column", "old", "new"),
+    [(1, "", "0"), (2, "bind", "seal"), (3, "0.75", "0.76"), (4, "+00", "+01"), (5, "", "0")],
+    ids=range(5),
+)
+def test_a_changed_value_among_many_breaks_the_chain(column: int, old: str, new: str) -> None:
+    rows = many()
+    rows[3] = (*rows[3][:column], rows[3][column].replace(old, new, 1), *rows[3][column + 1 :])
+    found = records_of(rows, after=0, head=LedgerHead(20, rows[-1][-1]))
+    assert isinstance(found, LineBlock)
+    assert not found.follow(0, header().digest)
+    state = LedgerState(header())
+    with pytest.raises(LedgerError, match="line 4 does not follow"):
+        state.apply_all(found)
+    assert state.seq == 3
+
+
+def test_a_line_that_breaks_a_rule_is_named_among_many() -> None:
+    lines = list(records_of(many(), after=0, head=LedgerHead(20, many()[-1][-1])))[:9]
+    lines.append(next_record(9, lines[-1].hash, "bind", {"dataset_id": "3"}))
+    rows = [row_of(line) for line in lines]
+    state = LedgerState(header())
+    with pytest.raises(LedgerError, match=r"line 10 \(bind\) breaks the rules of this version .* not yet bound"):
+        state.apply_all(records_of(rows, after=0, head=LedgerHead(10, rows[-1][-1])))
+    assert (state.seq, state.head) == (9, lines[8].hash)
 
 
 def test_a_row_of_another_width_is_no_line() -> None:

@@ -398,8 +398,8 @@ def test_a_stop_while_lines_of_others_are_read_applies_none_of_them_twice(
     reservation.give_back()
     real = LedgerState._RULES["give_back"]
 
-    def stopped(state: LedgerState, line: LedgerRecord) -> None:
-        real(state, line)
+    def stopped(state: LedgerState, *line: Any) -> Any:
+        real(state, *line)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as stopping, pytest.raises(KeyboardInterrupt):

@@ -64,9 +64,13 @@ def sealed() -> LedgerState:
 
 
 def picture(state: LedgerState) -> Mapping[str, Any]:
-    held = {number: (one.component, one.unsettled, one.tenant) for number, one in state._open.items()}
+    held = {number: (one.totals.component.name, one.unsettled, one.tenant) for number, one in state._open.items()}
     whole = {name: value for name, value in state._used.items() if value}
-    return {"at": (state.seq, state.head), "left": dict(state._left), "open": held, "used": whole}
+    return {"at": (state.seq, state.head), "left": left(state), "open": held, "used": whole}
+
+
+def left(state: LedgerState) -> dict[Any, Any]:
+    return {key: totals.left for key, totals in state._slots.items()}
 
 
 @pytest.fixture
@@ -79,7 +83,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> LedgerState:
 @given(lines=st.lists(LINES, max_size=14))
 def test_any_line_fits_the_rules_or_is_refused_and_changes_nothing(start: LedgerState, lines: list[Any]) -> None:
     state = copy.deepcopy(start)
-    limits = {key: state._left[key] for key in start._left}
+    limits = left(start)
     spent = state.spent
     for kind, body in lines:
         before = picture(state)
@@ -88,16 +92,13 @@ def test_any_line_fits_the_rules_or_is_refused_and_changes_nothing(start: Ledger
         except LedgerError:
             assert picture(state) == before
         assert state.spent == spent
-        for key, left in state._left.items():
-            assert 0 <= left <= limits[key]
-            out = sum(
-                (one.unit * one.unsettled for one in state._open.values() if one.component == key[0]), Fraction(0)
-            )
-            assert left + out <= limits[key]
+        for key, rest in left(state).items():
+            assert 0 <= rest <= limits[key]
+            mine = [one for one in state._open.values() if one.totals.component.name == key[0]]
+            assert rest + sum((one.unit * one.unsettled for one in mine), Fraction(0)) <= limits[key]
         assert min(state._used.values()) >= 0
-        assert (
-            sum(n for (component, _), n in state._used.items() if component == "c")
-            == 10 - state._left["c", ("t", None)]
+        assert sum(n for (component, _), n in state._used.items() if component == "c") == 10 - state.left(
+            "c", ("t", None)
         )
         assert all(one.count >= 1 for one in state.open_reservations())
     assert math.isfinite(float(state.spent[0]))

@@ -91,7 +91,7 @@ def ledger_on(store: Any, **options: Any) -> Budget:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_snapshot_opens_the_very_state_that_all_lines_make(seed: int) -> None:
     store = SnapshotStore()
-    ledger = ledger_on(store)
+    ledger = ledger_on(store, most_held=1)  # its own list of open reservations leaves out what it holds for later
     ledger.bind(private())
     spend(ledger, seed)
     ledger.settle()

@@ -148,8 +148,8 @@ def test_a_ledger_is_read_in_blocks_and_stops_where_they_end() -> None:
             return lines[after:][:limit]
 
     state = LedgerState(store.header())  # type: ignore[arg-type]
-    for line in in_blocks(Blocks()):  # type: ignore[arg-type]
-        state.apply(line)
+    for block in in_blocks(Blocks()):  # type: ignore[arg-type]
+        state.apply_all(block)
     assert (state.seq, len(state.bindings)) == (len(lines), len(lines))
     assert asked == [(0, BLOCK), (BLOCK, BLOCK), (2 * BLOCK, BLOCK)]
     ledger.verify()

@@ -200,7 +200,7 @@ def test_a_plan_of_the_core_is_made_priced_and_read_without_any_extension(monkey
         pytest.fail(name)
 
     for module in (release_plan, events, epsilon):
-        monkeypatch.setattr(module, "import_module", loaded)
+        monkeypatch.setattr(module, "provided", loaded)
     made = ReleasePlan(
         PoissonSlots(0.125, num_slots=7, shots_per_slot=3), VoteSum(), GumbelMechanism(3.0), "add_remove"
     )

@@ -1,0 +1,237 @@
+"""Renders a report as one HTML page that people can print, keep and sign."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from langchain_dpicl.reports.rendering import (
+    ADJACENCY_WORDS,
+    DIES,
+    event_words,
+    format_rounded_up,
+    report_recipients,
+    size_words,
+    wrappers_words,
+)
+
+Json = Mapping[str, Any]
+
+_STYLE = """
+:root { --ink: #1b2330; --soft: #5a6676; --line: #d5dbe3; --fill: #3b6fb6; --pale: #eef2f8; --page: #fff }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8ecf2; --soft: #a4b0c0; --line: #3a4454; --fill: #7aa7e6; --pale: #232b38; --page: #161b23 } }
+.dpicl-report { color: var(--ink); background: var(--page); font: 15px/1.5 system-ui, sans-serif; max-width: 48rem;
+  margin: 0 auto; padding: 1rem }
+.dpicl-report h1 { font-size: 1.5rem; line-height: 1.25 } .dpicl-report h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem }
+.dpicl-report table { border-collapse: collapse; width: 100%; margin: .4rem 0; color: inherit; background: none }
+.dpicl-report th, .dpicl-report td { border-bottom: 1px solid var(--line); padding: .3rem .5rem .3rem 0;
+  text-align: left; vertical-align: top; background: none }
+.dpicl-report td { overflow-wrap: anywhere }
+.dpicl-report th { color: var(--soft); font-weight: 600 }
+.dpicl-report .lead { background: var(--pale); border-left: 4px solid var(--fill); padding: .6rem .9rem }
+.dpicl-report .bar { display: flex; height: 1.5rem; background: var(--pale); border: 1px solid var(--line) }
+.dpicl-report .bar i { background: var(--fill); border-right: 2px solid var(--page); min-width: 3px }
+.dpicl-report small { color: var(--soft) } .dpicl-report .sign td { height: 2.4rem }
+@media print { @page { size: A4; margin: 18mm } .dpicl-report { max-width: none; padding: 0; font-size: 10.5pt }
+  .dpicl-report h2 { break-after: avoid } .dpicl-report tr, .dpicl-report .lead { break-inside: avoid } }
+"""
+
+_PRIORS = (0.01, 0.1, 0.5)
+_NOT_COVERED = (
+    "What the providers of models and embeddings keep: they receive private text in the clear.",
+    "What can be learnt from the people in the data as a whole: learning that is the purpose.",
+    "What is true of a person whether or not their records are used.",
+    "Copies of the records elsewhere, and releases from the same records under another ledger: their budgets add up.",
+    "Records that were used without this package, and values declared public after somebody had looked at them.",
+)
+
+
+def belief(prior: float, epsilon: float) -> float:
+    """Returns what an attacker's belief that a unit is in the data can become, delta aside: prior odds times e^epsilon.
+
+    Args:
+      prior: belief before, in (0, 1).
+      epsilon: what was promised, >= 0.
+
+    >>> round(belief(0.01, 1.0), 4)
+    0.0267
+
+    Source: the definition of (epsilon, 0)-differential privacy, by Bayes' rule; docs/what-epsilon-means.md.
+    """
+    return 1.0 / (1.0 + math.exp(-epsilon) * (1.0 - prior) / prior)
+
+
+def page_of(data: Json, problems: Iterable[str]) -> str:
+    """Returns a whole HTML page without scripts, and without anything that is loaded from elsewhere.
+
+    Args:
+      data: what `PrivacyReport.to_dict` returns.
+      problems: what a recomputation of the report found.
+    """
+    title = f"Privacy report of {data['ledger']['name']}"
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title>"
+    )
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{fragment_of(data, problems)}</body></html>\n'
+
+
+def fragment_of(data: Json, problems: Iterable[str] | None = None) -> str:
+    """Returns the report as HTML for a notebook's cell.
+
+    Args:
+      data: as for `page_of`.
+      problems: as for `page_of`; None: nothing was recomputed, and the page does not speak of it.
+    """
+    parts = [
+        f"<style>{_STYLE}</style>",
+        f"<h1>Privacy report of {_text(data['ledger']['name'])}</h1>",
+        *_promise(data),
+        *_spent(data),
+        *_belief(data),
+        *_recipients(data),
+        *_limits_of_promise(data),
+        *_checked(problems),
+        *_details(data),
+    ]
+    if problems is not None:
+        parts += _signatures()
+    return f'<div class="dpicl-report">{"".join(parts)}</div>'
+
+
+def _promise(data: Json) -> Iterator[str]:
+    limits, promised = data["limits"], data["promised"]
+    units = sorted({str(dataset["unit"]) for dataset in data["datasets"]})
+    is_record = [unit == "one record" for unit in units]
+    unit = " or ".join(units) or "one unit of data that is yet to be declared"
+    warning = " <b>One record is not a person</b>: who has several records is covered for each, not for all of them."
+    yield (
+        f'<p class="lead">The promise holds for <b>{_text(unit)}</b>.{warning if any(is_record) else ""} Everything '
+        f"that was and will be released under this ledger is differentially private with epsilon at most "
+        f"<b>{_text(format_rounded_up(limits['epsilon']))}</b> and delta at most <b>{limits['delta']:g}</b>; the "
+        f"shares below may use epsilon {_text(format_rounded_up(promised['epsilon']))} of it.</p>"
+        f"<p>Neighbouring relation <b>{_text(data['adjacency'])}</b>: {_text(ADJACENCY_WORDS[data['adjacency']])}.</p>"
+    )
+    if not data["ledger"]["durable"]:
+        yield f"<p><b>{_text(DIES)}</b></p>"
+    if data["datasets"]:
+        yield "<h2>Data</h2>"
+        rows = ((dataset["dataset_id"], dataset["unit"], size_words(dataset)) for dataset in data["datasets"])
+        yield _table(("data set", "unit", "declared size"), rows)
+
+
+def _spent(data: Json) -> Iterator[str]:
+    yield "<h2>What it is spent on</h2>"
+    if not data["shares"]:
+        yield "<p>Nothing yet.</p>"
+        return
+    limit = data["limits"]["epsilon"]
+    bars = "".join(
+        f'<i style="width:{100 * min(1.0, share["epsilon"] / limit):.2f}%" title="{_text(_names(share))}"></i>'
+        for share in data["shares"]
+    )
+    label = f"epsilon {format_rounded_up(data['promised']['epsilon'])} of {format_rounded_up(limit)} in shares"
+    yield f'<div class="bar" role="img" aria-label="{_text(label)}">{bars}</div><small>{_text(label)}</small>'
+    yield _table(("share", "epsilon", "delta", "since"), (_share(share) for share in data["shares"]))
+    rows = (row for share in data["shares"] for component in share["components"] for row in _tickets(component))
+    yield _table(("component", "model", "at most", "each of them releases"), rows)
+
+
+def _share(share: Json) -> tuple[str, ...]:
+    since = "declared, not begun" if share["sealed_at"] is None else str(share["sealed_at"])
+    return _names(share), format_rounded_up(share["epsilon"]), format_rounded_up(share["delta"], 3), since
+
+
+def _names(share: Json) -> str:
+    return ", ".join(str(component["name"]) for component in share["components"])
+
+
+def _tickets(component: Json) -> Iterator[tuple[str, ...]]:
+    name, model = str(component["name"]), str(component["public"].get("model", ""))
+    if component["limit"] is not None:
+        yield name, model, f"a pool of {component['limit']:.6g} ({component['kind']})", "what its components declare"
+    for ticket in component["tickets"]:
+        label = "" if ticket["label"] is None else f", label {ticket['label']}"
+        shown = f"{ticket['max_count']} x {ticket['template']}{label}"
+        yield name, model, shown, event_words(ticket["event"])
+
+
+def _belief(data: Json) -> Iterator[str]:
+    epsilon, delta = data["limits"]["epsilon"], data["limits"]["delta"]
+    yield "<h2>What it means</h2>"
+    asked = {
+        "add_remove": "whether one unit is in the data",
+        "replace_one": "which of two candidates one unit of the data is",
+    }[data["adjacency"]]
+    yield (
+        f"<p>Somebody who sees every output, knows all other records and the code, and asks {asked}, can be brought to "
+        "believe at most this, when the whole limit is spent:</p>"
+    )
+    rows = ((f"{prior:.0%}", _percent_up(belief(prior, epsilon))) for prior in _PRIORS)
+    yield _table(("belief before", "belief afterwards, at most"), rows)
+    yield (
+        f"<p><small>Delta, {delta:g}, comes on top: picture it as the chance that the bound does not hold. The bound "
+        "is for the worst case; most attackers get less.</small></p>"
+    )
+
+
+def _percent_up(share: float) -> str:
+    """A share in percent with one digit more than needed to tell it from 100, rounded up."""
+    return f"{math.ceil(share * 1000) / 10:.1f} %" if share < 0.999 else f"more than 99.9 % ({share:.7g})"
+
+
+def _recipients(data: Json) -> Iterator[str]:
+    yield "<h2>Who receives private text</h2>"
+    hosts = report_recipients(data)
+    yield f"<p>{_text(', '.join(hosts) if hosts else 'No component says that it sends private text anywhere.')}</p>"
+    if named := data.get("allowed_wrappers"):
+        yield f"<p>{_text(wrappers_words(named))}</p>"
+
+
+def _limits_of_promise(data: Json) -> Iterator[str]:
+    yield "<h2>What is not covered</h2><ul>"
+    yield from (f"<li>{_text(line)}</li>" for line in _NOT_COVERED)
+    yield f"</ul><p>{_text(data['noise_gap'])}</p>"
+    yield f"<p>Declared public, and not checked: {_text('; '.join(data['assumed_public']))}.</p>"
+
+
+def _checked(problems: Iterable[str] | None) -> Iterator[str]:
+    if problems is None:
+        return
+    found = list(problems)
+    yield "<h2>Recomputed</h2>"
+    if found:
+        yield "<p><b>This report does not hold:</b></p><ul>" + "".join(f"<li>{_text(line)}</li>" for line in found)
+        yield "</ul>"
+    else:
+        yield "<p>Prices, sums and sentences of this report were computed anew when the page was made, and agree.</p>"
+
+
+def _details(data: Json) -> Iterator[str]:
+    yield "<h2>Identity</h2>"
+    rows = [("ledger", data["ledger"]["ledger_id"]), ("kept", data["ledger"]["storage"]), ("digest", data["digest"])]
+    rows += [(name, version) for name, version in data.get("packages", {}).items()]
+    yield _table(("", ""), rows)
+    yield f"<p><small>{_text(data['digest_means'])}</small></p>"
+
+
+def _signatures() -> list[str]:
+    lines = ("purpose", "owner", "approved by", "kept until", "date and signature")
+    rows = "".join(f"<tr><th>{line}</th><td></td></tr>" for line in lines)
+    return [f'<h2>To be filled in</h2><table class="sign">{rows}</table>']
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    heads = "".join(f"<th>{_text(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))
+
+
+__all__ = ["belief", "fragment_of", "page_of"]

@@ -1,0 +1,605 @@
+"""A process that reserves one ticket after another writes one line for several, and keeps the rest in a purse."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import Budget
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerError,
+    LedgerRollbackError,
+    LedgerUnavailableError,
+    PrivacyBudgetExceededError,
+    SealedShareError,
+    TenantCapExceededError,
+)
+from langchain_dpicl.privacy.ledger import purse as purses
+from langchain_dpicl.privacy.ledger import writer as writers
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.reports.ledger_audit import check_ledger
+from langchain_dpicl.stores import SQLiteStore
+from tests.durable import UNAVAILABLE, DictAnchor, EarlyStore, WatchedStore, on
+from tests.ledgers import budget, tickets
+
+pytestmark = pytest.mark.usefixtures("simple_prices")
+
+MANY = 10_000
+HAS_FORK = hasattr(os, "fork")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the ledger reads."""
+    now = [1000.0]
+    for module in (purses, writers):
+        monkeypatch.setattr(module, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])}))
+    return now
+
+
+def share_of(ledger: Budget, count: int = MANY, **options: Any) -> Share:
+    given = tickets(0.5 / count, count, **{"refundable": True, **options})
+    return ledger.declare("c", tickets=given, epsilon=1.0)
+
+
+def made(store: InMemoryStore | None = None, *, count: int = MANY, **options: Any) -> tuple[Budget, Any, Share]:
+    store = EarlyStore() if store is None else store
+    ledger = budget(store=store, **options)
+    return ledger, store, share_of(ledger, count)
+
+
+def elsewhere(store: Any, count: int = MANY, **options: Any) -> Share:
+    """The share as another process has it."""
+    return share_of(Budget.open(store, **options), count)
+
+
+def use(share: Share, count: int = 1, **whose: Any) -> list[Reservation]:
+    """Uses tickets one by one."""
+    used = []
+    for _ in range(count):
+        held = share.reserve("t", **whose)
+        held.burn()
+        held.commit()
+        used.append(held)
+    return used
+
+
+def leases(store: InMemoryStore, kind: str = "reserve") -> list[int]:
+    return [line.body["count"] for line in store.records() if line.kind == kind]
+
+
+# --- how many -----------------------------------------------------------------------------------------------------
+
+
+def test_who_asks_often_gets_four_times_as_many_each_time_up_to_most_held(clock: list[float]) -> None:
+    _, store, share = made()
+    used = use(share, 300)
+    assert leases(store) == [1, 4, 16, 64, 64, 64, 64, 64]
+    assert len({(held.entry, held.index) for held in used}) == 300
+    assert [held.index for held in used[:5]] == [0, 0, 1, 2, 3]
+    assert [held.index for held in used[5:21]] == list(range(16))
+
+
+def test_who_asks_seldom_holds_nothing(clock: list[float]) -> None:
+    _, store, share = made()
+    for _ in range(20):
+        use(share)
+        clock[0] += 2
+    assert set(leases(store)) == {1}
+
+
+def test_who_becomes_slow_holds_what_it_uses_in_a_second(clock: list[float]) -> None:
+    _, store, share = made()
+    use(share, 85)
+    for _ in range(100):
+        clock[0] += 0.25
+        use(share)
+    assert leases(store)[:5] == [1, 4, 16, 64, 64]
+    assert leases(store)[5:] == [4] * 9
+
+
+def test_a_share_of_few_tickets_is_never_leased_and_the_end_of_a_large_one_is_not(clock: list[float]) -> None:
+    _, store, share = made(count=63)
+    use(share, 63)
+    assert leases(store) == [1] * 63
+    _, store, share = made(count=1000)
+    use(share, 1000)
+    assert leases(store)[:8] == [1, 4, 16, 30, 29, 28, 27, 27]  # at most a 32nd of what is left
+    assert leases(store)[-63:] == [1] * 63
+    assert sum(leases(store)) == 1000
+    with pytest.raises(PrivacyBudgetExceededError) as caught:
+        share.reserve("t")
+    assert (caught.value.remaining, caught.value.held) == (0, 0)
+
+
+@pytest.mark.parametrize("options", [{"most_held": 1}, {}])
+def test_leases_can_be_turned_off_and_a_ledger_in_memory_has_none(options: dict[str, Any]) -> None:
+    store = EarlyStore() if options else InMemoryStore()
+    _, _, share = made(store, **options)
+    use(share, 50)
+    assert set(leases(store)) == {1}
+
+
+def test_most_held_is_a_number_of_at_least_one() -> None:
+    for wrong in (0, -1, True, 2.5, "64"):
+        with pytest.raises(ConfigurationError, match="most_held"):
+            budget(store=EarlyStore(), most_held=wrong)
+
+
+def test_tickets_that_cannot_go_back_and_blocks_of_several_are_reserved_as_asked(clock: list[float]) -> None:
+    store = EarlyStore()
+    share = share_of(budget(store=store), refundable=False)
+    for _ in range(10):
+        share.reserve("t")
+    assert leases(store) == [1] * 10
+    _, store, share = made()
+    for _ in range(10):
+        share.reserve("t", count=3)
+    assert leases(store) == [3] * 10
+
+
+def test_a_pool_leases_releases_of_one_size_and_gets_exactly_what_is_left_back(clock: list[float]) -> None:
+    store = EarlyStore()
+    ledger = budget(store=store)
+    pool = ledger.gdp_pool("p", epsilon=1.0)
+    full = pool.remaining_mu_squared
+    held = [pool.reserve(mu=0.01) for _ in range(20)] + [pool.reserve(mu=0.02)]
+    assert leases(store) == [1, 4, 16, 1]
+    assert pool.remaining_mu_squared == pytest.approx(full - 20 * 0.01**2 - 0.02**2)
+    assert ledger.use().pools["p"] == pool.remaining_mu_squared
+    for each in held:
+        each.give_back()
+    ledger.close()
+    assert Budget.open(store).gdp_pool("p", epsilon=1.0).remaining_mu_squared == full
+
+
+# --- for whom -----------------------------------------------------------------------------------------------------
+
+
+def test_a_ticket_goes_only_to_those_for_whom_the_same_line_would_be_written(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, wrappers = EarlyStore(), ["a.module"]
+    monkeypatch.setattr("langchain_dpicl.budget.budget.allowed_wrappers", lambda: tuple(wrappers))
+    share = share_of(budget(store=store))
+    whose: list[dict[str, Any]] = [{}, {"tenant": "x"}, {"tenant": "x", "tenant_cap": 5000}, {"tenant": "y"}]
+    for _ in range(3):
+        use(share, 100, **whose[0])
+        for each in whose:
+            held = use(share, 5, **each)[-1]
+            line = store.records()[held.entry - 1]
+            assert line.body.get("tenant") == each.get("tenant")
+            assert line.body["allowed_wrappers"] == wrappers
+        wrappers.append(f"another{len(wrappers)}.module")
+    assert max(leases(store)) == 64
+
+
+def test_a_cap_holds_over_all_processes_and_one_that_is_lowered_at_once(clock: list[float]) -> None:
+    _, store, share = made()
+    other = elsewhere(store)
+    granted: Counter[str] = Counter()
+    for number in range(200):
+        with contextlib.suppress(TenantCapExceededError):
+            who = (share, other)[number % 2]
+            who.reserve("t", tenant="x", tenant_cap=50)
+            granted["x"] += 1
+    assert granted["x"] == 50 == share.used_by("x")
+    use(share, 20, tenant="y", tenant_cap=100)
+    assert share.used_by("y") == 20
+    assert elsewhere(store).used_by("y") > 20  # those that the first process holds count as used elsewhere
+    with pytest.raises(TenantCapExceededError):
+        share.reserve("t", tenant="y", tenant_cap=20)
+    assert elsewhere(store).used_by("y") == 20  # they went back first
+    share.reserve("t", tenant="y", tenant_cap=21)
+
+
+def test_a_share_that_was_replaced_gets_no_ticket_of_the_purse(clock: list[float]) -> None:
+    store = EarlyStore()
+    ledger = budget(store=store)
+    old = share_of(ledger, MANY)
+    new = share_of(ledger, MANY // 2)
+    use(new, 100)
+    before = len(store.records())
+    with pytest.raises(SealedShareError):
+        old.reserve("t")
+    assert len(store.records()) == before
+    use(new)
+
+
+# --- spend before you look ----------------------------------------------------------------------------------------
+
+
+def test_nothing_enters_the_purse_before_its_line_is_on_the_disk(clock: list[float]) -> None:
+    _, store, share = made()
+    use(share, 21)
+    store.at_flush = lambda: (_ for _ in ()).throw(UNAVAILABLE)
+    for _ in range(3):
+        with pytest.raises(LedgerUnavailableError):
+            share.reserve("t")
+    store.at_flush = lambda: None
+    assert leases(store)[-3:] == [64, 1, 1]  # what an outage costs does not grow with every attempt
+    held = share.reserve("t")
+    assert (held.entry, held.index) == (len(store.records()), 0)
+    assert share.remaining("t") == MANY - 21 - 66 - 1
+
+
+def test_nothing_enters_the_purse_before_the_anchor_has_its_line(clock: list[float]) -> None:
+    anchor = DictAnchor()
+    store = EarlyStore()
+    share = share_of(budget(store=store, anchor=anchor))
+    use(share, 21)
+    anchor.faults["write"] = UNAVAILABLE
+    with pytest.raises(LedgerUnavailableError):
+        share.reserve("t")
+    anchor.faults.clear()
+    held = share.reserve("t")
+    assert (held.entry, held.index) == (len(store.records()), 0)
+    assert anchor.known[held.ledger_id][0] == held.entry
+
+
+def test_threads_that_empty_one_purse_get_every_ticket_once() -> None:
+    _, store, share = made(WatchedStore())
+    places: list[tuple[int, int]] = []
+    used: Callable[[], None] = lambda: places.extend((held.entry, held.index) for held in use(share, 200))  # noqa: E731
+    threads = [threading.Thread(target=used) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counts = {line.seq: line.body["count"] for line in store.records() if line.kind == "reserve"}
+    assert len(set(places)) == len(places) == 1600
+    assert all(0 <= index < counts[entry] for entry, index in places)
+    assert sum(counts.values()) - 1600 <= 64
+
+
+def test_a_process_holds_at_most_so_many_of_a_slot_over_all_tenants(clock: list[float]) -> None:
+    ledger, store, share = made(most_held=16)
+    for _ in range(5):
+        for tenant in "abcdefgh":
+            use(share, 10, tenant=tenant)
+            assert sum(ledger._desk.kept().values()) <= 16
+    assert max(leases(store)) > 4
+
+
+def test_of_a_ledger_that_went_back_nothing_is_granted_also_not_what_goes_back_into_the_purse(
+    clock: list[float],
+) -> None:
+    ledger, store, share = made()
+    use(share, 30)
+    lines = store.snapshot()
+    held = share.reserve("t")
+    store.restore(lines[:3])
+    with pytest.raises(LedgerRollbackError):
+        share.remaining("t")
+    assert ledger._desk.kept() == {}
+    with pytest.raises(LedgerRollbackError):
+        held.give_back()
+    with pytest.raises(LedgerRollbackError):
+        share.reserve("t")
+    store.restore(lines)  # the ledger itself is back
+    again = share.reserve("t")
+    assert (again.entry, again.index) == (len(store.records()), 0)
+
+
+def test_tenants_that_come_once_leave_nothing_behind(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purses, "_FEW_LOTS", 8)
+    ledger, store, share = made()
+    use(share, 30)
+    for number in range(300):
+        use(share, tenant=f"tenant {number}")
+        clock[0] += 0.1
+    assert len(ledger._desk._purse._lots) <= 32
+    assert set(leases(store)[4:]) == {1}
+    use(share, 55)
+    assert share.used_by("tenant 7") == 1
+
+
+def test_a_tenant_at_its_cap_takes_nothing_from_others(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 30)
+    use(share, 2, tenant="x", tenant_cap=2)
+    before = len(store.records())
+    for _ in range(3):
+        with pytest.raises(TenantCapExceededError):
+            share.reserve("t", tenant="x", tenant_cap=2)
+    assert len(store.records()) == before
+    assert sum(ledger._desk.kept().values()) == 55
+
+
+# --- what goes back -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_counts_as_left_here_and_as_held_elsewhere(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 70)
+    assert share.remaining("t") == MANY - 70
+    assert share.committed("t") == 70
+    assert ledger.dangling() == ()
+    assert ledger.use().tickets["c"] == (MANY - 70, 0, 70)
+    ledger.settle()
+    other = Budget.open(store)
+    assert other.use().tickets["c"] == (MANY - 85, 15, 70)
+    assert sum(each.count for each in other.dangling()) == 15
+    ledger.close()
+    assert other.use().tickets["c"] == (MANY - 70, 0, 70)
+    assert other.dangling() == ()
+    other.verify()
+
+
+def test_what_nobody_asks_for_goes_back_with_a_later_call(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 70)
+    other = elsewhere(store)
+    clock[0] += 4
+    share.remaining("t")
+    assert other.remaining("t") == MANY - 85
+    clock[0] += 6
+    assert share.remaining("t") == MANY - 70
+    assert other.remaining("t") == MANY - 70
+    assert ledger._desk.kept() == {}
+
+
+def test_what_lies_idle_goes_back_while_others_are_used(clock: list[float]) -> None:
+    _, store, share = made()
+    use(share, 70)
+    for _ in range(5):
+        use(share, tenant="x")  # a line each, with which they go back
+        clock[0] += 2
+    entries = [line.body["reservation"] for line in store.records() if line.kind == "give_back"]
+    assert store.records()[entries[0] - 1].body.get("tenant") is None
+    assert leases(store, "give_back")[0] == 15
+
+
+def test_commits_do_not_wait_for_the_next_lease(clock: list[float]) -> None:
+    _, store, share = made()
+    use(share, 70)
+    clock[0] += 4
+    use(share)
+    assert sum(leases(store, "commit")) == 21
+    clock[0] += 2
+    use(share)
+    assert sum(leases(store, "commit")) == 71
+
+
+def test_an_outage_keeps_nobody_from_what_is_held(clock: list[float]) -> None:
+    _, store, share = made()
+    use(share, 70)
+    store.at_commit = on("commit", UNAVAILABLE, times=100)
+    clock[0] += 6
+    share.reserve("t").burn()
+
+
+def test_a_ticket_that_never_burnt_goes_back_into_the_purse_and_to_the_ledger_where_that_is_full(
+    clock: list[float],
+) -> None:
+    ledger, store, share = made(most_held=4)
+    held = [share.reserve("t") for _ in range(1 + 4 + 4)]
+    before = len(store.records())
+    assert [one.give_back() for one in held[1:5]] == [1] * 4
+    assert len(store.records()) == before
+    assert ledger._desk.kept() == {held[1].entry: 4}
+    assert held[5].give_back() == 1
+    assert leases(store, "give_back") == [1]
+    with pytest.raises(PrivacyBudgetExceededError):
+        held[1].burn()
+    again = [share.reserve("t") for _ in range(4)]
+    assert {(one.entry, one.index) for one in again} == {(one.entry, one.index) for one in held[1:5]}
+    ledger.close()
+
+
+def test_a_request_that_needs_what_is_held_gets_it(clock: list[float]) -> None:
+    _, store, share = made(count=100)
+    held = [share.reserve("t", tenant=tenant) for tenant in "aaaabbbb"]
+    assert max(leases(store)) > 1
+    rest = share.remaining("t")
+    assert rest == 92
+    block = share.reserve("t", count=rest)  # the purse goes back first
+    block.burn(rest)
+    with pytest.raises(PrivacyBudgetExceededError):
+        share.reserve("t")
+    for one in held:
+        one.burn()
+
+
+def test_a_refusal_says_what_others_hold_and_how_much_only_to_the_operator(clock: list[float]) -> None:
+    ledger, store, share = made(count=200)
+    other = elsewhere(store, count=200)
+    use(share, 4)
+    use(other, 3)
+    ledger.settle()
+    left = other.remaining("t")
+    block = other.reserve("t", count=left)
+    with pytest.raises(PrivacyBudgetExceededError, match="may come back") as caught:
+        other.reserve("t")
+    kept = sum(ledger._desk.kept().values())
+    assert kept > 0
+    assert caught.value.held == kept + block.count
+    assert str(caught.value.held) not in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).held == caught.value.held  # noqa: S301  just written
+    ledger.close()
+    use(other, kept)
+    with pytest.raises(PrivacyBudgetExceededError):
+        other.reserve("t")
+
+
+def test_what_was_taken_out_for_a_line_that_failed_is_not_handed_out(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 70)
+    store.after_commit = on("give_back", UNAVAILABLE)
+    with pytest.raises(LedgerUnavailableError):
+        ledger._desk.write_waiting(is_closing=True)
+    assert ledger._desk.kept() == {}
+    assert elsewhere(store).remaining("t") == MANY - 70
+
+
+# --- receipts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_receipt_whose_line_has_fewer_tickets_is_refused_and_two_of_one_ticket_are_found(clock: list[float]) -> None:
+    ledger, store, share = made()
+    used = use(share, 5)
+    for held in used:
+        ledger.check_receipt(held)
+    receipt = {name: getattr(used[-1], name) for name in ("ledger_id", "entry", "entry_hash", "index", "component")}
+    ledger.check_receipt({**receipt, "index": None})
+    for wrong in (4, -1, True, "0"):
+        with pytest.raises(LedgerRollbackError, match="reserved 4 tickets"):
+            ledger.check_receipt({**receipt, "index": wrong})
+        assert any(
+            "index" in problem for problem in check_ledger(store, receipts=[{**receipt, "index": wrong}]).problems
+        )
+    assert check_ledger(store, receipts=[receipt, receipt, {**receipt, "index": 0}]).problems == ()
+    problems = check_ledger(store, receipts=[receipt, {**receipt, "queries_left": 3}]).problems
+    assert [problem for problem in problems if "name one ticket" in problem]
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    place = tmp_path / "ledger.db"
+    with SQLiteStore.new(place) as store:
+        budget(store=store)
+    return place
+
+
+@pytest.mark.skipif(not HAS_FORK, reason="no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_an_empty_purse_and_its_parent_keeps_its_own(path: Path) -> None:
+    ledger = Budget.open(SQLiteStore(path))
+    share = share_of(ledger)
+    use(share, 70)
+    kept = ledger._desk.kept()
+    assert sum(kept.values()) == 15
+    out, there = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            held = use(share, 100)
+            os.write(there, json.dumps([(one.entry, one.index) for one in held]).encode())
+            ledger._desk.write_waiting(is_closing=True)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    childs = {tuple(place) for place in json.loads(os.read(out, 1 << 20))}
+    os.close(out)
+    os.close(there)
+    assert len(childs) == 100
+    assert not {entry for entry, _ in childs} & set(kept)
+    mine = {(one.entry, one.index) for one in use(share, 15)}
+    assert {entry for entry, _ in mine} == set(kept)
+    ledger.close()
+    with SQLiteStore(path) as store:
+        again = Budget.open(store)
+        assert again.use().tickets["c"] == (MANY - 185, 0, 185)
+        again.verify()
+
+
+PROGRAM = """
+import os, sys
+from langchain_dpicl import Budget
+from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.stores import SQLiteStore
+
+share = Budget.open(SQLiteStore(sys.argv[1])).declare(
+    "c", tickets=[Ticket("t", PureEvent(5e-5), max_count=10_000, refundable=True)], epsilon=1.0
+)
+for number in range(int(sys.argv[2])):
+    held = share.reserve("t")
+    held.burn()
+    os.write(1, b"%d %d\\n" % (held.entry, held.index))
+    held.commit()
+"""
+
+
+def _run(path: Path, count: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(path), str(count)], stdout=subprocess.PIPE)
+
+
+def test_a_process_that_ends_without_closing_gives_its_purse_back(path: Path) -> None:
+    assert _run(path, 70).wait(60) == 0
+    with SQLiteStore(path) as store:
+        assert Budget.open(store).use().tickets["c"] == (MANY - 70, 0, 70)
+
+
+def _spend_until_killed(path: Path, there: int) -> None:
+    share = share_of(Budget.open(SQLiteStore(path)), 1_000_000)
+    while True:
+        held = share.reserve("t")
+        held.burn()
+        os.write(there, b"%d %d\n" % (held.entry, held.index))
+        held.commit()
+
+
+@pytest.mark.skipif(not HAS_FORK, reason="no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_killed_process_loses_at_most_what_it_held_and_no_ticket_is_granted_twice(path: Path) -> None:
+    places: list[tuple[int, ...]] = []
+    for kills in range(1, 11):
+        out, there = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                _spend_until_killed(path, there)
+            finally:
+                os._exit(1)
+        os.close(there)
+        with os.fdopen(out, "rb") as pipe:
+            told = [pipe.readline() for _ in range(150 + 7 * kills)]
+            os.kill(pid, signal.SIGKILL)
+            told += pipe.readlines()
+        os.waitpid(pid, 0)
+        places += [tuple(map(int, line.split())) for line in told if line.endswith(b"\n")]
+        assert len(set(places)) == len(places) >= 150 * kills  # of different lines, or of one at different places
+        with SQLiteStore(path) as store:
+            ledger = Budget.open(store)
+            ledger.verify()
+            counts = {line.seq: line.body["count"] for line in store.records() if line.kind == "reserve"}
+            use_of_all = ledger.use().tickets["c"]
+            ledger.close()
+        charged = sum(counts.values())
+        assert all(0 <= index < counts[entry] for entry, index in places)
+        # Of each killed process the purse, or the lease that it waited for, and the ticket that it did not tell of.
+        assert charged - len(places) <= kills * 65
+        assert use_of_all.left == 1_000_000 - charged
+
+
+def test_a_budget_whose_close_failed_hands_nothing_out_and_closes_later(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 30)
+    assert sum(ledger._desk.kept().values()) == 55
+    store.at_commit = on("give_back", UNAVAILABLE)
+    with pytest.raises(LedgerUnavailableError):
+        ledger.close()
+    assert {held.index for held in use(share, 60)} == {0}
+    assert leases(store)[-60:] == [1] * 60
+    ledger.close()
+
+
+def test_a_closed_budget_takes_nothing_in(clock: list[float]) -> None:
+    ledger, store, share = made()
+    held = [share.reserve("t") for _ in range(5)]
+    ledger.close()
+    assert leases(store, "give_back") == []
+    assert held[-1].give_back() == 1
+    assert leases(store, "give_back") == [1]
+    assert ledger._desk.kept() == {}
+    with contextlib.suppress(LedgerError):
+        share.reserve("t")
+    assert ledger._desk.kept() == {}
