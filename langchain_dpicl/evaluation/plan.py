@@ -306,6 +306,7 @@ def plan_choice(
     release = ReleasePlan(
         sampler=PoissonUnits(read / size), aggregation=KeywordSum(), mechanism=GumbelMechanism(1.0), adjacency=adjacency
     )
-    terms = {"partition": partition, "epsilon": 0.0, "delta": delta}
-    draft = ChoicePlan(release, width, size, read, calls, is_rounded, part, **terms)  # type: ignore[arg-type]
+    draft = ChoicePlan(
+        release, width, size, read, calls, is_rounded, part, partition=partition, epsilon=0.0, delta=delta
+    )
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier)
