@@ -31,7 +31,6 @@ from langchain_dpicl.runs.door import UNDECLARED
 
 DEFAULT_EPSILON = 0.1
 """Share of an evaluation: with 2,000 units and an accuracy of .8, the 95 % interval is +-2.4 points; +-1.8 at .5."""
-_MOST_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -191,11 +190,7 @@ def silent_question(
     bound = [one.bind(names, private.label_key, private.labels) for one in listed]
     if len({one.name for one in bound}) < len(bound):
         raise fail("evaluators", "distinct names", [one.name for one in bound], "Give name=.")
-    retry = (
-        RetryPolicy(max_attempts=_MOST_ATTEMPTS)
-        if timeout is None
-        else RetryPolicy(max_attempts=_MOST_ATTEMPTS, deadline=check_positive("timeout", timeout))
-    )
+    retry = RetryPolicy() if timeout is None else RetryPolicy(deadline=check_positive("timeout", timeout))
     if ANSWER in names and any(one.judge is not None for one in bound):
         advice = "A judge is shown what the chain answered under that name: give the field another one."
         raise fail("evaluators", f"no field named {ANSWER!r} beside a Judge", ANSWER, advice)

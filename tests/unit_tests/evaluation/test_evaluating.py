@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,6 +81,39 @@ def test_a_record_that_fails_counts_as_wrong_and_moves_no_other():
     found = dp_evaluate(TEMPLATE | reader(), examples(broken=100), evaluators=Exact(), budget=budget(), epsilon=2.0)
     assert abs(found.confusion["transfer", "other"] - 100) < FAR
     assert abs(found.confusion["card", "card"] - 600) < FAR
+
+
+class ServerIsBusyError(Exception):
+    """What a server that is asked too often answers."""
+
+    status_code = 429
+
+
+class Throttled(LLM):
+    """Answers no prompt before its sixth attempt."""
+
+    attempts: Counter[str]
+
+    @property
+    def _llm_type(self) -> str:
+        return "throttled"
+
+    def _call(self, prompt, stop=None, run_manager=None, **kwargs):
+        self.attempts[prompt] += 1
+        if "record" in prompt and self.attempts[prompt] < 6:
+            raise ServerIsBusyError
+        return "card"
+
+
+@pytest.mark.parametrize("limits", [{}, {"timeout": 100}], ids=["default", "timeout"])
+def test_right_answers_of_a_server_that_refuses_at_first_count_as_right(limits, monkeypatch):
+    monkeypatch.setattr("langchain_dpicl.backends.private_calls.call.time", SimpleNamespace(sleep=lambda seconds: None))
+    records = [{"text": f"record {number}", "queue": "card"} for number in range(80)]
+    private = PrivateExamples(records, label_key="queue", labels=("card", "transfer"), public_size=80)
+    chain = TEMPLATE | Throttled(attempts=Counter())
+    found = dp_evaluate(chain, private, evaluators=Exact(), budget=budget(), epsilon=2.0, **limits)
+    assert abs(found.confusion["card", "card"] - 80) < FAR
+    assert abs(found.confusion["card", "other"]) < FAR
 
 
 def test_marks_judges_and_several_evaluators_pay_together():
