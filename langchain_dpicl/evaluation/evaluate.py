@@ -354,15 +354,17 @@ def declared_share(
 
 
 def probe(question: Question) -> None:
-    """Calls every model once with public words, so that a wrong key or address costs nothing.
+    """Starts the threads, and calls every model once with public words: a wrong key or address costs nothing.
 
     Args:
       question: what is asked.
 
     Raises:
+      ConfigurationError: the system starts no more threads.
       ModelCallError: a model could not be called.
     """
     for chain in (*question.chains, *filter(None, question.judges)):
+        chain.calls.start()
         chain.probe()
 
 

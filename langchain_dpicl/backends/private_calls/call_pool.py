@@ -41,6 +41,10 @@ class CallPool:
         """The silent model that is called."""
         return self._model
 
+    def start(self) -> None:
+        """Starts the threads that it shares with others, so that a process without room for them fails here."""
+        self._here()
+
     def one(self, request: Request) -> Reply:
         """Makes one call, with the retries of the engine's policy."""
         return self._through(self._blocking_gate(), request)
@@ -130,15 +134,20 @@ class Crew:
     def __init__(self, size: int) -> None:
         self._size = size
         self._pools: dict[int, ThreadPoolExecutor] = {}
+        self._gates: dict[int, threading.Lock] = {}
 
     def here(self) -> ThreadPoolExecutor:
-        """Returns the threads of this process: none survive a fork."""
+        """Returns the threads of this process: neither they nor a lock that is held survive a fork.
+
+        Raises:
+          ConfigurationError: the system starts no more threads.
+        """
         number = os.getpid()
-        if (pool := self._pools.get(number)) is None:
-            made = ThreadPoolExecutor(self._size, thread_name_prefix="dpicl")
-            pool = self._pools.setdefault(number, made)
-            if pool is made:  # by one caller: threads that wait for two starts at once would wait for ever
+        with self._gates.setdefault(number, threading.Lock()):
+            if (pool := self._pools.get(number)) is None:
+                pool = ThreadPoolExecutor(self._size, thread_name_prefix="dpicl")
                 _start_all(pool, self._size)
+                self._pools[number] = pool  # only now: work of another caller would take the place of a start
         return pool
 
 
@@ -148,9 +157,11 @@ def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
     try:
         for _ in range(size):
             pool.submit(all_here.wait)
-    except RuntimeError:  # no more threads: those that wait go on
+    except RuntimeError:  # no more threads: those that wait go on, and end
         all_here.abort()
-        raise
+        pool.shutdown(wait=False, cancel_futures=True)
+        advice = "Raise the limit of threads of this user or container, or end other work in this process."
+        raise ConfigurationError(f"threads: expected to start {size}, found that no more start. {advice}") from None
 
 
 class _Process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,13 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import ChatPromptTemplate
 
 from langchain_dpicl import Budget, PrivateExamples
+from langchain_dpicl.backends.private_calls import call_pool
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.private_calls.call_pool import Crew
 from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
+from langchain_dpicl.evaluation import chains as chains_module
 from langchain_dpicl.evaluation.evaluate import silent_question
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetMismatchError, RunInterruptedError
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetMismatchError, RunInterruptedError
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.release import count_release
 from tests.unit_tests.evaluation.test_evaluating import CARD, TEMPLATE, reader
@@ -256,6 +259,44 @@ def test_threads_that_are_asked_for_at_once_start_once():
             pools = {each.result() for each in [pool.submit(ask) for _ in range(6)]}
         (threads,) = pools
         assert [each.result(60) for each in [threads.submit(int) for _ in range(40)]] == [0] * 40
+
+
+def test_nobody_gets_threads_that_another_caller_is_still_starting(monkeypatch):
+    start, asked = call_pool._start_all, threading.Event()
+
+    def slowly(threads, size):
+        asked.wait(60)
+        threading.Event().wait(0.1)
+        start(threads, size)
+
+    monkeypatch.setattr(call_pool, "_start_all", slowly)
+    crew, both = Crew(4), threading.Barrier(2, action=asked.set)
+
+    def ask():
+        both.wait(60)
+        return len(crew.here()._threads)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [each.result() for each in [pool.submit(ask) for _ in range(2)]] == [4, 4]
+
+
+@pytest.mark.parametrize("ask", [dp_evaluate, lambda **call: asyncio.run(dp_aevaluate(**call))])
+def test_where_no_more_threads_start_nothing_is_charged(ask, monkeypatch, paid):
+    start, started = threading.Thread.start, itertools.count()
+
+    def with_little_room(thread):
+        if thread.name.startswith("dpicl") and next(started) >= 20:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(chains_module, "_CREW", Crew(32))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", with_little_room)
+        with pytest.raises(ConfigurationError, match="no more start"):
+            ask(**BASE, **paid)
+    assert cost(paid) == 0.0
+    ask(**BASE, **paid)
+    assert cost(paid) == 0.5
 
 
 def test_two_candidates_at_once_share_what_was_set_aside_without_a_refusal(paid):
