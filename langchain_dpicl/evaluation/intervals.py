@@ -113,7 +113,7 @@ class NoisyRatio:
         grid = np.linspace(first, last, _GRID)
         chances = self.p_values(grid, of=of)
         # Where noise left more right answers than answers, no mean goes with the counts: those that do best are taken.
-        alarm *= min(1.0, float(chances.max()) / alarm)
+        alarm = min(alarm, float(chances.max()))
         kept = np.flatnonzero(chances >= alarm)
         return Estimate(self.value, self._end(grid, kept[0], -1, alarm, of), self._end(grid, kept[-1], 1, alarm, of))
 

@@ -73,6 +73,13 @@ def test_more_right_answers_than_answers_are_nearly_all_right():
     assert 0.97 < found.low <= found.value == found.high == 1.0
 
 
+@pytest.mark.parametrize("of", ["population", "data"])
+@pytest.mark.parametrize(("counts", "scale"), [((100, -36), 10.0), ((11, -10), 2.0), ((43, -10), 2.0)])
+def test_where_no_mean_goes_with_the_counts_the_likeliest_are_taken(counts, scale, of):
+    found = NoisyRatio(counts, (1.0, 0.0), (0.0, 1.0), scale, 1.0).estimate(of=of)
+    assert found.low <= found.value <= found.high
+
+
 def test_confidence_is_a_chance():
     with pytest.raises(ConfigurationError, match="confidence"):
         NoisyRatio((1, 1), (1.0, 0.0), (0.0, 1.0), 1.0, 1.0).estimate(confidence=1.0)
