@@ -339,18 +339,26 @@ def declared_share(
       shown: what reports show.
 
     Raises:
+      ConfigurationError: a report under that name would show another question: a call that asked it left its ticket.
       ModelCallError: a model could not be called; nothing was declared.
     """
     probe(question)
-    return declare_share(
+    name = budget.fresh_name(prefix) if component is None else component
+    share = declare_share(
         private,
         budget,
         plan,
-        component=budget.fresh_name(prefix) if component is None else component,
+        component=name,
         epsilon=epsilon,
         public=shown,
         engines=[one.calls for one in (*question.chains, *filter(None, question.judges))],
     )
+    declared = (one for each in budget.report().to_dict()["shares"] for one in each["components"])
+    public = next((one["public"] for one in declared if one["name"] == name), shown)
+    if canonical_json({key: public.get(key) for key in shown}) != canonical_json(shown):
+        advice = "Its ticket is for that question. Give another component=, or none."
+        raise fail("component", "the chains, judges and outcomes that were declared under this name", name, advice)
+    return share
 
 
 def probe(question: Question) -> None:

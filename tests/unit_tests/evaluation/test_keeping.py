@@ -20,7 +20,7 @@ from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_achoose, dp
 from langchain_dpicl.evaluation import chains as chains_module
 from langchain_dpicl.evaluation.evaluate import silent_question
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetMismatchError, RunInterruptedError
-from langchain_dpicl.privacy.ledger.shares import Reservation
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release import count_release
 from tests.unit_tests.evaluation.test_evaluating import CARD, TEMPLATE, reader
 
@@ -167,6 +167,22 @@ def test_a_ticket_that_was_not_burnt_is_used_by_the_next_call(monkeypatch, paid)
             dp_evaluate(**BASE, **paid)
     dp_evaluate(**BASE, **paid)
     assert cost(paid) == 0.5
+
+
+@pytest.mark.parametrize("where", ["reserve", "burn"])
+def test_a_report_shows_the_chain_that_was_measured_where_a_call_under_its_name_was_stopped(where, monkeypatch, paid):
+    named = {**BASE, "component": "mine", **paid}
+    with monkeypatch.context() as patch:
+        patch.setattr(Reservation if where == "burn" else Share, where, broken)
+        with pytest.raises(LedgerError):
+            dp_evaluate(**named)
+    with pytest.raises(ConfigurationError, match="component"):
+        dp_evaluate(**{**named, "chain": chat("another prompt") | MODEL})
+    found = dp_evaluate(**named)
+    assert cost(paid) == 0.5
+    (share,) = found.report["budget"]["shares"]
+    (component,) = share["components"]
+    assert component["public"]["chains"] == {"chain": {"template": chains_module._digest(TEMPLATE), "model": "Reader"}}
 
 
 def test_the_same_calls_at_once_pay_once_in_threads(paid):
