@@ -6,10 +6,18 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from langchain_dpicl.backends.private_calls.call import ProbePolicy, Reply, Request, RetryPolicy, SilentModel
+from langchain_dpicl.backends.private_calls.call import (
+    TASK_NAME,
+    ProbePolicy,
+    Reply,
+    Request,
+    RetryPolicy,
+    SilentModel,
+)
 from langchain_dpicl.backends.sync_async import FairSemaphore, concurrency_limit
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -93,14 +101,14 @@ class CallPool:
         """Async twin of `many`."""
         limit = concurrency_limit()
         if limit is None:
-            return list(await asyncio.gather(*(self.aone(request) for request in requests)))
+            return list(await asyncio.gather(*map(_task, map(self.aone, requests))))
         own = FairSemaphore(limit)
 
         async def one(request: Request) -> Reply:
             async with own:
                 return await self.aone(request)
 
-        return list(await asyncio.gather(*map(one, requests)))
+        return list(await asyncio.gather(*(_task(one(request)) for request in requests)))
 
     def _through(self, gate: FairSemaphore, request: Request) -> Reply:
         with gate:
@@ -122,6 +130,11 @@ class CallPool:
             )
             here = self._processes.setdefault(number, _Process(self._limit, own))
         return here
+
+
+def _task(call: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
+    """Returns a task of a constant name: asyncio numbers those without one, and later names would show their number."""
+    return asyncio.get_running_loop().create_task(call, name=TASK_NAME)
 
 
 class Crew:

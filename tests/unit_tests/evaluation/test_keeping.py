@@ -263,6 +263,21 @@ def test_the_number_of_threads_says_nothing_of_the_sample():
     assert threading.active_count() - before <= 32
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_concurrency": 2}])
+async def test_the_numbers_of_later_tasks_say_nothing_of_the_records(limits):
+    async def number():
+        await asyncio.sleep(0)
+        return int(asyncio.current_task().get_name().removeprefix("Task-"))
+
+    seen = []
+    for size in (3, 40):
+        private = PrivateExamples([CARD] * size, label_key="queue", labels=("card", "transfer"), public_size=40)
+        before = await asyncio.create_task(number())
+        await dp_aevaluate(**BASE, private=private, budget=Budget(epsilon=20.0, delta=1e-5), config=limits)
+        seen.append(await asyncio.create_task(number()) - before)
+    assert seen[0] == seen[1]
+
+
 def test_threads_that_are_asked_for_at_once_start_once():
     for _ in range(20):
         crew, ready = Crew(4), threading.Barrier(6)
