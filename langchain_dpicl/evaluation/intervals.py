@@ -85,13 +85,14 @@ class NoisyRatio:
         counts = np.asarray(self.counts, dtype=np.float64)
         gap = np.abs(away @ counts)
         # Under the mean a, scores within the bounds deviate by no more than (high - a)(a - low); what was found may
-        # deviate less. Noisy counts below 0 cannot pull it below one unit.
+        # deviate less, which a rare score that no unit drew does not exclude: none draws a score of chance 3 / total
+        # in 5 % of all samples, and it would add three times the range squared to their sum of squares.
         low, high = self.bounds
         total = max(1.0, float(counts.sum()))
         most = np.maximum((high - wanted[:, 0]) * (wanted[:, 0] - low), 0.0)
         seen = np.maximum((away**2) @ counts, 0.0) / total
         is_two_valued = set(self.scores) <= set(self.bounds)
-        one = most if is_two_valued else np.minimum(most, seen + (high - low) ** 2 / total)
+        one = most if is_two_valued else np.minimum(most, seen + 3 * (high - low) ** 2 / total)
         spread = (
             total * np.maximum(one, (high - low) ** 2 / (2 * total)) * (1.0 if of == "population" else 1 - self.rate)
         )
