@@ -20,6 +20,7 @@ from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.part_split import Part
+from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.release.curator import release_once
@@ -101,6 +102,8 @@ def _choosing(
     component: str | None = None,
     config: RunnableConfig | None = None,
 ) -> KeptCall:
+    if component is not None:
+        check_name("component", component)
     check_config(config)
     spender = resolve_budget(budget, config)
     if not isinstance(chains, Mapping) or len(chains) < 2 or not all(isinstance(name, str) for name in chains):

@@ -24,6 +24,7 @@ from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.outcome_counts import Tables
 from langchain_dpicl.privacy.extensions.part_split import Part, split_in_parts
+from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.count_release import release_outcomes
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
@@ -222,6 +223,8 @@ def _evaluation(
     component: str | None = None,
     config: RunnableConfig | None = None,
 ) -> KeptCall:
+    if component is not None:
+        check_name("component", component)
     check_config(config)
     spender = resolve_budget(budget, config)
     chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}

@@ -104,6 +104,14 @@ def test_other_records_of_the_same_name_are_refused_and_get_no_kept_result(paid)
         dp_evaluate(**BASE, **{**paid, "private": few("kept")})
 
 
+@pytest.mark.parametrize("component", [["a"], "", 1])
+def test_a_component_that_is_no_name_is_refused(component, paid):
+    with pytest.raises(ConfigurationError, match="component"):
+        dp_evaluate(**BASE, component=component, **paid)
+    with pytest.raises(ConfigurationError, match="component"):
+        dp_choose({"a": JUDGE, "b": JUDGE}, evaluator=EXACT, component=component, **paid)
+
+
 def test_candidates_in_another_order_pay():
     chains = {"a": chat("a") | MODEL, "b": chat("b") | MODEL}
     other = dict(reversed(chains.items()))
