@@ -91,6 +91,10 @@ class Reply:
     detail: str = ""
 
 
+TASK_NAME = "dpicl call"
+"""Name of the asyncio tasks of private calls."""
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """How often and how long one row's call is tried; counted per row, so that no row depends on another's retries.
@@ -369,7 +373,9 @@ class SilentModel:
 
     async def _run_attempt(self, request: Request, retry: RetryPolicy) -> Reply:
         """Runs one attempt as a task in its own context; a call that cancels itself is a fault of its row."""
-        attempt = asyncio.get_running_loop().create_task(self._aattempt(request, retry), context=contextvars.Context())
+        attempt = asyncio.get_running_loop().create_task(
+            self._aattempt(request, retry), name=TASK_NAME, context=contextvars.Context()
+        )
         caller = asyncio.current_task()
         try:
             return await attempt
