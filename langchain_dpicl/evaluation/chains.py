@@ -36,11 +36,13 @@ from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.evaluation.evaluators import Pure, Same
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 _PARSERS = (StrOutputParser, JsonOutputParser, CommaSeparatedListOutputParser)
 _MESSAGES = (AIMessagePromptTemplate, HumanMessagePromptTemplate, SystemMessagePromptTemplate)
 _RELEASED = "langchain_dpicl.prompts"
 _SHAPE = "prompt | model, and after it stock parsers or RunnableLambda(Pure(function))"
+_DIGITS = 15  # of the words of a probe
 _ADVICE = "Nothing else can be shown to keep private records to itself."
 
 Answer = OpaqueValue[Any]
@@ -139,12 +141,21 @@ class SilentChain:
     def probe(self) -> None:
         """Calls the model once with the template and public words, so that a wrong key or address costs nothing.
 
+        The words are new each time: LangChain runs with them are runs of this call, also in a thread that is older.
+
         Raises:
+          CapabilityError: the template shows too little of the words to recognize them.
           ModelCallError: the model could not be called.
+          UnsilencableModelError: the call started LangChain runs.
         """
-        public = dict.fromkeys(self.fields, "a public example")
-        prompt = self.prompt.format_prompt(**public)
-        answer_or_raise(self.calls.model.name, self.calls.probe(self._request(OpaqueValue(prompt), explain="kind")))
+        word = f"{SYSTEM_RANDOM.integer_below(10**_DIGITS):0{_DIGITS}}"
+        prompt = self.prompt.format_prompt(**dict.fromkeys(self.fields, f"{word} is a public example"))
+        if self.fields and word not in prompt.to_string():
+            expected = f"expected a template that shows the first {_DIGITS} characters of a field"
+            msg = f"{expected}, found fewer. Leave format specifications such as {{text:.5}} out."
+            raise CapabilityError(msg)
+        request = self._request(OpaqueValue(prompt), explain="kind", watch=word)
+        answer_or_raise(self.calls.model.name, self.calls.probe(request))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what reports show of it."""
@@ -162,12 +173,12 @@ class SilentChain:
     def _prompt(self, box: OpaqueValue[Mapping[str, Any]]) -> Any:
         return self.prompt.format_prompt(**{name: box.reveal()[shown] for name, shown in self.fields.items()})
 
-    def _request(self, prompt: OpaqueValue[Any], *, explain: Any = "") -> Request:
+    def _request(self, prompt: OpaqueValue[Any], **probed: Any) -> Request:
         render: Any = (
             (lambda value: value.to_messages()) if self.calls.model.is_chat else (lambda value: value.to_string())
         )
         options = {"stop": list(self.stop)} if self.stop else {}
-        return Request(cast("OpaqueValue[str]", prompt), render, options, explain=explain)
+        return Request(cast("OpaqueValue[str]", prompt), render, options, **probed)
 
     def read(self, reply: Reply) -> Answer | None:
         """Returns the parsed answer, hidden; None where the call or a parser failed.

@@ -161,6 +161,8 @@ class Request:
       is_readable: whether an answer has what was asked for; if not, the call is made again.
       explain: what a failure may report: "" for a private call; "kind" (type and status) for a public one; "text" for
         the probe, which precedes all private calls: later messages may quote the usage of private calls.
+      watch: of a public call: unique text of its prompt, by which runs that it starts in other threads are recognized;
+        "": the whole prompt of a call with `explain` "text", nothing of any other.
     """
 
     prompt: OpaqueValue[str]
@@ -168,6 +170,7 @@ class Request:
     options: Mapping[str, Any]
     is_readable: Callable[[ModelOutput], bool] = field(default=lambda answer: True, repr=False)  # noqa: ARG005
     explain: Literal["", "kind", "text"] = ""
+    watch: str = ""
 
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
@@ -598,8 +601,10 @@ def _state_and_questions(request: Any) -> tuple[Any, Any]:
 
 
 def _probe_text(request: Request) -> str:
-    """Returns the text of a probe; "" for any other call."""
-    return request.prompt.reveal() if request.explain == "text" else ""
+    """Returns the text by which a public call's runs are recognized; "" for a private call."""
+    if not request.explain:
+        return ""
+    return request.watch or (request.prompt.reveal() if request.explain == "text" else "")
 
 
 def _reply(request: Request, result: Any) -> Reply:
