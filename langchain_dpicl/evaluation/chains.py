@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 from langchain_core.messages import BaseMessage
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
 from langchain_core.prompts import (
@@ -117,7 +118,7 @@ class SilentChain:
                 kinds.append(Same(pure.function))
             elif type(step) in _PARSERS:
                 read.append(step.parse)
-                kinds.append(repr(step))
+                kinds.append((type(step).__name__, _settings(step)))
             else:
                 raise _refused(name, steps)
         fields = {variable: (inputs or {}).get(variable, variable) for variable in prompt.input_variables}
@@ -133,7 +134,7 @@ class SilentChain:
         policy = retry or RetryPolicy()
         calls = CallPool(silence(inner), policy, limit_of(None), crew=_CREW)
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
-        settings = (tuple(sorted(fields.items())), _settings(model), repr(bound), policy)
+        settings = (tuple(sorted(fields.items())), _settings(model), _value(bound), policy)
         identity = (_digest(prompt), Same(model), *settings, *kinds)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         return cls(prompt, calls, tuple(read), fields, stops, identity, tuple(assumed))
@@ -284,7 +285,26 @@ def _content(part: Any) -> list[Any]:
     return [kind, _content(part.prompt), part.additional_kwargs]  # a message's template
 
 
-def _settings(model: Any) -> tuple[tuple[str, str], ...]:
-    """Returns the values of a model's declared fields, which may change while the model stays the same object."""
-    names = getattr(type(model), "model_fields", {})
-    return tuple((name, repr(getattr(model, name, None))) for name in names)
+def _settings(model: Any) -> tuple[tuple[str, Hashable], ...]:
+    """Returns the values of a model's fields, which may change while the model stays the same object."""
+    shown = {name: getattr(model, name, None) for name in getattr(type(model), "model_fields", {})}
+    for own in ("__pydantic_private__", "__pydantic_extra__"):
+        shown |= getattr(model, own, None) or {}
+    return tuple((name, _value(value)) for name, value in shown.items())
+
+
+def _value(value: Any, *, depth: int = 8) -> Hashable:
+    """Returns what compares JSON values and arrays by their content, and everything else by identity.
+
+    Never by repr: two classes of one name, two secrets and two long arrays print the same.
+    """
+    kind = type(value)
+    if value is None or kind in {str, int, float, bool, bytes}:
+        return kind.__name__, repr(value)
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return kind.__name__, value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest()
+    if depth and kind in {list, tuple}:
+        return (kind.__name__, *(_value(one, depth=depth - 1) for one in value))
+    if depth and kind is dict and all(type(key) is str for key in value):
+        return (kind.__name__, *((key, _value(value[key], depth=depth - 1)) for key in sorted(value)))
+    return Same(value)
