@@ -27,6 +27,8 @@ from langchain_dpicl.backends.private_calls.call import (
     Reply,
     Request,
     RetryPolicy,
+    quiet_arguments,
+    quiet_settings,
     read_silently,
     silence,
     unwrap,
@@ -43,6 +45,7 @@ _PARSERS = (StrOutputParser, JsonOutputParser, CommaSeparatedListOutputParser)
 _MESSAGES = (AIMessagePromptTemplate, HumanMessagePromptTemplate, SystemMessagePromptTemplate)
 _RELEASED = "langchain_dpicl.prompts"
 _SHAPE = "prompt | model, and after it stock parsers or RunnableLambda(Pure(function))"
+_LABELS = frozenset({"metadata", "name", "tags"})  # of runs, which private calls are not
 _DIGITS = 15  # of the words of a probe
 _ADVICE = "Nothing else can be shown to keep private records to itself."
 
@@ -134,9 +137,9 @@ class SilentChain:
         policy = retry or RetryPolicy()
         calls = CallPool(silence(inner), policy, limit_of(None), crew=_CREW)
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
-        settings = (tuple(sorted(fields.items())), _settings(model), _value(bound), policy)
-        identity = (_digest(prompt), Same(model), *settings, *kinds)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        sent = (_settings(model, **quiet_settings(model)), _value(quiet_arguments(bound)), _value(stops))
+        identity = (_digest(prompt), Same(model), tuple(sorted(fields.items())), *sent, policy, *kinds)
         return cls(prompt, calls, tuple(read), fields, stops, identity, tuple(assumed))
 
     def probe(self) -> None:
@@ -285,9 +288,14 @@ def _content(part: Any) -> list[Any]:
     return [kind, _content(part.prompt), part.additional_kwargs]  # a message's template
 
 
-def _settings(model: Any) -> tuple[tuple[str, Hashable], ...]:
-    """Returns the values of a model's fields, which may change while the model stays the same object."""
-    shown = {name: getattr(model, name, None) for name in getattr(type(model), "model_fields", {})}
+def _settings(model: Any, **quiet: Any) -> tuple[tuple[str, Hashable], ...]:
+    """Returns the values of a model's fields, which may change while the model stays the same object.
+
+    Args:
+      model: or a parser.
+      **quiet: fields that have these values in private calls, whatever the model's own are.
+    """
+    shown = {name: getattr(model, name, None) for name in type(model).model_fields if name not in _LABELS} | quiet
     for own in ("__pydantic_private__", "__pydantic_extra__"):
         shown |= getattr(model, own, None) or {}
     return tuple((name, _value(value)) for name, value in shown.items())

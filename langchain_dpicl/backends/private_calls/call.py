@@ -562,7 +562,7 @@ def silence(model: Any) -> SilentModel:
         gateway; or its class, or the SDK it calls, is instrumented.
     """
     inner, bound = unwrap(model)
-    bound = private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
+    bound = quiet_arguments(bound)
     if kind_and_doors(inner)[0] == "decisions" and bound:
         raise ConfigurationError(
             f"expected no bound arguments, as {type(inner).__name__} takes none with a call, found {sorted(bound)}; "
@@ -570,8 +570,7 @@ def silence(model: Any) -> SilentModel:
         )
     refuse_open_models(inner)
     fields = type(inner).model_fields
-    settings = {name: value for name, value in _QUIET.items() if name in fields} | private_settings(inner)
-    quiet = inner.model_copy(update=settings)
+    quiet = inner.model_copy(update=quiet_settings(inner))
     if "stop" in fields:
         quiet = quiet.model_copy(update={"stop": [] if isinstance(getattr(quiet, "stop", None), list) else None})
     hush_clients(quiet)
@@ -579,6 +578,17 @@ def silence(model: Any) -> SilentModel:
     if trouble := silent.trouble():
         raise UnsilencableModelError(trouble)
     return silent
+
+
+def quiet_settings(model: Any) -> dict[str, Any]:
+    """Returns the fields of a model without bindings that a silent copy has other values of."""
+    fields = type(model).model_fields
+    return {name: value for name, value in _QUIET.items() if name in fields} | private_settings(model)
+
+
+def quiet_arguments(bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the bound arguments that a silent copy sends."""
+    return private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
 
 
 # The first three silence the model; the others make the answer one plain generation with logprobs.

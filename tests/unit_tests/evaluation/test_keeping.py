@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -162,6 +164,30 @@ def test_values_of_the_same_content_are_kept(paid):
         bound = change(model, held={"a": [1, 2.5, None]}, rule={"a": "b"}).bind(seed=[7])
         dp_evaluate(TEMPLATE | bound, evaluators=EXACT, epsilon=0.5, **paid)
     assert cost(paid) == 0.5
+
+
+UNSENT = {
+    "callbacks": [UsageMetadataCallbackHandler()], "tags": ["a"], "metadata": {"a": 1}, "name": "a", "verbose": True,
+    "cache": InMemoryCache(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSENT)
+def test_a_setting_that_private_calls_run_without_is_no_other_chain(name, paid):
+    model = reader()
+    for values in ({}, {name: UNSENT[name]}):
+        dp_evaluate(TEMPLATE | change(model, **values), evaluators=EXACT, epsilon=0.5, **paid)
+    assert cost(paid) == 0.5
+
+
+def test_arguments_that_private_calls_leave_out_are_no_other_chain():
+    one, other = ({**BASE, "chain": TEMPLATE | MODEL.bind(user=user, seed=1)} for user in "ab")
+    assert spent(one, other) == 0.5
+
+
+@pytest.mark.parametrize("stops", [(["x"], ["y"]), ([], ["y"])])
+def test_other_ends_of_an_answer_are_another_chain(stops):
+    assert spent(*({**BASE, "chain": TEMPLATE | MODEL.bind(stop=stop)} for stop in stops)) == 1.0
 
 
 def test_other_records_of_the_same_name_are_refused_and_get_no_kept_result(paid):
