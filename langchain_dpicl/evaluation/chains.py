@@ -133,9 +133,13 @@ class SilentChain:
                 advice = "Name the field of each variable: inputs={variable: field}."
                 raise fail(name, f"variables that are among {sorted(set(known) - hidden)}", variable, advice)
         model, bound = unwrap(inner)
+        silent = silence(inner)
         stop = bound.get("stop") or getattr(model, "stop", None) or ()
         policy = retry or RetryPolicy()
-        calls = CallPool(silence(inner), policy, limit_of(None), crew=_CREW)
+        if silent.is_chat and kinds and type(rest[0]) is RunnableLambda:
+            msg = f"{name}: expected a parser behind a chat model, found a function, which the chain gives a message."
+            raise CapabilityError(f"{msg} Here it would get the text: put StrOutputParser() between.")
+        calls = CallPool(silent, policy, limit_of(None), crew=_CREW)
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         sent = (_settings(model, **quiet_settings(model)), _value(quiet_arguments(bound)), _value(stops))
