@@ -69,6 +69,7 @@ class SilentChain:
       calls: the silent model.
       steps: what reads the answer, in order.
       fields: the declared field that each variable of the template shows.
+      gives_text: whether the answer is a text, as far as is known before: no parser makes it a list or an object.
     """
 
     prompt: Any
@@ -78,6 +79,7 @@ class SilentChain:
     stop: tuple[str, ...]
     identity: tuple[Any, ...]
     assumed: tuple[str, ...] = field(default=())
+    gives_text: bool = True
 
     @classmethod
     def of(
@@ -139,12 +141,13 @@ class SilentChain:
         if silent.is_chat and kinds and type(rest[0]) is RunnableLambda:
             msg = f"{name}: expected a parser behind a chat model, found a function, which the chain gives a message."
             raise CapabilityError(f"{msg} Here it would get the text: put StrOutputParser() between.")
+        gives_text = not rest or type(rest[-1]) in {StrOutputParser, RunnableLambda}
         calls = CallPool(silent, policy, limit_of(None), crew=_CREW)
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         sent = (_settings(model, **quiet_settings(model)), _value(quiet_arguments(bound)), _value(stops))
         identity = (_digest(prompt), Same(model), tuple(sorted(fields.items())), *sent, policy, *kinds)
-        return cls(prompt, calls, tuple(read), fields, stops, identity, tuple(assumed))
+        return cls(prompt, calls, tuple(read), fields, stops, identity, tuple(assumed), gives_text)
 
     def probe(self) -> None:
         """Calls the model once with the template and public words, so that a wrong key or address costs nothing.

@@ -97,6 +97,7 @@ class BoundEvaluator:
       assumed: what reports list under "assumed".
       labels: the declared labels, where the table is a confusion matrix.
       own_scores: where outcomes are pairs: the score of the chain under test; empty otherwise.
+      reads_text: whether it compares answers as texts, so that objects are wrong whatever they hold.
       identity: what makes it another evaluator beside what a report shows: its function.
 
     Raises:
@@ -113,6 +114,7 @@ class BoundEvaluator:
     assumed: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     own_scores: tuple[float, ...] = ()
+    reads_text: bool = False
     identity: tuple[Same, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -159,6 +161,7 @@ class Exact(Evaluator):
             lambda record: known.get(record.get(label_key, ""), 0) * width + len(told),
             hidden=frozenset({label_key}),
             labels=told,
+            reads_text=True,
         )
 
 

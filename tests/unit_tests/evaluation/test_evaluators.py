@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.output_parsers import StrOutputParser
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
@@ -176,3 +176,16 @@ def test_an_own_function_right_behind_a_chat_model_is_refused_as_it_would_get_a_
         rows([[CARD]], Exact(), chain=TEMPLATE | model | own)
     text = RunnableLambda(Pure(lambda text: text.upper()))
     assert rows([[CARD]], Exact(), chain=TEMPLATE | model | StrOutputParser() | text).item() == 0
+
+
+@pytest.mark.parametrize("parser", [JsonOutputParser(), CommaSeparatedListOutputParser()], ids=["json", "list"])
+@pytest.mark.parametrize("place", ["chain", "judge"])
+def test_an_answer_that_is_no_text_is_refused_where_a_text_is_compared(parser, place):
+    chain = TEMPLATE | reader() | parser
+    with pytest.raises(CapabilityError, match="StrOutputParser"):
+        rows(
+            [[CARD]], *((Exact(),) if place == "chain" else (Judge(chain),)), chain=chain if place == "chain" else None
+        )
+    own = RunnableLambda(Pure(str))
+    assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 1)
+    assert rows([[CARD]], Score(Pure(keyword_only)), chain=chain).shape == (1, 1)
