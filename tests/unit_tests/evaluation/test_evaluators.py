@@ -189,3 +189,19 @@ def test_an_answer_that_is_no_text_is_refused_where_a_text_is_compared(parser, p
     own = RunnableLambda(Pure(str))
     assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 1)
     assert rows([[CARD]], Score(Pure(keyword_only)), chain=chain).shape == (1, 1)
+
+
+QUESTION = PromptTemplate.from_template("{question}")
+ASKED = Judge(PromptTemplate.from_template("{question} {answer}") | reader(declined="1"))
+
+
+def test_inputs_name_the_fields_of_a_judge_too():
+    question = silent_question(
+        examples(), {"chain": QUESTION | reader()}, ASKED, inputs={"question": "text"}, timeout=None
+    )  # fmt: skip
+    assert question.ask([OpaqueValue((CARD,))]).run().take().item() == 1
+
+
+def test_a_variable_of_inputs_that_no_template_has_is_refused():
+    with pytest.raises(ConfigurationError, match="quesion"):
+        silent_question(examples(), {"chain": TEMPLATE | reader()}, Exact(), inputs={"quesion": "text"}, timeout=None)
