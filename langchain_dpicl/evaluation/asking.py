@@ -13,6 +13,7 @@ from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_gua
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_async, run_sync
 from langchain_dpicl.evaluation.chains import Answer, SilentChain
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator, cell_of
+from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.privacy.data.units import Unit
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
@@ -31,6 +32,9 @@ class Question:
       evaluators: of one answer, or of a pair where there are two chains and `is_paired`.
       judges: the silent judge of each evaluator, or None.
       is_paired: whether an outcome is of all answers together; else each chain has a column per evaluator, its score.
+
+    Raises:
+      CapabilityError: a parser makes an object of an answer that is compared as a text.
     """
 
     chains: tuple[SilentChain, ...]
@@ -38,6 +42,13 @@ class Question:
     judges: tuple[SilentChain | None, ...]
     is_paired: bool = False
     is_choice: bool = False
+
+    def __post_init__(self) -> None:
+        compared = self.chains if any(one.reads_text for one in self.evaluators) else ()
+        if not all(one.gives_text for one in (*compared, *filter(None, self.judges))):
+            expected = "expected a text where Exact or a Judge compares it, found a parser that makes another object"
+            msg = f"{expected}. End the chain in StrOutputParser(), or in RunnableLambda(Pure(function))."
+            raise CapabilityError(msg)
 
     @property
     def identity(self) -> tuple[Hashable, ...]:

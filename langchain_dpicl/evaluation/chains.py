@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 from langchain_core.messages import BaseMessage
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
 from langchain_core.prompts import (
@@ -26,6 +27,8 @@ from langchain_dpicl.backends.private_calls.call import (
     Reply,
     Request,
     RetryPolicy,
+    quiet_arguments,
+    quiet_settings,
     read_silently,
     silence,
     unwrap,
@@ -36,11 +39,14 @@ from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.evaluation.evaluators import Pure, Same
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 _PARSERS = (StrOutputParser, JsonOutputParser, CommaSeparatedListOutputParser)
 _MESSAGES = (AIMessagePromptTemplate, HumanMessagePromptTemplate, SystemMessagePromptTemplate)
 _RELEASED = "langchain_dpicl.prompts"
 _SHAPE = "prompt | model, and after it stock parsers or RunnableLambda(Pure(function))"
+_LABELS = frozenset({"metadata", "name", "tags"})  # of runs, which private calls are not
+_DIGITS = 15  # of the words of a probe
 _ADVICE = "Nothing else can be shown to keep private records to itself."
 
 Answer = OpaqueValue[Any]
@@ -63,6 +69,7 @@ class SilentChain:
       calls: the silent model.
       steps: what reads the answer, in order.
       fields: the declared field that each variable of the template shows.
+      gives_text: whether the answer is a text, as far as is known before: no parser makes it a list or an object.
     """
 
     prompt: Any
@@ -72,6 +79,7 @@ class SilentChain:
     stop: tuple[str, ...]
     identity: tuple[Any, ...]
     assumed: tuple[str, ...] = field(default=())
+    gives_text: bool = True
 
     @classmethod
     def of(
@@ -115,7 +123,7 @@ class SilentChain:
                 kinds.append(Same(pure.function))
             elif type(step) in _PARSERS:
                 read.append(step.parse)
-                kinds.append(repr(step))
+                kinds.append((type(step).__name__, _settings(step)))
             else:
                 raise _refused(name, steps)
         fields = {variable: (inputs or {}).get(variable, variable) for variable in prompt.input_variables}
@@ -127,24 +135,38 @@ class SilentChain:
                 advice = "Name the field of each variable: inputs={variable: field}."
                 raise fail(name, f"variables that are among {sorted(set(known) - hidden)}", variable, advice)
         model, bound = unwrap(inner)
+        silent = silence(inner)
         stop = bound.get("stop") or getattr(model, "stop", None) or ()
         policy = retry or RetryPolicy()
-        calls = CallPool(silence(inner), policy, DEFAULT_CONCURRENCY, crew=_CREW)
+        if silent.is_chat and kinds and type(rest[0]) is RunnableLambda:
+            msg = f"{name}: expected a parser behind a chat model, found a function, which the chain gives a message."
+            raise CapabilityError(f"{msg} Here it would get the text: put StrOutputParser() between.")
+        gives_text = not rest or type(rest[-1]) in {StrOutputParser, RunnableLambda}
+        calls = CallPool(silent, policy, DEFAULT_CONCURRENCY, crew=_CREW)
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
-        settings = (tuple(sorted(fields.items())), _settings(model), repr(bound), policy)
-        identity = (_digest(prompt), Same(model), *settings, *kinds)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        return cls(prompt, calls, tuple(read), fields, stops, identity, tuple(assumed))
+        sent = (_settings(model, **quiet_settings(model)), _value(quiet_arguments(bound)), _value(stops))
+        identity = (_digest(prompt), Same(model), tuple(sorted(fields.items())), *sent, policy, *kinds)
+        return cls(prompt, calls, tuple(read), fields, stops, identity, tuple(assumed), gives_text)
 
     def probe(self) -> None:
         """Calls the model once with the template and public words, so that a wrong key or address costs nothing.
 
+        The words are new each time: LangChain runs with them are runs of this call, also in a thread that is older.
+
         Raises:
+          CapabilityError: the template shows too little of the words to recognize them.
           ModelCallError: the model could not be called.
+          UnsilencableModelError: the call started LangChain runs.
         """
-        public = dict.fromkeys(self.fields, "a public example")
-        prompt = self.prompt.format_prompt(**public)
-        answer_or_raise(self.calls.model.name, self.calls.probe(self._request(OpaqueValue(prompt), explain="kind")))
+        word = f"{SYSTEM_RANDOM.integer_below(10**_DIGITS):0{_DIGITS}}"
+        prompt = self.prompt.format_prompt(**dict.fromkeys(self.fields, f"{word} is a public example"))
+        if self.fields and word not in prompt.to_string():
+            expected = f"expected a template that shows the first {_DIGITS} characters of a field"
+            msg = f"{expected}, found fewer. Leave format specifications such as {{text:.5}} out."
+            raise CapabilityError(msg)
+        request = self._request(OpaqueValue(prompt), explain="kind", watch=word)
+        answer_or_raise(self.calls.model.name, self.calls.probe(request))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what reports show of it."""
@@ -162,12 +184,12 @@ class SilentChain:
     def _prompt(self, box: OpaqueValue[Mapping[str, Any]]) -> Any:
         return self.prompt.format_prompt(**{name: box.reveal()[shown] for name, shown in self.fields.items()})
 
-    def _request(self, prompt: OpaqueValue[Any], *, explain: Any = "") -> Request:
+    def _request(self, prompt: OpaqueValue[Any], **probed: Any) -> Request:
         render: Any = (
             (lambda value: value.to_messages()) if self.calls.model.is_chat else (lambda value: value.to_string())
         )
         options = {"stop": list(self.stop)} if self.stop else {}
-        return Request(cast("OpaqueValue[str]", prompt), render, options, explain=explain)
+        return Request(cast("OpaqueValue[str]", prompt), render, options, **probed)
 
     def read(self, reply: Reply) -> Answer | None:
         """Returns the parsed answer, hidden; None where the call or a parser failed.
@@ -273,7 +295,31 @@ def _content(part: Any) -> list[Any]:
     return [kind, _content(part.prompt), part.additional_kwargs]  # a message's template
 
 
-def _settings(model: Any) -> tuple[tuple[str, str], ...]:
-    """Returns the values of a model's declared fields, which may change while the model stays the same object."""
-    names = getattr(type(model), "model_fields", {})
-    return tuple((name, repr(getattr(model, name, None))) for name in names)
+def _settings(model: Any, **quiet: Any) -> tuple[tuple[str, Hashable], ...]:
+    """Returns the values of a model's fields, which may change while the model stays the same object.
+
+    Args:
+      model: or a parser.
+      **quiet: fields that have these values in private calls, whatever the model's own are.
+    """
+    shown = {name: getattr(model, name, None) for name in type(model).model_fields if name not in _LABELS} | quiet
+    for own in ("__pydantic_private__", "__pydantic_extra__"):
+        shown |= getattr(model, own, None) or {}
+    return tuple((name, _value(value)) for name, value in shown.items())
+
+
+def _value(value: Any, *, depth: int = 8) -> Hashable:
+    """Returns what compares JSON values and arrays by their content, and everything else by identity.
+
+    Never by repr: two classes of one name, two secrets and two long arrays print the same.
+    """
+    kind = type(value)
+    if value is None or kind in {str, int, float, bool, bytes}:
+        return kind.__name__, repr(value)
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return kind.__name__, value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest()
+    if depth and kind in {list, tuple}:
+        return (kind.__name__, *(_value(one, depth=depth - 1) for one in value))
+    if depth and kind is dict and all(type(key) is str for key in value):
+        return (kind.__name__, *((key, _value(value[key], depth=depth - 1)) for key in sorted(value)))
+    return Same(value)

@@ -177,7 +177,7 @@ def silent_question(
       private: the examples.
       chains: by name; with two, of which the second is the baseline, outcomes are pairs.
       evaluators: one or several.
-      inputs: field by variable of the chains' templates.
+      inputs: field by variable of the templates of chains and judges.
       timeout: seconds that one call may take; None: the engine's own limit.
       is_choice: whether the chains are candidates, each with a score.
     """
@@ -201,9 +201,14 @@ def silent_question(
         for name, chain in chains.items()
     )
     judges = tuple(
-        None if one.judge is None else SilentChain.of(one.judge, known=(*names, ANSWER), retry=retry, name="judge")
+        None
+        if one.judge is None
+        else SilentChain.of(one.judge, known=(*names, ANSWER), inputs=inputs, retry=retry, name="judge")
         for one in bound
     )
+    shown = {variable for one in (*under_test, *filter(None, judges)) for variable in one.fields}
+    if unknown := sorted(set(inputs or {}) - shown):
+        raise fail("inputs", f"variables of the templates, {sorted(shown)}", unknown)
     is_paired = not is_choice and len(under_test) > 1
     return Question(under_test, tuple(map(paired, bound)) if is_paired else tuple(bound), judges, is_paired, is_choice)
 

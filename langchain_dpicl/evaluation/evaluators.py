@@ -97,6 +97,7 @@ class BoundEvaluator:
       assumed: what reports list under "assumed".
       labels: the declared labels, where the table is a confusion matrix.
       own_scores: where outcomes are pairs: the score of the chain under test; empty otherwise.
+      reads_text: whether it compares answers as texts, so that objects are wrong whatever they hold.
       identity: what makes it another evaluator beside what a report shows: its function.
 
     Raises:
@@ -113,6 +114,7 @@ class BoundEvaluator:
     assumed: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     own_scores: tuple[float, ...] = ()
+    reads_text: bool = False
     identity: tuple[Same, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -159,15 +161,17 @@ class Exact(Evaluator):
             lambda record: known.get(record.get(label_key, ""), 0) * width + len(told),
             hidden=frozenset({label_key}),
             labels=told,
+            reads_text=True,
         )
 
 
 @dataclass(frozen=True)
 class Score(Evaluator):
-    """The mark that an own function gives: `function(inputs, outputs, reference)`, as LangSmith's evaluators take them.
+    """The mark that an own function gives, which is called by name with those of these that it takes, as by LangSmith.
 
-    `inputs` are the record's fields without the label, `outputs` the chain's answer, `reference` the label (None
-    without labels). Anything that is not one of the declared marks, an exception, and a call that failed, counts as the
+    `inputs` are the record's fields without the label, `outputs` the chain's answer (a text where the chain has no
+    parser), `reference` or `reference_outputs` the label (None without labels). An empty answer has the least mark
+    without a call. Anything that is not one of the declared marks, an exception, and a call that failed, counts as the
     least mark. True and False are the marks 1 and 0.
 
     Args:
@@ -176,7 +180,8 @@ class Score(Evaluator):
       name: public name of the table.
 
     Raises:
-      ConfigurationError: `function` is not declared `Pure`, or marks are not distinct finite numbers.
+      ConfigurationError: `function` is not declared `Pure` or takes other names, or marks are not distinct finite
+        numbers.
     """
 
     function: Pure
@@ -194,16 +199,36 @@ class Score(Evaluator):
         del labels
         check_name("name", self.name)
         places = {mark: place for place, mark in enumerate(self.marks)}
+        taken = _taken(self.function.function)
         shown = tuple(name for name in fields if name != label_key)
 
         def place(record: Mapping[str, Any], answer: Any, judged: Any) -> int | None:
             del judged
             inputs = {name: record[name] for name in shown if name in record}
             reference = None if label_key is None else record[label_key]
-            return places.get(float(self.function(inputs, answer, reference)))
+            given = {"inputs": inputs, "outputs": answer, "reference": reference, "reference_outputs": reference}
+            return places.get(float(self.function(**{name: given[name] for name in taken})))
 
         own = {"assumed": (self.function.name,), "identity": (Same(self.function.function),)}
         return _of_marks(self.name, self.marks, place, label_key=label_key, **own)
+
+
+_NAMES = ("inputs", "outputs", "reference", "reference_outputs")
+
+
+def _taken(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns which of the names of a `Score` a function takes; refuses one that needs others."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise fail("Score", "a function with a signature", function, "Wrap it in one.") from None
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return _NAMES
+    named = {one.name for one in parameters if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}}
+    needed = [one.name for one in parameters if one.default is one.empty]
+    if not needed or not set(needed) <= named & set(_NAMES):
+        raise fail("Score", f"a function of some of {list(_NAMES)}", needed, "It is called by these names.")
+    return tuple(name for name in _NAMES if name in named)
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,8 @@ class Request:
       is_readable: whether an answer has what was asked for; if not, the call is made again.
       explain: what a failure may report: "" for a private call; "kind" (type and status) for a public one; "text" for
         the probe, which precedes all private calls: later messages may quote the usage of private calls.
+      watch: of a public call: unique text of its prompt, by which runs that it starts in other threads are recognized;
+        "": the whole prompt of a call with `explain` "text", nothing of any other.
     """
 
     prompt: OpaqueValue[str]
@@ -172,6 +174,7 @@ class Request:
     options: Mapping[str, Any]
     is_readable: Callable[[ModelOutput], bool] = field(default=lambda answer: True, repr=False)  # noqa: ARG005
     explain: Literal["", "kind", "text"] = ""
+    watch: str = ""
 
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
@@ -565,7 +568,7 @@ def silence(model: Any) -> SilentModel:
         gateway; or its class, or the SDK it calls, is instrumented.
     """
     inner, bound = unwrap(model)
-    bound = private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
+    bound = quiet_arguments(bound)
     if kind_and_doors(inner)[0] == "decisions" and bound:
         raise ConfigurationError(
             f"expected no bound arguments, as {type(inner).__name__} takes none with a call, found {sorted(bound)}; "
@@ -573,8 +576,7 @@ def silence(model: Any) -> SilentModel:
         )
     refuse_open_models(inner)
     fields = type(inner).model_fields
-    settings = {name: value for name, value in _QUIET.items() if name in fields} | private_settings(inner)
-    quiet = inner.model_copy(update=settings)
+    quiet = inner.model_copy(update=quiet_settings(inner))
     if "stop" in fields:
         quiet = quiet.model_copy(update={"stop": [] if isinstance(getattr(quiet, "stop", None), list) else None})
     hush_clients(quiet)
@@ -582,6 +584,17 @@ def silence(model: Any) -> SilentModel:
     if trouble := silent.trouble():
         raise UnsilencableModelError(trouble)
     return silent
+
+
+def quiet_settings(model: Any) -> dict[str, Any]:
+    """Returns the fields of a model without bindings that a silent copy has other values of."""
+    fields = type(model).model_fields
+    return {name: value for name, value in _QUIET.items() if name in fields} | private_settings(model)
+
+
+def quiet_arguments(bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the bound arguments that a silent copy sends."""
+    return private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
 
 
 # The first three silence the model; the others make the answer one plain generation with logprobs.
@@ -604,8 +617,10 @@ def _state_and_questions(request: Any) -> tuple[Any, Any]:
 
 
 def _probe_text(request: Request) -> str:
-    """Returns the text of a probe; "" for any other call."""
-    return request.prompt.reveal() if request.explain == "text" else ""
+    """Returns the text by which a public call's runs are recognized; "" for a private call."""
+    if not request.explain:
+        return ""
+    return request.watch or (request.prompt.reveal() if request.explain == "text" else "")
 
 
 def _reply(request: Request, result: Any) -> Reply:

@@ -80,10 +80,10 @@ def test_a_model_whose_settings_changed_is_another_chain():
     assert told(chat(), model).identity != before
 
 
-def noisy(*shown):
+def noisy(*shown, **named):
     """A step that says what it sees, in every way that code has."""
-    warnings.warn(str(shown), stacklevel=2)
-    logging.getLogger("noisy").critical("seen %s", shown)
+    warnings.warn(str((shown, named)), stacklevel=2)
+    logging.getLogger("noisy").critical("seen %s %s", shown, named)
     return "card"
 
 

@@ -80,7 +80,7 @@ def test_the_best_by_marks_is_chosen():
 @pytest.mark.parametrize("mark", [1.0, 1.5, 3.5, 5.0])
 def test_a_mark_counts_as_its_share_of_the_range_on_average(mark):
     runs, marks = 1_000, (1.0, 1.5, 3.5, 5.0)
-    evaluator = Score(Pure(lambda i, o, r: mark), marks=marks)
+    evaluator = Score(Pure(lambda inputs, outputs, reference: mark), marks=marks)
     question = silent_question(examples(), candidates(), evaluator, inputs=None, timeout=None, is_choice=True)
     rows = question.ask([OpaqueValue((CARD,))] * runs).run().take()
     assert set(np.unique(rows)) <= {0.0, 1.0}

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import queue
+import threading
 from collections import Counter
+from concurrent.futures import Future
 from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from langchain_core.globals import set_debug
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_debug, set_llm_cache
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.language_models.llms import LLM
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
@@ -24,7 +29,13 @@ from langchain_dpicl import Budget, PrivateExamples, verify_report
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_aevaluate, dp_evaluate
 from langchain_dpicl.evaluation.evaluate import silent_question
-from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivacyBudgetError
+from langchain_dpicl.exceptions import (
+    CapabilityError,
+    ConfigurationError,
+    DPICLError,
+    PrivacyBudgetError,
+    UnsilencableModelError,
+)
 from langchain_dpicl.privacy.extensions.count_histograms import DiscreteLaplaceMechanism
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
@@ -205,6 +216,67 @@ REFUSED = {
     "an agent-like dict": lambda: {"text": RunnableLambda(lambda x: x)} | TEMPLATE | reader(),
     "a placeholder of messages": lambda: ChatPromptTemplate.from_messages([("placeholder", "{text}")]) | reader(),
 }
+
+
+class Relay(LLM):
+    """Hands each prompt to a thread that was started before, which invokes an inner model there."""
+
+    asked: Any
+
+    @property
+    def _llm_type(self) -> str:
+        return "relay"
+
+    def _call(self, prompt, stop=None, run_manager=None, **kwargs):
+        answer = Future()
+        self.asked.put((prompt, answer))
+        return answer.result()
+
+
+@pytest.fixture
+def relay():
+    asked = queue.SimpleQueue()
+
+    def work():
+        inner = FakeListChatModel(responses=["card"])
+        while (found := asked.get()) is not None:
+            prompt, answer = found
+            try:
+                answer.set_result(inner.invoke(prompt).content)
+            except Exception as error:
+                answer.set_exception(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield Relay(asked=asked)
+    asked.put(None)
+    thread.join()
+
+
+@pytest.mark.parametrize("place", ["chain", "baseline", "judge"])
+def test_a_model_that_starts_runs_in_an_older_thread_is_refused_and_nothing_is_charged(relay, place):
+    """The control comes first: the runs of that thread reach LangChain's cache."""
+    seen, spender = InMemoryCache(), budget()
+    set_llm_cache(seen)
+    try:
+        relay.invoke("CONTROL")
+        assert "CONTROL" in str(seen._cache)
+        call = {"chain": TEMPLATE | reader(), "evaluators": Exact()}
+        call |= {"evaluators": Judge(TEMPLATE | relay)} if place == "judge" else {place: TEMPLATE | relay}
+        with pytest.raises(UnsilencableModelError, match="starts LangChain runs"):
+            dp_evaluate(**call, private=examples(), budget=spender)
+    finally:
+        set_llm_cache(None)
+    assert "declined" not in str(seen._cache)
+    assert spender.remaining_epsilon == 20.0
+
+
+def test_a_template_that_shows_too_little_of_a_text_to_recognize_it_is_refused():
+    spender = budget()
+    chain = PromptTemplate.from_template("{text:.3}") | reader()
+    with pytest.raises(CapabilityError, match="characters"):
+        dp_evaluate(chain, examples(), evaluators=Exact(), budget=spender)
+    assert spender.remaining_epsilon == 20.0
 
 
 @pytest.mark.parametrize("kind", REFUSED)

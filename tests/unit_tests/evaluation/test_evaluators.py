@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
@@ -11,7 +13,7 @@ from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_evaluate
 from langchain_dpicl.evaluation.evaluate import silent_question
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 from tests.unit_tests.evaluation.test_evaluating import BROKEN, CARD, FAR, SENT, TEMPLATE, examples, reader
 
 
@@ -55,7 +57,7 @@ def test_marks_that_differ_in_the_seventh_digit_are_two_outcomes():
     marks = (0.1234567, 0.12345671, 1_000_000.0, 1_000_001.0)
     private = examples()
     judge = PromptTemplate.from_template("{text} {answer}") | reader(declined="1000001", sent="0.12345671")
-    for evaluator in (Score(Pure(lambda i, o, r: marks[3]), marks=marks), Judge(judge, marks=marks)):
+    for evaluator in (Score(Pure(lambda inputs, outputs, reference: marks[3]), marks=marks), Judge(judge, marks=marks)):
         bound = evaluator.bind(private.fields, private.label_key, private.labels)
         assert len(set(bound.cells)) == 4
     assert rows([[CARD], [SENT]], Judge(judge, marks=marks)).ravel().tolist() == [3, 1]
@@ -63,7 +65,7 @@ def test_marks_that_differ_in_the_seventh_digit_are_two_outcomes():
 
 def test_marks_of_a_pair_keep_all_their_digits():
     marks = (0.0, 1 / 3)
-    third = Score(Pure(lambda i, o, r: marks[1]), marks=marks)
+    third = Score(Pure(lambda inputs, outputs, reference: marks[1]), marks=marks)
     found = dp_evaluate(
         TEMPLATE | reader(), examples(), evaluators=third, baseline=TEMPLATE | reader(sent="x"),
         budget=Budget(epsilon=30.0, delta=1e-5), epsilon=30.0,
@@ -132,6 +134,74 @@ def test_the_mean_of_the_data_holds_where_one_record_of_several_is_drawn():
 
 
 def test_a_record_that_fails_has_the_least_mark_also_where_marks_are_not_in_order():
-    evaluator = Score(Pure(lambda i, o, r: 1 / 0), marks=(3.0, 1.0, 2.0))
+    evaluator = Score(Pure(lambda inputs, outputs, reference: 1 / 0), marks=(3.0, 1.0, 2.0))
     assert rows([[CARD], [BROKEN]], evaluator).ravel().tolist() == [0, 0]
     assert evaluator.bind(("text",), None, None).scores[0] == 1.0
+
+
+def keyword_only(*, inputs, outputs, reference):
+    return inputs == {"text": CARD["text"]} and outputs.lower() == f"{reference}."
+
+
+def in_another_order(reference_outputs, outputs, inputs):
+    return keyword_only(inputs=inputs, outputs=outputs, reference=reference_outputs)
+
+
+def two_of_them(outputs, reference, case=str.lower):
+    return case(outputs) == f"{reference}."
+
+
+def all_of_them(**given):
+    return keyword_only(**{name: given[name] for name in ("inputs", "outputs", "reference")})
+
+
+@pytest.mark.parametrize("function", [keyword_only, in_another_order, two_of_them, all_of_them])
+def test_an_own_function_is_called_by_the_names_it_takes(function):
+    assert rows([[CARD]], Score(Pure(function))).item() == 1
+
+
+@pytest.mark.parametrize("function", [
+    lambda i, o, r: 1, lambda outputs, expected: 1, lambda outputs, /: 1, lambda *given: 1, lambda: 1,
+], ids=["short names", "another name", "by position", "any number", "none"])  # fmt: skip
+def test_an_own_function_of_other_names_is_refused_before_it_pays(function):
+    spender = Budget(epsilon=1.0, delta=1e-5)
+    with pytest.raises(ConfigurationError, match="reference_outputs"):
+        dp_evaluate(TEMPLATE | reader(), examples(), evaluators=Score(Pure(function)), budget=spender, epsilon=0.5)
+    assert spender.remaining_epsilon == 1.0
+
+
+def test_an_own_function_right_behind_a_chat_model_is_refused_as_it_would_get_a_text():
+    model, own = FakeListChatModel(responses=["card"]), RunnableLambda(Pure(lambda message: message.content))
+    with pytest.raises(CapabilityError, match="StrOutputParser"):
+        rows([[CARD]], Exact(), chain=TEMPLATE | model | own)
+    text = RunnableLambda(Pure(lambda text: text.upper()))
+    assert rows([[CARD]], Exact(), chain=TEMPLATE | model | StrOutputParser() | text).item() == 0
+
+
+@pytest.mark.parametrize("parser", [JsonOutputParser(), CommaSeparatedListOutputParser()], ids=["json", "list"])
+@pytest.mark.parametrize("place", ["chain", "judge"])
+def test_an_answer_that_is_no_text_is_refused_where_a_text_is_compared(parser, place):
+    chain = TEMPLATE | reader() | parser
+    with pytest.raises(CapabilityError, match="StrOutputParser"):
+        rows(
+            [[CARD]], *((Exact(),) if place == "chain" else (Judge(chain),)), chain=chain if place == "chain" else None
+        )
+    own = RunnableLambda(Pure(str))
+    assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 1)
+    assert rows([[CARD]], Score(Pure(keyword_only)), chain=chain).shape == (1, 1)
+
+
+QUESTION = PromptTemplate.from_template("{question}")
+ASKED = Judge(PromptTemplate.from_template("{question} {answer}") | reader(declined="1"))
+
+
+def test_inputs_name_the_fields_of_a_judge_too():
+    question = silent_question(
+        examples(), {"chain": QUESTION | reader()}, ASKED, inputs={"question": "text"}, timeout=None
+    )  # fmt: skip
+    assert question.ask([OpaqueValue((CARD,))]).run().take().item() == 1
+
+
+def test_a_variable_of_inputs_that_no_template_has_is_refused():
+    with pytest.raises(ConfigurationError, match="quesion"):
+        silent_question(examples(), {"chain": TEMPLATE | reader()}, Exact(), inputs={"quesion": "text"}, timeout=None)

@@ -7,10 +7,16 @@ import itertools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import JsonOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from pydantic import BaseModel, PrivateAttr, SecretStr
 
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.private_calls import call_pool
@@ -22,7 +28,7 @@ from langchain_dpicl.evaluation.evaluate import silent_question
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetMismatchError, RunInterruptedError
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release import count_release
-from tests.unit_tests.evaluation.test_evaluating import CARD, TEMPLATE, reader
+from tests.unit_tests.evaluation.test_evaluating import CARD, TEMPLATE, Reader, reader
 
 
 def few(dataset_id="few"):
@@ -96,6 +102,95 @@ def test_a_model_of_other_settings_pays(paid):
     again = dp_evaluate(TEMPLATE | model, evaluators=EXACT, epsilon=2.0, **paid)
     assert cost(paid) == 4.0
     assert first.accuracy.low > again.accuracy.high
+
+
+def schema(answer):
+    class Schema(BaseModel):
+        queue: str = answer
+
+    return Schema
+
+
+class Holding(Reader):
+    """Holds values of every kind that fields, private attributes and arguments have."""
+
+    held: Any = None
+    _said: str = PrivateAttr(default="card")
+
+
+def change(model, **values):
+    for name, value in values.items():
+        setattr(model, name, value)
+    return model
+
+
+HELD = np.zeros(5_000)
+SWAPS = {
+    "an argument": (lambda model: model.bind(response_format=schema("card")), lambda model: model.bind(
+        response_format=schema("transfer")
+    )),
+    "a private attribute": (lambda model: change(model, _said="card"), lambda model: change(model, _said="transfer")),
+    "a secret": (
+        lambda model: change(model, held=SecretStr("one")), lambda model: change(model, held=SecretStr("two")),
+    ),
+    "a digit of a long array": (
+        lambda model: change(model, held=HELD), lambda model: change(model, held=HELD + np.eye(5_000)[2_500]),
+    ),
+    "a digit of the same array": (
+        lambda model: change(model, held=HELD), lambda model: HELD.put(2_500, 1.0) or model,
+    ),
+    "a type of a number": (lambda model: change(model, held=[1]), lambda model: change(model, held=[True])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SWAPS)
+def test_a_value_that_prints_as_another_does_is_another_value(what, paid):
+    model = Holding(rule={})
+    for swap in SWAPS[what]:
+        dp_evaluate(TEMPLATE | swap(model), evaluators=EXACT, epsilon=0.5, **paid)
+    assert cost(paid) == 1.0
+
+
+def test_a_parser_of_another_schema_pays():
+    score = Score(Pure(lambda inputs, outputs, reference: 1))
+    one, other = (
+        {**BASE, "evaluators": score, "chain": TEMPLATE | MODEL | JsonOutputParser(pydantic_object=schema(answer))}
+        for answer in ("card", "transfer")
+    )
+    assert spent(one, one) == 0.5
+    assert spent(one, other) == 1.0
+
+
+def test_values_of_the_same_content_are_kept(paid):
+    model = Holding(rule={})
+    for _ in range(2):
+        bound = change(model, held={"a": [1, 2.5, None]}, rule={"a": "b"}).bind(seed=[7])
+        dp_evaluate(TEMPLATE | bound, evaluators=EXACT, epsilon=0.5, **paid)
+    assert cost(paid) == 0.5
+
+
+UNSENT = {
+    "callbacks": [UsageMetadataCallbackHandler()], "tags": ["a"], "metadata": {"a": 1}, "name": "a", "verbose": True,
+    "cache": InMemoryCache(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSENT)
+def test_a_setting_that_private_calls_run_without_is_no_other_chain(name, paid):
+    model = reader()
+    for values in ({}, {name: UNSENT[name]}):
+        dp_evaluate(TEMPLATE | change(model, **values), evaluators=EXACT, epsilon=0.5, **paid)
+    assert cost(paid) == 0.5
+
+
+def test_arguments_that_private_calls_leave_out_are_no_other_chain():
+    one, other = ({**BASE, "chain": TEMPLATE | MODEL.bind(user=user, seed=1)} for user in "ab")
+    assert spent(one, other) == 0.5
+
+
+@pytest.mark.parametrize("stops", [(["x"], ["y"]), ([], ["y"])])
+def test_other_ends_of_an_answer_are_another_chain(stops):
+    assert spent(*({**BASE, "chain": TEMPLATE | MODEL.bind(stop=stop)} for stop in stops)) == 1.0
 
 
 def test_other_records_of_the_same_name_are_refused_and_get_no_kept_result(paid):

@@ -55,11 +55,11 @@ class Fragile(LLM):
         return "" if "FAILS" in prompt else ("yes", "no", "Neither.")[len(prompt) % 3]
 
 
-def loud(*shown):
+def loud(inputs, outputs, reference):
     """Says what it sees in every way that code has, and raises for one answer."""
-    logging.getLogger("loud").warning("seen %s", shown)
-    warnings.warn(str(shown), stacklevel=1)
-    return {"yes": 2, "no": 1}[shown[1]]
+    logging.getLogger("loud").warning("seen %s %s %s", inputs, outputs, reference)
+    warnings.warn(str((inputs, outputs, reference)), stacklevel=1)
+    return {"yes": 2, "no": 1}[outputs]
 
 
 MODEL, TEMPLATE = Fragile(), PromptTemplate.from_template("{text}\nAnswer:")
