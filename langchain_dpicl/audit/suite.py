@@ -514,8 +514,9 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
       subject: as of `audit`.
     """
     release, options = subject.plan.release, subject.options
-    is_other = isinstance(release, CountPlan | ParticipationPlan | OutcomePlan | WordRelease)
-    if is_other or isinstance(subject.plan, ChoicePlan):
+    if isinstance(subject.plan, ChoicePlan) or isinstance(
+        release, CountPlan | ParticipationPlan | OutcomePlan | WordRelease
+    ):
         return _other_games(subject)
     design = getattr(subject.plan, "design", None)
     shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
