@@ -1,9 +1,9 @@
 """Differentially private in-context learning for LangChain.
 
 The names listed here are promised. So are those that the modules `agents`, `audit`, `backends`, `baselines`,
-`discovery`, `distributed`, `exceptions`, `options`, `rehearsal`, `released`, `reports`, `results`, `soft_prompts` and
-`stores` list in `__all__`; everything else is importable but may change. A name is loaded when it is first used, so
-that a part of the package loads only what it needs.
+`discovery`, `distributed`, `evaluation`, `exceptions`, `options`, `rehearsal`, `released`, `reports`, `results`,
+`soft_prompts` and `stores` list in `__all__`; everything else is importable but may change. A name is loaded when it
+is first used, so that a part of the package loads only what it needs.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -36,6 +36,7 @@ PLAYED = (
         )
     ),
     "unit_tests/audit/test_counting.py",
+    "unit_tests/audit/test_evaluated.py",
     "unit_tests/audit/test_documenting.py",
     "unit_tests/audit/test_joint_plans.py",
     "unit_tests/audit/test_retrieving.py",

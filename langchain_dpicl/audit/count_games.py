@@ -25,6 +25,7 @@ from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan, GaussianCountMechanism
+from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, places, split_by_topics
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.release.curator import pool_without_privacy
@@ -205,7 +206,7 @@ def check_contribution(release: CountPlan) -> AuditResult:
     return result_of(check, sorted(faults), runs=tried, blind=blind, is_certain=True)
 
 
-def check_noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
+def check_noise(release: CountPlan | OutcomePlan, *, draws: int = 4_000) -> AuditResult:
     """Checks the tails of the plan's own noise, whether one count tells of the next, and that one unit gets noise too.
 
     Binomial tests, exact; against scipy's laws, a second source.
@@ -239,7 +240,7 @@ def check_noise(release: CountPlan, *, draws: int = 4_000) -> AuditResult:
     return result_of("noise: scale, at your own size", faults, runs=noises.size, power=power, blind=blind)
 
 
-def _beyond(release: CountPlan, far: int, *, factor: float = 1.0) -> float:
+def _beyond(release: CountPlan | OutcomePlan, far: int, *, factor: float = 1.0) -> float:
     """Returns the chance that noise, if it were smaller by a factor, takes a count up by `far` at least."""
     scale = float(release.scale) / factor
     if isinstance(release.mechanism, GaussianCountMechanism):
@@ -247,12 +248,12 @@ def _beyond(release: CountPlan, far: int, *, factor: float = 1.0) -> float:
     return float(stats.dlaplace(1.0 / scale).sf(far - 1))
 
 
-def _noisy(release: CountPlan, counts: Mapping[str, int]) -> tuple[Count, ...]:
-    mechanism = release.mechanism
+def _noisy(release: CountPlan | OutcomePlan, counts: Mapping[str, int]) -> tuple[Count, ...]:
+    plan: Any = release  # a Gaussian one has a rule
     arguments: dict[str, Any] = {"declared": tuple(counts), "rng": SYSTEM_RANDOM}
-    if isinstance(mechanism, GaussianCountMechanism):
-        return mechanism.release(counts, rule=release.rule, adjacency=release.adjacency, **arguments)
-    return mechanism.release(counts, l1_sensitivity=release.l1_sensitivity, **arguments)
+    if isinstance(release.mechanism, GaussianCountMechanism):
+        return release.mechanism.release(counts, rule=plan.rule, adjacency=plan.adjacency, **arguments)
+    return release.mechanism.release(counts, l1_sensitivity=plan.l1_sensitivity, **arguments)
 
 
 def check_threshold(release: CountPlan) -> AuditResult:

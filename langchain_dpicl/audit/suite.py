@@ -15,7 +15,15 @@ from langsmith.run_helpers import tracing_context
 from numpy.typing import NDArray
 from scipy import stats
 
-from langchain_dpicl.audit import component_checks, count_games, generation_games, query_games, word_games, worst_cases
+from langchain_dpicl.audit import (
+    component_checks,
+    count_games,
+    evaluation_games,
+    generation_games,
+    query_games,
+    word_games,
+    worst_cases,
+)
 from langchain_dpicl.audit.adversarial_backends import ReadAnswers, ReadGradients, ReadLogits, ReadTokens, ReadVotes
 from langchain_dpicl.audit.bounds import ALARM, gaussian_epsilon, mu_squared
 from langchain_dpicl.audit.component_checks import is_fair_and_fresh
@@ -35,6 +43,7 @@ from langchain_dpicl.audit.targets import (
 )
 from langchain_dpicl.audit.worst_cases import LOUD_A, YES
 from langchain_dpicl.documents.plan import DocumentsPlan
+from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
 from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy import accounting
@@ -43,6 +52,7 @@ from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMec
 from langchain_dpicl.privacy.extensions.count_histograms import CountPlan
 from langchain_dpicl.privacy.extensions.individual_filter import ParticipationPlan
 from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
+from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan
 from langchain_dpicl.privacy.extensions.word_release import WordRelease
 from langchain_dpicl.privacy.ledger.amounts import effective_delta
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
@@ -405,7 +415,9 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
     if subject.component is not None:
         yield AuditCheck("ledger: tickets", lambda: check_tickets(subject))
         yield AuditCheck("ledger: report", lambda: check_report(subject))
-    if isinstance(subject.plan, DocumentsPlan):
+    if isinstance(subject.plan, EvaluationPlan | ChoicePlan):
+        yield from (AuditCheck(*named) for named in evaluation_games.checks(subject.plan))
+    elif isinstance(subject.plan, DocumentsPlan):
         yield from (AuditCheck(*named) for named in count_games.document_checks(subject.plan))
         yield from _row_checks(subject.texts, _rows_of(subject.texts))
     elif isinstance(release, CountPlan):
@@ -502,8 +514,10 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
       subject: as of `audit`.
     """
     release, options = subject.plan.release, subject.options
-    if isinstance(release, CountPlan | ParticipationPlan | WordRelease):
-        return _other_games(subject, release)
+    if isinstance(subject.plan, ChoicePlan) or isinstance(
+        release, CountPlan | ParticipationPlan | OutcomePlan | WordRelease
+    ):
+        return _other_games(subject)
     design = getattr(subject.plan, "design", None)
     shape: dict[str, Any] = {"rows": release.row_shape, "adjacency": release.adjacency}
     if subject.method == "evolution":
@@ -521,15 +535,18 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
     return tuple(_vote_games(subject, sampling=sampling, shape=shape, options=options))
 
 
-def _other_games(subject: Subject, release: CountPlan | ParticipationPlan | WordRelease) -> tuple[Game, ...]:
+def _other_games(subject: Subject) -> tuple[Game, ...]:
     """Returns the games of what is no sampled row; of synthetic documents, those of their texts as well."""
+    plan, release = subject.plan, subject.plan.release
+    if isinstance(plan, EvaluationPlan | ChoicePlan):
+        return tuple(evaluation_games.games(plan))
     if isinstance(release, ParticipationPlan):
         return tuple(query_games.retrieval_cases(rows=release.row_shape))
     if isinstance(release, WordRelease):
         return tuple(word_games.word_games(adjacency=release.adjacency))
-    if isinstance(subject.plan, DocumentsPlan):
-        return (*count_games.document_games(adjacency=release.adjacency), *games_of(subject.texts))
-    return tuple(count_games.count_games(adjacency=release.adjacency))
+    if isinstance(plan, DocumentsPlan):
+        return (*count_games.document_games(adjacency=plan.adjacency), *games_of(subject.texts))
+    return tuple(count_games.count_games(adjacency=plan.adjacency))
 
 
 def _vote_games(

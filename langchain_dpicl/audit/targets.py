@@ -21,6 +21,9 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.discovery import DiscoveryPlan, UnitCounter, ValueDiscovery
 from langchain_dpicl.documents.plan import DocumentsPlan
 from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
+from langchain_dpicl.evaluation.choose import Choosing
+from langchain_dpicl.evaluation.evaluate import Evaluation
+from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.evolution.plan import EvolutionPlan
 from langchain_dpicl.exceptions import ConfigurationError
@@ -244,7 +247,18 @@ def plain_steps(steps: int, *, expected_batch_size: int = 1, l2_clip_norm: float
 
 
 Method: TypeAlias = Literal[
-    "voting", "free_form", "pate", "generation", "evolution", "dpsgd", "counts", "words", "retrieval", "documents"
+    "voting",
+    "free_form",
+    "pate",
+    "generation",
+    "evolution",
+    "dpsgd",
+    "counts",
+    "words",
+    "retrieval",
+    "documents",
+    "evaluation",
+    "choice",
 ]
 Plan: TypeAlias = (
     QueryPlan
@@ -256,6 +270,8 @@ Plan: TypeAlias = (
     | WordsPlan
     | RetrievalPlan
     | DocumentsPlan
+    | EvaluationPlan
+    | ChoicePlan
 )
 
 _CLASSES: tuple[tuple[type, Method], ...] = (
@@ -270,6 +286,8 @@ _CLASSES: tuple[tuple[type, Method], ...] = (
     (WordDiscovery, "words"),
     (DocumentSynthesizer, "documents"),
     (DPRetrievalVotingRunnable, "retrieval"),
+    (Evaluation, "evaluation"),
+    (Choosing, "choice"),
 )
 COMPONENTS = tuple(kind.__name__ for kind, _ in _CLASSES)
 """The components that can be audited as objects."""

@@ -28,9 +28,16 @@ METHODS = {
     "pate": "langchain_dpicl.pate.labeler:PromptPATELabeler",
     "training": "langchain_dpicl.soft_prompts.trainer:PromptDPSGD",
     "counts": "langchain_dpicl.discovery:UnitCounter",
+    "evaluation": "langchain_dpicl.evaluation.evaluate:dp_evaluate",
+    "choice": "langchain_dpicl.evaluation.choose:dp_choose",
 }
-"""The component of each method; its constructor's parameters are the keys of the settings."""
-_NOT_KEYS = frozenset({"private", "llm", "budget", "executor", "public_inputs"})
+"""The component or function of each method; the parameters of its constructor are the keys of the settings."""
+_NOT_KEYS = frozenset(
+    {
+        *("private", "llm", "budget", "executor", "public_inputs"),
+        *("chain", "chains", "baseline", "evaluator", "evaluators", "progress", "config"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -271,7 +278,7 @@ def _shown(value: Any) -> Any:
 
 
 def component_of(method: str) -> Any:
-    """Returns the component's class."""
+    """Returns the component's class, or the function."""
     module, _, name = METHODS[method].partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -291,10 +298,11 @@ def settings_of(given: Mapping[str, Any], *, methods: Sequence[str] = tuple(METH
     if name not in methods:
         raise fail("method", f"one of {list(methods)}", name)
     tables = {key: TABLES[key].from_dict(_table(key, rest.pop(key))) for key in TABLES if key in rest}
-    takes = inspect.signature(component_of(name).from_private_examples).parameters
+    component = component_of(name)
+    takes = inspect.signature(getattr(component, "from_private_examples", component)).parameters
     keys = [key for key in takes if key not in _NOT_KEYS]
-    component = {key: _read(key, value, keys, takes) for key, value in rest.items()}
-    return Settings(name, component=component, **tables)  # type: ignore[arg-type]
+    given_to_it = {key: _read(key, value, keys, takes) for key, value in rest.items()}
+    return Settings(name, component=given_to_it, **tables)  # type: ignore[arg-type]
 
 
 def _read(key: str, value: Any, keys: Sequence[str], takes: Mapping[str, inspect.Parameter]) -> Any:

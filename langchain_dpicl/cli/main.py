@@ -20,6 +20,7 @@ from langchain_dpicl.cli.checks import add_audit, run_audit
 from langchain_dpicl.cli.config import add_flags, add_settings
 from langchain_dpicl.cli.discover import add_discover, run_discover
 from langchain_dpicl.cli.documents import add_documents, run_documents
+from langchain_dpicl.cli.evaluate import add_choose, add_evaluate, run_choose, run_evaluate
 from langchain_dpicl.cli.exit_codes import BAD_INPUT, DONE, INTERRUPTED, exit_code_of
 from langchain_dpicl.cli.inputs import read_json
 from langchain_dpicl.cli.ledger import add_ledger, redact, run_bench, run_ledger
@@ -95,6 +96,8 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_generate(spend, run=functools.partial(run_generate, say=_say, complain=_complain))
     add_documents(spend, run=functools.partial(run_documents, say=_say, complain=_complain))
     add_discover(spend, run=functools.partial(run_discover, say=_say))
+    add_evaluate(spend, run=functools.partial(run_evaluate, say=_say, complain=_complain))
+    add_choose(spend, run=functools.partial(run_choose, say=_say, complain=_complain))
     add_evolve(spend, run=functools.partial(run_evolve, say=_say, complain=_complain))
     add_train(spend, run=functools.partial(run_train, say=_say, complain=_complain))
 

@@ -1,14 +1,20 @@
-"""Releases counts of values, or words that many units write, once, for one ticket."""
+"""Releases counts of values or outcomes, or words that many units write, once, for one ticket."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from langchain_dpicl.backends.rows.rows import run_guarded
-from langchain_dpicl.exceptions import ModelCallError
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.backends.rows.rows import OpaqueRows, run_guarded
+from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
+from langchain_dpicl.exceptions import LedgerError, ModelCallError
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.units import Unit
 from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan
+from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, Tables
 from langchain_dpicl.privacy.extensions.word_release import PublicWords, Weight, WordRelease
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
@@ -16,6 +22,9 @@ from langchain_dpicl.release.curator import opened
 from langchain_dpicl.release.token_block import NOT_COMPUTED
 
 T = TypeVar("T")
+
+SampledUnits = tuple[OpaqueValue[Unit], ...]
+"""The records of each unit of a secret sample; a removed unit has none."""
 
 
 def release_counts(private: PrivateExamples, reservation: Reservation, *, plan: CountPlan) -> tuple[Count, ...]:
@@ -46,3 +55,43 @@ def _released(
     if made is None:
         raise ModelCallError(NOT_COMPUTED)
     return made
+
+
+def release_outcomes(
+    private: PrivateExamples, reservation: Reservation, *, plan: OutcomePlan, ask: Callable[[SampledUnits], Effect]
+) -> EffectGenerator[Tables]:
+    """Burns one ticket and releases counts of outcomes of a secret sample; the commit is the caller's (a generator).
+
+    Formal guarantees:
+      - The ticket burns before any private record is read. What leaves is `plan.release` of the rows, once, in the
+        process that drew the sample.
+      - Each row counts in at most one cell of each table, whatever is in it.
+
+    Args:
+      private: the examples.
+      reservation: the ticket.
+      plan: sample, tables and noise.
+      ask: makes the one question; answered with `OpaqueRows` float64[units, tables], the places of outcomes.
+
+    Raises:
+      LedgerError: the model was asked across a fork.
+      ModelCallError: the release could not be computed.
+    """
+    home = os.getpid()
+    pool = opened(private, reservation, plan.event, plan.adjacency)
+    asked = run_guarded(lambda: ask(_sampled(pool, plan)))
+    if asked is None:
+        raise ModelCallError(NOT_COMPUTED)
+    boxed: OpaqueRows = yield asked
+    if os.getpid() != home:  # a fork while the model was asked goes on in both processes; one of them releases
+        raise LedgerError("sample: expected the process that drew it, found a fork. Reserve anew there.")
+    tables = run_guarded(lambda: plan.release(boxed.take(), rng=SYSTEM_RANDOM))
+    if tables is None:
+        raise ModelCallError(NOT_COMPUTED)
+    return tables
+
+
+def _sampled(pool: Pool, plan: OutcomePlan) -> SampledUnits:
+    """Draws the sample; the records of a unit that cannot be read are none."""
+    drawn = plan.draw(pool.num_units, rng=SYSTEM_RANDOM)
+    return tuple(OpaqueValue(run_guarded(lambda unit=unit: pool.records(unit)) or ()) for (unit,) in drawn)  # type: ignore[misc]

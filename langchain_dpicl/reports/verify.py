@@ -16,6 +16,7 @@ from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
+from langchain_dpicl.privacy.extensions.outcome_counts import CHOICE_TEMPLATE, OUTCOME_TEMPLATE
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, places
 from langchain_dpicl.privacy.extensions.word_release import PAIR_TEMPLATE, WORD_TEMPLATE
 from langchain_dpicl.privacy.ledger.state import RESERVE
@@ -28,8 +29,10 @@ RECOMPUTE_TOLERANCE = 2e-6
 SHOWN_TOLERANCE = 1e-9
 
 _PLANS = {
+    "choice": ("langchain_dpicl.evaluation.plan", "ChoicePlan"),
     "counts": ("langchain_dpicl.discovery", "DiscoveryPlan"),
     "documents": ("langchain_dpicl.documents.plan", "DocumentsPlan"),
+    "evaluation": ("langchain_dpicl.evaluation.plan", "EvaluationPlan"),
     "evolution": ("langchain_dpicl.evolution.plan", "EvolutionPlan"),
     "generation": ("langchain_dpicl.generation.plan", "GenerationPlan"),
     "labels": ("langchain_dpicl.pate.plan", "LabellingPlan"),
@@ -40,8 +43,10 @@ _PLANS = {
 }
 """The plan of each method, loaded where a report shows one: reports stand below the methods."""
 _BY_TEMPLATE = {
+    CHOICE_TEMPLATE: "choice",
     COUNT_TEMPLATE: "counts",
     FILTER_TEMPLATE: "retrieval",
+    OUTCOME_TEMPLATE: "evaluation",
     STEP_TEMPLATE: "training",
     TOPIC_TEMPLATE: "documents",
     WORD_TEMPLATE: "words",
@@ -52,7 +57,8 @@ _NUMBERS = frozenset(
     {
         *("adjacency", "candidates", "counts", "delta", "epsilon", "generation", "implementation_delta", "labels"),
         *("max_queries", "max_tokens", "noise_multiplier", "noise_scale", "noise_stddev", "num_slots"),
-        *("participation", "public_size", "release", "rounds", "sampling_rate", "steps", "teachers", "topics", "words"),
+        *("outcomes", "participation", "public_size", "release", "rounds", "sampling_rate", "steps", "teachers"),
+        *("topics", "words"),
     }
 )
 """What only a component with a plan may show: nothing else can be compared with its tickets."""

@@ -42,6 +42,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.distributed.executor import WorkerFactory, Workplace
 from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
+from langchain_dpicl.evaluation import Exact, Judge, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
 from langchain_dpicl.evolution.evolution import PrivateEvolution
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
@@ -626,6 +627,51 @@ def _retrieved(scene: Scene, found: Any, backend: Any) -> Runnable[Any, Any]:
     return found.with_receipts() | RunnableLambda(opened)
 
 
+def evaluation(scene: Scene) -> Runnable[Any, Any]:
+    """`dp_evaluate`: the chain's model is asked about every record; its noisy counts go on."""
+    chain = PromptTemplate.from_template("{text} ->") | scene.model("text")
+
+    def opened(found: Any) -> str:
+        scene.objects += [found, found.report, found.accuracy]
+        return str(found)
+
+    def measure(_: Any) -> str:
+        given = {"epsilon": 8.0, **_paid(scene, 8.0)}
+        return opened(dp_evaluate(chain, _kept(scene), evaluators=Exact(), **given))
+
+    async def ameasure(_: Any) -> str:
+        given = {"epsilon": 8.0, **_paid(scene, 8.0)}
+        return opened(await dp_aevaluate(chain, _kept(scene), evaluators=Exact(), **given))
+
+    return RunnableLambda(measure, ameasure)
+
+
+def choice(scene: Scene) -> Runnable[Any, Any]:
+    """`dp_choose` on one half and `dp_evaluate` with a judge on the other: only a name and noisy counts go on."""
+    model = scene.model("text")
+    chains = {name: PromptTemplate.from_template(name + " {text} ->") | model for name in ("one", "two")}
+    judge = Judge(PromptTemplate.from_template("{text} {answer} ->") | model)
+
+    def opened(*found: Any) -> str:
+        scene.objects += [*found, *(one.report for one in found)]
+        return " ".join(map(str, found))
+
+    def given() -> dict[str, Any]:
+        return {"private": _kept(scene), **_paid(scene, 16.0)}
+
+    def measure(_: Any) -> str:
+        terms = given()
+        best = dp_choose(chains, evaluator=judge, epsilon=8.0, part="choose", **terms)
+        return opened(best, dp_evaluate(best.chain, evaluators=judge, part="test", **terms))
+
+    async def ameasure(_: Any) -> str:
+        terms = given()
+        best = await dp_achoose(chains, evaluator=judge, epsilon=8.0, part="choose", **terms)
+        return opened(best, await dp_aevaluate(best.chain, evaluators=judge, part="test", **terms))
+
+    return RunnableLambda(measure, ameasure)
+
+
 def _labelling(scene: Scene) -> dict[str, Any]:
     options: dict[str, Any] = {
         "epsilon": 40.0,
@@ -710,5 +756,7 @@ ROOMS = (
     Room("discovery", ONE_INPUT_EACH, discovery),
     Room("words", ONE_INPUT_EACH, words),
     Room("documents", ("stream", "astream"), documents),
+    Room("evaluation", TWO_WAYS, evaluation, needs="text"),
+    Room("choice", TWO_WAYS, choice, needs="text"),
     Room("private evolution", ("stream", "astream"), private_evolution, needs="text"),
 )

@@ -252,7 +252,13 @@ _SILENT = (
     "If it thinks before it answers, give it room with TextVoteBackend(llm, max_tokens=...), or switch the thinking "
     "off; otherwise take another model"
 )
-_NO_ANSWER = frozenset({"content_filter", "refusal", "safety", "tool_calls", "tool_use", "function_call"})
+_NO_ANSWER = frozenset(
+    {
+        *("content_filter", "refusal", "tool_calls", "tool_use", "function_call"),  # OpenAI, Anthropic
+        *("safety", "recitation", "blocklist", "prohibited_content", "spii", "language"),  # Gemini
+        *("malformed_function_call", "guardrail_intervened", "content_filtered"),  # Gemini, Bedrock
+    }
+)
 
 
 class TextVoteBackend:
@@ -434,7 +440,7 @@ class TextVoteBackend:
             self._options["temperature"] = None
             reply = self._ask_probe()
         answer = probe_answer_or_raise(self.name, reply, asked="a short text", advice=_REJECTED)
-        if not text_of(reply).strip() or _is_no_answer(answer.reveal().finish_reason):
+        if not text_of(reply).strip() or is_no_answer(answer.reveal().finish_reason):
             raise CapabilityError(f"{self.name} answered a public probe without text. {_SILENT}")
 
     def _ask_probe(self) -> Reply:
@@ -445,11 +451,12 @@ def _place(reply: Reply, names: ChoiceNames, *, other: int) -> int | None:
     """Returns the place of the named choice, `other` if no choice is named, None without an answer."""
     if reply.answer is None:
         return None
-    place = None if _is_no_answer(reply.answer.reveal().finish_reason) else names.named(text_of(reply))
+    place = None if is_no_answer(reply.answer.reveal().finish_reason) else names.named(text_of(reply))
     return other if place is None else place
 
 
-def _is_no_answer(finish_reason: object) -> bool:
+def is_no_answer(finish_reason: object) -> bool:
+    """Returns whether an answer that ended so is a refusal, or no text at all, by any provider's name for it."""
     return isinstance(finish_reason, str) and finish_reason.lower() in _NO_ANSWER
 
 

@@ -91,6 +91,10 @@ class Reply:
     detail: str = ""
 
 
+TASK_NAME = "dpicl call"
+"""Name of the asyncio tasks of private calls."""
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """How often and how long one row's call is tried; counted per row, so that no row depends on another's retries.
@@ -161,6 +165,8 @@ class Request:
       is_readable: whether an answer has what was asked for; if not, the call is made again.
       explain: what a failure may report: "" for a private call; "kind" (type and status) for a public one; "text" for
         the probe, which precedes all private calls: later messages may quote the usage of private calls.
+      watch: of a public call: unique text of its prompt, by which runs that it starts in other threads are recognized;
+        "": the whole prompt of a call with `explain` "text", nothing of any other.
     """
 
     prompt: OpaqueValue[str]
@@ -168,6 +174,7 @@ class Request:
     options: Mapping[str, Any]
     is_readable: Callable[[ModelOutput], bool] = field(default=lambda answer: True, repr=False)  # noqa: ARG005
     explain: Literal["", "kind", "text"] = ""
+    watch: str = ""
 
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
@@ -369,7 +376,9 @@ class SilentModel:
 
     async def _run_attempt(self, request: Request, retry: RetryPolicy) -> Reply:
         """Runs one attempt as a task in its own context; a call that cancels itself is a fault of its row."""
-        attempt = asyncio.get_running_loop().create_task(self._aattempt(request, retry), context=contextvars.Context())
+        attempt = asyncio.get_running_loop().create_task(
+            self._aattempt(request, retry), name=TASK_NAME, context=contextvars.Context()
+        )
         caller = asyncio.current_task()
         try:
             return await attempt
@@ -559,7 +568,7 @@ def silence(model: Any) -> SilentModel:
         gateway; or its class, or the SDK it calls, is instrumented.
     """
     inner, bound = unwrap(model)
-    bound = private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
+    bound = quiet_arguments(bound)
     if kind_and_doors(inner)[0] == "decisions" and bound:
         raise ConfigurationError(
             f"expected no bound arguments, as {type(inner).__name__} takes none with a call, found {sorted(bound)}; "
@@ -567,8 +576,7 @@ def silence(model: Any) -> SilentModel:
         )
     refuse_open_models(inner)
     fields = type(inner).model_fields
-    settings = {name: value for name, value in _QUIET.items() if name in fields} | private_settings(inner)
-    quiet = inner.model_copy(update=settings)
+    quiet = inner.model_copy(update=quiet_settings(inner))
     if "stop" in fields:
         quiet = quiet.model_copy(update={"stop": [] if isinstance(getattr(quiet, "stop", None), list) else None})
     hush_clients(quiet)
@@ -576,6 +584,17 @@ def silence(model: Any) -> SilentModel:
     if trouble := silent.trouble():
         raise UnsilencableModelError(trouble)
     return silent
+
+
+def quiet_settings(model: Any) -> dict[str, Any]:
+    """Returns the fields of a model without bindings that a silent copy has other values of."""
+    fields = type(model).model_fields
+    return {name: value for name, value in _QUIET.items() if name in fields} | private_settings(model)
+
+
+def quiet_arguments(bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the bound arguments that a silent copy sends."""
+    return private_arguments({name: value for name, value in bound.items() if name not in _DROPPED})
 
 
 # The first three silence the model; the others make the answer one plain generation with logprobs.
@@ -598,8 +617,10 @@ def _state_and_questions(request: Any) -> tuple[Any, Any]:
 
 
 def _probe_text(request: Request) -> str:
-    """Returns the text of a probe; "" for any other call."""
-    return request.prompt.reveal() if request.explain == "text" else ""
+    """Returns the text by which a public call's runs are recognized; "" for a private call."""
+    if not request.explain:
+        return ""
+    return request.watch or (request.prompt.reveal() if request.explain == "text" else "")
 
 
 def _reply(request: Request, result: Any) -> Reply:

@@ -6,12 +6,19 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from langchain_dpicl.backends.private_calls.call import ProbePolicy, Reply, Request, RetryPolicy, SilentModel
+from langchain_dpicl.backends.private_calls.call import (
+    TASK_NAME,
+    ProbePolicy,
+    Reply,
+    Request,
+    RetryPolicy,
+    SilentModel,
+)
 from langchain_dpicl.backends.sync_async import CallLimit, FairSemaphore, call_limit, call_stop, concurrency_limit
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 
@@ -30,8 +37,11 @@ class CallPool:
     a limit of their own: they stop that loop, so waiting for its awaited calls would never end.
     """
 
-    def __init__(self, model: SilentModel, retry: RetryPolicy, max_concurrency: int | None) -> None:
+    def __init__(
+        self, model: SilentModel, retry: RetryPolicy, max_concurrency: int | None, *, crew: Crew | None = None
+    ) -> None:
         self._model = model
+        self._crew = crew  # threads that others use too; None: threads of its own
         self._retry = retry
         self._given = None if max_concurrency is None else check_whole("max_concurrency", max_concurrency)
         self._processes: dict[tuple[int, int], _Process] = {}
@@ -47,6 +57,11 @@ class CallPool:
     def model(self) -> SilentModel:
         """The silent model that is called."""
         return self._model
+
+    def start(self) -> None:
+        """Starts the threads that it shares with others, so that a process without room for them fails here."""
+        here = self._here()
+        here.threads(inside_a_loop=self._gates(None)[1] is not here.gate)
 
     def one(self, request: Request) -> Reply:
         """Makes one call, with the retries of the engine's policy."""
@@ -88,7 +103,7 @@ class CallPool:
                 replies[place] = self._through(gates, request, stop)
 
         here = self._here()
-        threads = here.threads if gates[1] is here.gate else here.threads_inside_a_loop
+        threads = here.threads(inside_a_loop=gates[1] is not here.gate)
         futures = [threads.submit(work) for _ in range(min(limit, len(waiting)))]
         try:
             for future in futures:
@@ -101,7 +116,7 @@ class CallPool:
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
         """Async twin of `many`."""
-        return list(await asyncio.gather(*map(self.aone, requests)))
+        return list(await asyncio.gather(*map(_task, map(self.aone, requests))))
 
     def _through(self, gates: _Gates, request: Request, stop: threading.Event | None) -> Reply:
         outer, inner = gates
@@ -125,18 +140,75 @@ class CallPool:
     def _here(self) -> _Process:
         """Returns the threads and gates of this process, for so many calls at once: neither survive a fork."""
         key = os.getpid(), self.limit
-        return self._processes.get(key) or self._processes.setdefault(key, _Process(self.limit))
+        return self._processes.get(key) or self._processes.setdefault(key, _Process(self.limit, self._crew))
+
+
+def _task(call: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
+    """Returns a task of a constant name: asyncio numbers those without one, and later names would show their number."""
+    return asyncio.get_running_loop().create_task(call, name=TASK_NAME)
+
+
+class Crew:
+    """Threads that several call pools share; all of them start at once, so their number tells no number of calls.
+
+    Args:
+      size: how many.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._pools: dict[tuple[int, bool], ThreadPoolExecutor] = {}
+        self._gates: dict[int, threading.Lock] = {}
+
+    def here(self, *, inside_a_loop: bool = False) -> ThreadPoolExecutor:
+        """Returns the threads of this process: neither they nor a lock that is held survive a fork.
+
+        Args:
+          inside_a_loop: those for a blocking call that stops a running loop, which others do not wait in.
+
+        Raises:
+          ConfigurationError: the system starts no more threads.
+        """
+        number = os.getpid()
+        with self._gates.setdefault(number, threading.Lock()):
+            if (pool := self._pools.get((number, inside_a_loop))) is None:
+                pool = ThreadPoolExecutor(self._size, thread_name_prefix="dpicl-in-loop" if inside_a_loop else "dpicl")
+                _start_all(pool, self._size)
+                # Only now: work of another caller would take the place of a start.
+                self._pools[number, inside_a_loop] = pool
+        return pool
+
+
+def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
+    """Starts every thread of a pool: a pool starts one only where all others are at work, so each waits for all."""
+    all_here = threading.Barrier(size)
+    try:
+        for _ in range(size):
+            pool.submit(all_here.wait)
+    except RuntimeError:  # no more threads: those that wait go on, and end
+        all_here.abort()
+        pool.shutdown(wait=False, cancel_futures=True)
+        advice = "Raise the limit of threads of this user or container, or end other work in this process."
+        raise ConfigurationError(f"threads: expected to start {size}, found that no more start. {advice}") from None
 
 
 class _Process:
     """The threads and gates of one process."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, crew: Crew | None) -> None:
         self.gate = FairSemaphore(limit)
         self.gate_inside_a_loop = FairSemaphore(limit)
-        self.threads = ThreadPoolExecutor(limit, thread_name_prefix="dpicl")
-        # Threads of the others may wait for awaited calls of the loop that a blocking call stops.
-        self.threads_inside_a_loop = ThreadPoolExecutor(limit, thread_name_prefix="dpicl-in-loop")
+        self._crew = crew
+        # None of these starts before its first work. Threads of the first may wait for awaited calls of the loop that a
+        # blocking call stops, so a call inside a loop takes the second.
+        self._own = (
+            ThreadPoolExecutor(limit, thread_name_prefix="dpicl"),
+            ThreadPoolExecutor(limit, thread_name_prefix="dpicl-in-loop"),
+        )
+
+    def threads(self, *, inside_a_loop: bool) -> ThreadPoolExecutor:
+        """Returns the threads for blocking calls."""
+        return self._own[inside_a_loop] if self._crew is None else self._crew.here(inside_a_loop=inside_a_loop)
 
 
 def check_whole(name: str, value: object) -> int:

@@ -32,6 +32,8 @@ SPLIT_RULE = 1
 """The version of `relabelled` and `normalized`; change it with their behaviour."""
 KEYWORDS = "keywords"
 """Says that a unit's label is the first released topic in its texts; see `TopicSplit`."""
+PARTS = "parts"
+"""Says that a unit's label is a half of the data, by a hash of its name or its record; see `split_in_parts`."""
 _ORIGIN = frozenset({"from", "fold_case", "rule"})
 
 
@@ -51,7 +53,8 @@ class Declaration:
     # Of units that are declared again: the name of their first declaration, and whether labels were compared without
     # case (None: labels are those of the first declaration).
     origin: tuple[str, bool | None] | None = None
-    by: str | None = None  # `KEYWORDS` if topics split the units; None: the values of a field do
+    # `KEYWORDS` if topics split the units, `PARTS` if a hash does; None: the values of a field do.
+    by: str | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -128,8 +131,8 @@ def make_declaration(
 def _check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | None) -> tuple[str, bool | None]:
     if not isinstance(shown, Mapping) or set(shown) - {"by"} != _ORIGIN or shown["rule"] != SPLIT_RULE:
         raise fail("redeclared", f"{sorted(_ORIGIN)}, and rule {SPLIT_RULE}", shown)
-    if "by" in shown and (shown["by"] != KEYWORDS or shown["fold_case"] is not True):
-        raise fail("redeclared by", f"{KEYWORDS!r} with fold_case=True", shown)
+    if "by" in shown and (shown["by"], shown["fold_case"]) not in {(KEYWORDS, True), (PARTS, None)}:
+        raise fail("redeclared by", f"{KEYWORDS!r} with fold_case=True, or {PARTS!r} with None", shown)
     first, fold_case = check_name("redeclared from", shown["from"]), shown["fold_case"]
     if first == dataset_id:
         raise fail("dataset_id", "another name than that of the first declaration", dataset_id)

@@ -21,7 +21,7 @@ from langchain_core.rate_limiters import BaseRateLimiter, InMemoryRateLimiter
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
 from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, Request, RetryPolicy, silence
-from langchain_dpicl.backends.private_calls.call_pool import CallPool
+from langchain_dpicl.backends.private_calls.call_pool import CallPool, Crew
 from langchain_dpicl.backends.rows.label_rows import LabelRows
 from langchain_dpicl.backends.sync_async import FairSemaphore, LimitConcurrency, limit_concurrency, stopping_calls
 from langchain_dpicl.exceptions import ModelCallError
@@ -327,6 +327,24 @@ class TestAtMost:
         assert engine.open(["aaa", "bbb"], []).score(DOMAIN).shape == (2, 3)
         over.set()
         assert [len(rows) for rows in await asyncio.gather(awaited, threaded)] == [2, 4]
+
+    async def test_threads_that_engines_share_do_not_wait_for_the_calls_of_a_loop_either(self) -> None:
+        began, over = asyncio.Event(), asyncio.Event()
+
+        class Waiting(ScriptedChat):
+            async def _agenerate(self, *given: Any, **options: Any) -> Any:
+                began.set()
+                await over.wait()
+                return self._generate(*given, **options)
+
+        calls = CallPool(silence(Waiting(answer=ANSWERS)), QUICK, 2, crew=Crew(2))
+        awaited = asyncio.ensure_future(calls.amany([request("aaa")] * 2))
+        await began.wait()  # both places are taken until the loop goes on
+        threaded = asyncio.ensure_future(asyncio.to_thread(calls.many, [request("bbb")] * 4))
+        await asyncio.sleep(0.2)  # its threads wait for a place
+        assert len(calls.many([request("aaa")] * 2)) == 2
+        over.set()
+        assert [len(replies) for replies in await asyncio.gather(awaited, threaded)] == [2, 4]
 
     async def test_all_sessions_of_a_block_keep_to_one_limit(self) -> None:
         gauge = Gauge()

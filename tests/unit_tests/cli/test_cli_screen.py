@@ -19,7 +19,7 @@ from langchain_dpicl.cli.main import _parser, main
 from langchain_dpicl.exceptions import ConfigurationError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
-SPENDING = ("vote", "label", "generate", "documents", "discover", "evolve", "train")
+SPENDING = ("vote", "label", "generate", "documents", "discover", "evaluate", "choose", "evolve", "train")
 COMMANDS = (*SPENDING, "try", "rehearse", "plan", "check", "ledger", "audit", "epsilon")
 
 

@@ -1,0 +1,484 @@
+"""`dp_evaluate`: how good a chain is on private records, as one release of a table of outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from langchain_core.runnables import RunnableConfig
+
+from langchain_dpicl.backends.private_calls.call import RetryPolicy
+from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
+from langchain_dpicl.evaluation.asking import ANSWER, Question
+from langchain_dpicl.evaluation.chains import SilentChain
+from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, Same, paired
+from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside
+from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
+from langchain_dpicl.planning.share_plan import SharePlan
+from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_positive, fail
+from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.outcome_counts import Tables
+from langchain_dpicl.privacy.extensions.part_split import Part, split_in_parts
+from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.release.count_release import release_outcomes
+from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.runs.door import UNDECLARED
+
+DEFAULT_EPSILON = 0.1
+"""Share of an evaluation: with 2,000 units and an accuracy of .8, the 95 % interval is +-2.4 points; +-1.8 at .5."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult(Saved):
+    """Noisy counts of the declared outcomes, and figures with intervals; public.
+
+    Attributes:
+      tables: noisy count by (label or "", what was said or the mark), of each evaluator; may be negative.
+      evaluators: the evaluators, with outcomes and scores.
+      plan: the public plan.
+      report: JSON-able privacy report.
+      is_paired: whether the outcomes are pairs of scores, of the chain and of the baseline.
+      draws_records: whether one record of several was drawn of each unit.
+    """
+
+    tables: Mapping[str, Mapping[tuple[str, str], int]]
+    evaluators: Mapping[str, BoundEvaluator]
+    plan: EvaluationPlan
+    report: Mapping[str, Any]
+    is_paired: bool = False
+    draws_records: bool = False
+
+    def mean(self, name: str | None = None, *, confidence: float = 0.95, of: Of = "population") -> Estimate:
+        """Returns the mean score of an evaluator: an accuracy, the mean mark; with a baseline, of the chain under test.
+
+        Args:
+          name: of the evaluator; None: the first.
+          confidence: of the interval, over sample and noise.
+          of: "population": of whom the units are a sample; "data": of these units alone, and of the answers that the
+            chain gave this time.
+        """
+        one = self._named(name)
+        return self._ratio(one, one.own_scores or one.scores).estimate(confidence=confidence, of=of)
+
+    @property
+    def accuracy(self) -> Estimate:
+        """The mean of the first evaluator, with its 95 % interval for the population."""
+        return self.mean()
+
+    def difference(self, name: str | None = None, *, confidence: float = 0.95, of: Of = "population") -> Estimate:
+        """Returns the mean score of the chain minus that of the baseline, on the same records; arguments as `mean`.
+
+        Raises:
+          ConfigurationError: there was no baseline.
+        """
+        if not self.is_paired:
+            raise fail("difference", "an evaluation with baseline=", None, "Evaluate again with the older chain.")
+        one = self._named(name)
+        return self._ratio(one, one.scores).estimate(confidence=confidence, of=of)
+
+    def recall(self, label: str, *, confidence: float = 0.95, of: Of = "population") -> Estimate:
+        """Returns the share of the records of a label that the chain names; arguments as `mean`.
+
+        Raises:
+          ConfigurationError: no `Exact` evaluator without a baseline, or another label.
+        """
+        one = next((each for each in self.evaluators.values() if each.labels), None)
+        if one is None or self.is_paired:
+            raise fail("recall", "an Exact evaluator and no baseline", list(self.evaluators))
+        if label not in one.labels:
+            raise fail("label", f"one of {list(one.labels)}", label)
+        kept = [place for place, (true, _) in enumerate(one.cells) if true == label]
+        return self._ratio(one, one.scores, kept).estimate(confidence=confidence, of=of)
+
+    @property
+    def confusion(self) -> Mapping[tuple[str, str], int]:
+        """The noisy count of each (label, answer) of the first evaluator."""
+        return self.tables[next(iter(self.tables))]
+
+    def _named(self, name: str | None) -> BoundEvaluator:
+        chosen = next(iter(self.evaluators)) if name is None else name
+        if chosen not in self.evaluators:
+            raise fail("name", f"one of {list(self.evaluators)}", name)
+        return self.evaluators[chosen]
+
+    def _ratio(self, one: BoundEvaluator, scores: Sequence[float], kept: Sequence[int] | None = None) -> NoisyRatio:
+        counts = tuple(self.tables[one.name].values())
+        places = range(len(counts)) if kept is None else kept
+        chosen = tuple(scores[place] for place in places)
+        release = self.plan.release
+        return NoisyRatio(
+            tuple(counts[place] for place in places),
+            chosen,
+            (min(chosen), max(chosen)),
+            float(release.scale),
+            # Which record of a unit is drawn adds up to as much variance as drawing the unit: then no unit counts as
+            # read in full.
+            0.0 if self.draws_records else release.sampler.sampling_rate,
+        )
+
+    def _released(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, table in self.tables.items():
+            counts = [[*cell, count] for cell, count in table.items()]
+            found[name] = {"counts": counts, "mean": list(self.mean(name))}
+            if self.is_paired:
+                found[name]["difference"] = list(self.difference(name))
+        return found
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {_points(self.mean(name))}" for name in self.evaluators]
+        if self.is_paired:
+            rows += [f"{name}, above the baseline: {_points(self.difference(name))}" for name in self.evaluators]
+        return "\n".join([*rows, f"epsilon {self.plan.epsilon:.4g}, {self.plan.sample:,} units read on average"])
+
+
+def _points(found: Estimate) -> str:
+    return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}] (95 %, noise and sampling)"
+
+
+class Evaluation(OneRelease[Tables, EvaluationResult]):
+    """The release of counts of outcomes; `dp_evaluate` makes and runs it."""
+
+    _title = "private evaluation"
+    plan: EvaluationPlan
+
+    def _release(self, ticket: Reservation, keep: Callable[[Tables], None]) -> EffectGenerator[None]:
+        keep((yield from release_outcomes(self._private, ticket, plan=self.plan.release, ask=self._question.ask)))
+        ticket.commit()
+
+    def _value(self) -> EvaluationResult:
+        evaluators = {one.name: one for one in self._question.evaluators}
+        tables = {
+            name: dict(zip(one.cells, counts, strict=True))
+            for (name, one), counts in zip(evaluators.items(), self.released, strict=True)
+        }
+        draws_records = self._private.records_per_unit > 1
+        return EvaluationResult(tables, evaluators, self.plan, self.report, self._question.is_paired, draws_records)
+
+
+def silent_question(
+    private: PrivateExamples,
+    chains: Mapping[str, Any],
+    evaluators: Any,
+    *,
+    inputs: Mapping[str, str] | None,
+    timeout: float | None,
+    is_choice: bool = False,
+) -> Question:
+    """Takes chains and judges apart, and checks evaluators against the declared fields.
+
+    Args:
+      private: the examples.
+      chains: by name; with two, of which the second is the baseline, outcomes are pairs.
+      evaluators: one or several.
+      inputs: field by variable of the templates of chains and judges.
+      timeout: seconds that one call may take; None: the engine's own limit.
+      is_choice: whether the chains are candidates, each with a score.
+    """
+    if not isinstance(private, PrivateExamples):
+        raise fail("private", "PrivateExamples", type(private).__name__, UNDECLARED)
+    listed = [evaluators] if isinstance(evaluators, Evaluator) else evaluators
+    if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, Evaluator) for one in listed):
+        advice = "A function or a stock evaluator may do anything: Score(Pure(function), marks=...), or a Judge."
+        raise fail("evaluators", "one or more of Exact, Score and Judge", type(evaluators).__name__, advice)
+    names = (*dict.fromkeys((private.text_key, *private.fields, *([private.label_key] if private.label_key else []))),)
+    bound = [one.bind(names, private.label_key, private.labels) for one in listed]
+    if len({one.name for one in bound}) < len(bound):
+        raise fail("evaluators", "distinct names", [one.name for one in bound], "Give name=.")
+    retry = RetryPolicy() if timeout is None else RetryPolicy(deadline=check_positive("timeout", timeout))
+    if ANSWER in names and any(one.judge is not None for one in bound):
+        advice = "A judge is shown what the chain answered under that name: give the field another one."
+        raise fail("evaluators", f"no field named {ANSWER!r} beside a Judge", ANSWER, advice)
+    hidden = frozenset().union(*(one.hidden for one in bound))
+    under_test = tuple(
+        SilentChain.of(chain, known=names, hidden=hidden, inputs=inputs, retry=retry, name=name)
+        for name, chain in chains.items()
+    )
+    judges = tuple(
+        None
+        if one.judge is None
+        else SilentChain.of(one.judge, known=(*names, ANSWER), inputs=inputs, retry=retry, name="judge")
+        for one in bound
+    )
+    shown = {variable for one in (*under_test, *filter(None, judges)) for variable in one.fields}
+    if unknown := sorted(set(inputs or {}) - shown):
+        raise fail("inputs", f"variables of the templates, {sorted(shown)}", unknown)
+    is_paired = not is_choice and len(under_test) > 1
+    return Question(under_test, tuple(map(paired, bound)) if is_paired else tuple(bound), judges, is_paired, is_choice)
+
+
+def _evaluation(
+    chain: Any,
+    private: PrivateExamples,
+    *,
+    evaluators: Any,
+    budget: BudgetLike | None = None,
+    epsilon: float | None = None,
+    sample: int | None = None,
+    inputs: Mapping[str, str] | None = None,
+    baseline: Any = None,
+    timeout: float | None = None,
+    part: Part | None = None,
+    component: str | None = None,
+    config: RunnableConfig | None = None,
+) -> KeptCall:
+    if component is not None:
+        check_name("component", component)
+    check_config(config)
+    spender = resolve_budget(budget, config)
+    chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}
+    question = silent_question(private, chains, evaluators, inputs=inputs, timeout=timeout)
+    source = examples_of(private, part, spender.adjacency)
+    # A choice may have set a share aside for the other half.
+    aside = SetAside.find(
+        spender,
+        terms=(Same(source), part, sample, terms_of(question)),
+        chain=question.chains[0].identity if baseline is None else None,
+        epsilon=epsilon,
+    )
+    share = aside.epsilon if aside is not None else DEFAULT_EPSILON if epsilon is None else epsilon
+    judged = sum(judge is not None for judge in question.judges)
+    plan = plan_evaluation(
+        source.public_size_of(part),
+        widths=[len(one.cells) for one in question.evaluators],
+        epsilon=share,
+        delta=share_of_delta(spender, epsilon=share, delta=None),
+        sample=sample,
+        adjacency=spender.adjacency,
+        calls_per_unit=len(question.chains) * (1 + judged),
+        part=part,
+        partition=source.dataset_id,
+    )
+    shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
+
+    def make() -> Evaluation:
+        if aside is not None and aside.plan == plan and aside.free:
+            probe(question)
+            if aside.take(question.chains[0].identity):
+                return Evaluation(source, question, plan=plan, budget=spender, share=aside.share)
+        named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
+        paid = declared_share(source, spender, plan, question, epsilon=share, **named)
+        return Evaluation(source, question, plan=plan, budget=spender, share=paid)
+
+    key = ("evaluate", component, share, canonical_json(shown), Same(private), *question.identity)
+    return KeptCall.of(spender, key, make)
+
+
+def examples_of(private: PrivateExamples, part: Part | None, adjacency: Adjacency) -> PrivateExamples:
+    """Returns the examples that are read: these, or their declaration in parts.
+
+    Args:
+      private: the examples.
+      part: the half, or None.
+      adjacency: of the ledger.
+
+    Raises:
+      ConfigurationError: an unknown part, or an adjacency under which a unit may go from one half to the other.
+    """
+    if part is None:
+        return private
+    check_choice("part", part, get_args(Part))
+    if adjacency != "add_remove":
+        advice = "A unit that changes may go from one half to the other, which costs both."
+        raise fail("part", "a ledger with adjacency='add_remove'", adjacency, advice)
+    return split_in_parts(private)
+
+
+def terms_of(question: Question) -> Hashable:
+    """Returns what two evaluations of a half have in common beside the chain: outcomes, functions and judges.
+
+    Args:
+      question: what is asked.
+    """
+    _, judges, functions = question.identity
+    return tuple((one.name, one.cells, one.scores) for one in question.evaluators), judges, functions
+
+
+def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
+    """Returns what reports show of chains, judges and own functions.
+
+    Args:
+      question: what is asked.
+      names: of the chains.
+    """
+    judges = {
+        one.name: judge.to_dict() for one, judge in zip(question.evaluators, question.judges, strict=True) if judge
+    }
+    assumed = [
+        *(word for chain in (*question.chains, *filter(None, question.judges)) for word in chain.assumed),
+        *(word for one in question.evaluators for word in one.assumed),
+    ]
+    chains = {name: chain.to_dict() for name, chain in zip(names, question.chains, strict=True)}
+    tables = [
+        {"name": one.name, "outcomes": [list(cell) for cell in one.cells], "scores": list(one.scores)}
+        for one in question.evaluators
+    ]
+    # As a list: a name's place breaks ties.
+    return {"tables": tables, "chains": chains, "order": list(names), "judges": judges, "assumed": assumed}
+
+
+def declared_share(
+    private: PrivateExamples,
+    budget: Budget,
+    plan: SharePlan,
+    question: Question,
+    *,
+    epsilon: float,
+    prefix: str,
+    component: str | None,
+    shown: Mapping[str, Any],
+) -> Share:
+    """Calls every model once with public words, and then declares the share.
+
+    Args:
+      private: the examples.
+      budget: that pays.
+      plan: of the release.
+      question: what is asked.
+      epsilon: the share.
+      prefix: of the name in the ledger, where none is given.
+      component: name in the ledger.
+      shown: what reports show.
+
+    Raises:
+      ConfigurationError: a report under that name would show another question: a call that asked it left its ticket.
+      ModelCallError: a model could not be called; nothing was declared.
+    """
+    probe(question)
+    name = budget.fresh_name(prefix) if component is None else component
+    share = declare_share(
+        private,
+        budget,
+        plan,
+        component=name,
+        epsilon=epsilon,
+        public=shown,
+        engines=[one.calls for one in (*question.chains, *filter(None, question.judges))],
+    )
+    declared = (one for each in budget.report().to_dict()["shares"] for one in each["components"])
+    public = next((one["public"] for one in declared if one["name"] == name), shown)
+    if canonical_json({key: public.get(key) for key in shown}) != canonical_json(shown):
+        advice = "Its ticket is for that question. Give another component=, or none."
+        raise fail("component", "the chains, judges and outcomes that were declared under this name", name, advice)
+    return share
+
+
+def probe(question: Question) -> None:
+    """Starts the threads, and calls every model once with public words: a wrong key or address costs nothing.
+
+    Args:
+      question: what is asked.
+
+    Raises:
+      ConfigurationError: the system starts no more threads.
+      ModelCallError: a model could not be called.
+    """
+    for chain in (*question.chains, *filter(None, question.judges)):
+        chain.calls.start()
+        chain.probe()
+
+
+def dp_evaluate(
+    chain: Any,
+    private: PrivateExamples,
+    *,
+    evaluators: Evaluator | Sequence[Evaluator],
+    budget: BudgetLike | None = None,
+    epsilon: float | None = None,
+    sample: int | None = None,
+    inputs: Mapping[str, str] | None = None,
+    baseline: Any = None,
+    timeout: float | None = None,
+    part: Part | None = None,
+    component: str | None = None,
+    progress: bool | None = None,
+    config: RunnableConfig | None = None,
+) -> EvaluationResult:
+    """Measures a chain on private records: noisy counts of declared outcomes, and figures with intervals.
+
+    The chain is taken apart (`prompt | model | stock parser`, or a released prompt in front) and never invoked. All
+    parameters are public and must not be chosen by looking at the records.
+
+    Formal guarantees:
+      - The result is epsilon-DP for one unit, at the share's epsilon (its delta covers the coins of the sample): one
+        ticket, reserved and burnt before the first record is read.
+      - An error, a timeout or a refusal counts as the worst score of that record and moves nothing else.
+      - Called again with the same arguments in this process, it returns the kept result for free.
+
+    Args:
+      chain: the chain under test; its model sees private records.
+      private: the examples; bound to the budget's ledger here. Of a unit with several records one is drawn.
+      evaluators: one or several of `Exact`, `Score` and `Judge`; noise grows with their number.
+      budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig with a handler; None: the context's.
+      epsilon: this evaluation's share of the budget; None: 0.1, enough for an accuracy on 2,000 units.
+      sample: units that are read, on average; None: all. Fewer cost fewer calls and less noise, and widen intervals.
+      inputs: declared field by variable of the template, where the names differ.
+      baseline: another chain, measured on the same records: outcomes are then pairs, with `difference`.
+      timeout: seconds that one attempt of a call over HTTP may take.
+      part: "choose" or "test": reads one half of the units only, by a public hash. After `dp_choose(part="choose")` the
+        evaluation of a candidate on the half "test", with the same evaluator, is paid for already (`epsilon` None).
+      component: name in the ledger.
+      progress: True shows a bar, False hides it, None shows it on a terminal only.
+      config: a RunnableConfig: its callbacks hear of charges, its `max_concurrency` limits the calls in flight.
+
+    Raises:
+      CapabilityError: a chain, or a judge, of other parts than those above.
+      ConfigurationError: a public argument is invalid; nothing was charged.
+      UnsilencableModelError: a model that cannot be called in silence.
+      ModelCallError: a model could not be called with public words; nothing was charged.
+      PrivacyBudgetError: no budget, a different budget, or too small a budget.
+
+    Example:
+      >>> from langchain_core.language_models import FakeListChatModel
+      >>> from langchain_core.prompts import PromptTemplate
+      >>> from langchain_dpicl import Budget, PrivateExamples
+      >>> from langchain_dpicl.evaluation import Exact, dp_evaluate
+      >>> tickets = [{"text": "it was declined", "queue": "card"}] * 900 + [{"text": "sent", "queue": "transfer"}] * 100
+      >>> private = PrivateExamples(tickets, label_key="queue", labels=("card", "transfer"), public_size=1_000)
+      >>> chain = PromptTemplate.from_template("{text} Queue:") | FakeListChatModel(responses=["card"])
+      >>> found = dp_evaluate(chain, private, evaluators=Exact(), budget=Budget(epsilon=1.0, delta=1e-6), epsilon=0.5)
+      >>> 0.85 < found.accuracy.value < 0.95
+      True
+    """
+    asked = _evaluation(
+        chain,
+        private,
+        evaluators=evaluators,
+        budget=budget,
+        epsilon=epsilon,
+        sample=sample,
+        inputs=inputs,
+        baseline=baseline,
+        timeout=timeout,
+        part=part,
+        component=component,
+        config=config,
+    )
+    return cast("EvaluationResult", asked.answer(progress=progress, config=config))
+
+
+async def dp_aevaluate(
+    chain: Any,
+    private: PrivateExamples,
+    *,
+    progress: bool | None = None,
+    config: RunnableConfig | None = None,
+    **arguments: Any,
+) -> EvaluationResult:
+    """Async version of `dp_evaluate`: calls run concurrently on the event loop.
+
+    Args:
+      chain: see `dp_evaluate`.
+      private: see `dp_evaluate`.
+      progress: see `dp_evaluate`.
+      config: see `dp_evaluate`.
+      **arguments: the others of `dp_evaluate`.
+    """
+    asked = await run_in_thread(lambda: _evaluation(chain, private, config=config, **arguments))
+    return cast("EvaluationResult", await asked.aanswer(progress=progress, config=config))

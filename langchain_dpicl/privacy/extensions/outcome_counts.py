@@ -1,0 +1,207 @@
+"""Counts of declared outcomes over a secret Poisson sample of units, with two-sided geometric noise.
+
+Every unit has one outcome of each declared table, so all counts together cost what one count costs. Proof:
+docs/proofs/outcome-counts.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Self, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, fail
+from langchain_dpicl.privacy.accounting.events import Event, PureEvent
+from langchain_dpicl.privacy.extensions.count_histograms import MAX_SCALE, DiscreteLaplaceMechanism
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.mechanisms.bounded import ClosedClass
+from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits, Sample
+
+OUTCOME_TEMPLATE = "outcomes: noisy counts of one sample"
+"""The ticket template of one release of counts of outcomes."""
+CHOICE_TEMPLATE = "choice: the best of several on one sample"
+"""The ticket template of one choice by counts of right answers."""
+MOST_CELLS = 4_096
+"""Most outcomes of all tables together."""
+
+Tables: TypeAlias = tuple[tuple[int, ...], ...]
+"""Noisy counts: one inner tuple per table, one count per outcome."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OutcomeTable(ClosedClass):
+    """Tables of declared outcomes: a unit has at most one outcome of each.
+
+    Formal guarantees:
+      - `counts` adds 1 to at most one cell of each table per row, whatever the rows hold, and raises for none of them.
+      - Between neighbours all counts together move by at most `l1_sensitivity`.
+
+    Args:
+      widths: how many outcomes each table has, public; together at most 4,096.
+
+    Raises:
+      ConfigurationError: no table, or one without outcomes, or too many of them.
+
+    Source: docs/proofs/outcome-counts.md.
+    """
+
+    widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.widths, tuple) or not self.widths:
+            raise fail("widths", "a tuple with the number of outcomes of each table", self.widths)
+        for width in self.widths:
+            check_int("widths", width, low=1)
+        if sum(self.widths) > MOST_CELLS:
+            raise fail("widths", f"at most {MOST_CELLS} outcomes in all", sum(self.widths), "Declare fewer outcomes.")
+
+    def l1_sensitivity(self, adjacency: Adjacency) -> int:
+        """Returns how far all counts together move between neighbours: 1 per table, or 2 where a unit changes.
+
+        Args:
+          adjacency: neighbouring relation.
+        """
+        return len(self.widths) * (2 if check_adjacency(adjacency) == "replace_one" else 1)
+
+    def counts(self, cells: npt.NDArray[Any]) -> Tables:
+        """Returns how many rows have each outcome.
+
+        Args:
+          cells: float64[rows, tables], private: the place of a row's outcome in each table; what is no place of a table
+            (NaN, a fraction, a negative or too large number) counts nowhere.
+        """
+        rows = np.asarray(cells, dtype=np.float64).reshape(-1, len(self.widths))
+        found: list[tuple[int, ...]] = []
+        for table, width in enumerate(self.widths):
+            places = rows[:, table]
+            with np.errstate(all="ignore"):
+                is_place = (places >= 0) & (places < width) & (np.floor(places) == places)
+            found.append(tuple(np.bincount(places[is_place].astype(np.int64), minlength=width).tolist()))
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for reports."""
+        return {"widths": list(self.widths)}
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomePlan:
+    """How counts of outcomes are released, once: sample, tables, noise and neighbouring relation.
+
+    Formal guarantees:
+      - `event` bounds the privacy loss of one `draw` with one `release`; it is computed from what runs.
+
+    Attributes:
+      sampler: which units are read.
+      table: the declared outcomes; holds the sensitivity.
+      mechanism: adds the noise.
+      adjacency: the neighbouring relation all of it is stated under.
+
+    Raises:
+      ConfigurationError: a part of another class, a threshold, or noise beyond what counts can hold.
+    """
+
+    sampler: PoissonUnits
+    table: OutcomeTable
+    mechanism: DiscreteLaplaceMechanism
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        check_adjacency(self.adjacency)
+        proved = {"sampler": PoissonUnits, "table": OutcomeTable, "mechanism": DiscreteLaplaceMechanism}
+        for name, kind in proved.items():
+            if type(getattr(self, name)) is not kind:  # what looks like one may do anything
+                raise fail(name, f"{kind.__name__}, which a proof covers", type(getattr(self, name)).__name__)
+        if self.mechanism.threshold is not None:
+            raise fail("threshold", "none: every declared outcome has a count", self.mechanism.threshold)
+        if self.scale > MAX_SCALE:
+            raise fail("noise_multiplier", f"noise of a scale up to {MAX_SCALE}", self.mechanism.noise_multiplier)
+
+    @property
+    def scale(self) -> Fraction:
+        """Scale of the noise of one count, in units."""
+        return self.mechanism.scale(self.l1_sensitivity)
+
+    @property
+    def l1_sensitivity(self) -> int:
+        """How far all counts together move between neighbours."""
+        return self.table.l1_sensitivity(self.adjacency)
+
+    @property
+    def event(self) -> Event:
+        """What one release on one secret sample costs."""
+        return self.sampler.amplify(PureEvent(1.0 / self.mechanism.noise_multiplier))
+
+    @property
+    def implementation_delta(self) -> float:
+        """Declared gap between the ideal mechanism and what runs: that of the coins of the sample, 0 without one."""
+        is_sampled = self.sampler.sampling_rate < 1.0
+        return SecureRandom.implementation_delta("binomial") if is_sampled else 0.0
+
+    def with_noise(self, noise_multiplier: float) -> Self:
+        """Returns the same plan with other noise.
+
+        Args:
+          noise_multiplier: scale of the noise over the L1 sensitivity.
+        """
+        return dataclasses.replace(self, mechanism=DiscreteLaplaceMechanism(noise_multiplier))
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Returns the one ticket of the share; unburnt, it can be handed back."""
+        return (Ticket(template=OUTCOME_TEMPLATE, event=self.event, refundable=True),)
+
+    def draw(self, num_units: int, *, rng: SecureRandom) -> Sample:
+        """Draws the secret sample, one unit per row.
+
+        Args:
+          num_units: the private number of units.
+          rng: source of coins.
+        """
+        return self.sampler.draw(num_units, rng=rng)
+
+    def release(self, cells: npt.NDArray[Any], *, rng: SecureRandom) -> Tables:
+        """Counts the outcomes of the sampled units and adds the noise.
+
+        Args:
+          cells: see `OutcomeTable.counts`.
+          rng: source of noise.
+        """
+        held = {
+            f"{table}:{place}": count
+            for table, counts in enumerate(self.table.counts(cells))
+            for place, count in enumerate(counts)
+        }
+        noisy = iter(self.mechanism.release(held, declared=list(held), l1_sensitivity=self.l1_sensitivity, rng=rng))
+        return tuple(tuple(count for _, count in itertools.islice(noisy, width)) for width in self.table.widths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the public parameters, for plans and reports."""
+        return {
+            "sampler": self.sampler.to_dict(),
+            "table": self.table.to_dict(),
+            "mechanism": {"name": self.mechanism.name, "noise_multiplier": self.mechanism.noise_multiplier},
+            "adjacency": self.adjacency,
+            "scale": float(self.scale),
+        }
+
+
+def outcome_plan(shown: Mapping[str, Any]) -> OutcomePlan:
+    """Returns the plan that `OutcomePlan.to_dict` shows.
+
+    Args:
+      shown: its parameters.
+    """
+    return OutcomePlan(
+        PoissonUnits(shown["sampler"]["sampling_rate"]),
+        OutcomeTable(tuple(shown["table"]["widths"])),
+        DiscreteLaplaceMechanism(shown["mechanism"]["noise_multiplier"]),
+        shown["adjacency"],
+    )

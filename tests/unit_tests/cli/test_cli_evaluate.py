@@ -1,0 +1,164 @@
+"""`dpicl evaluate` and `dpicl choose`: what they say before and after, and what they never say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from langchain_dpicl import verify_report
+from langchain_dpicl.cli.main import main
+
+CANARY = "canary-7f3a"
+TERMS = ("--epsilon", "2", "--delta", "1e-5", "--public-size", "400", "--label-key", "queue")
+LABELS = ("--label", "card", "--label", "transfer")
+MODELS = """
+from langchain_core.language_models.llms import LLM
+from langchain_dpicl.evaluation import Judge, Pure, Score
+from langchain_core.prompts import PromptTemplate
+
+class Reader(LLM):
+    down: bool = False
+    @property
+    def _llm_type(self):
+        return "reader"
+    def _call(self, prompt, stop=None, run_manager=None, **kwargs):
+        if self.down:
+            raise ConnectionError("no server")
+        if "canary" in prompt:
+            raise ValueError(prompt)
+        return "card" if "declined" in prompt or "Always" in prompt else "transfer"
+
+llm, down = Reader(), Reader(down=True)
+short = Score(Pure(lambda inputs, outputs, reference: len(outputs) < 6), name="short")
+judge = Judge(PromptTemplate.from_template("{text} {answer}") | llm, marks=(1, 2))
+"""
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rows = [{"text": "it was declined", "queue": "card"}] * 250 + [{"text": "not sent", "queue": "transfer"}] * 149
+    rows += [{"text": CANARY, "queue": "transfer"}]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "good.txt").write_text("{text}\nQueue:\n")
+    (tmp_path / "bad.txt").write_text("Always the same. {text}\n")
+    (tmp_path / "evaluation_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "evaluation_models", raising=False)
+    return tmp_path
+
+
+def dpicl(command: str, *more: str, model: str = "evaluation_models:llm") -> int:
+    return main([command, "r.jsonl", *TERMS, *LABELS, "--model", model, *more])
+
+
+def test_a_prompt_is_measured_saved_and_recomputed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dpicl("evaluate", "--prompt", "good.txt", "--out", "out.json") == 0
+    said, saved = capsys.readouterr(), (here / "out.json").read_text()
+    found = json.loads(saved)["released"]["exact"]
+    assert verify_report(saved).ok
+    assert found["mean"][0] > 0.9
+    assert {tuple(cell): count for *cell, count in found["counts"]}["card", "card"] > 200
+    assert "95 %" in said.out
+    assert CANARY not in said.out + said.err + saved
+
+
+def test_a_baseline_gives_a_difference(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--baseline", "bad.txt", "--out", "out.json", "--json")
+    assert dpicl("evaluate", "--prompt", "good.txt", *more) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((here / "out.json").read_text())
+    assert printed["released"]["exact"]["difference"][1] > 0
+
+
+def test_own_evaluators_are_named(here: Path) -> None:
+    for name in ("short", "judge"):
+        more = ("--evaluator", f"evaluation_models:{name}", "--out", "out.json", "--quiet")
+        assert dpicl("evaluate", "--prompt", "good.txt", *more) == 0
+        assert list(json.loads((here / "out.json").read_text())["released"]) == [name]
+
+
+def test_the_best_prompt_is_chosen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dpicl("choose", "--prompt", "bad.txt", "--prompt", "good.txt", "--out", "out.json") == 0
+    saved = (here / "out.json").read_text()
+    assert json.loads(saved)["released"]["chosen"] == "good"
+    assert verify_report(saved).ok
+    assert "chosen: good" in capsys.readouterr().out
+
+
+def test_prompts_of_one_name_are_named_by_their_paths(here: Path) -> None:
+    (here / "other").mkdir()
+    (here / "other" / "good.txt").write_text("Always {text}")
+    assert dpicl("choose", "--prompt", "other/good.txt", "--prompt", "good.txt", "--out", "out.json", "--quiet") == 0
+    assert json.loads((here / "out.json").read_text())["released"]["chosen"] == "good.txt"
+
+
+@pytest.mark.parametrize("command", ["evaluate", "choose"])
+def test_a_dry_run_reads_nothing_and_asks_no_model(
+    command: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = ("--prompt", "a.txt", *(("--prompt", "b.txt") if command == "choose" else ()))
+    (here / "r.jsonl").unlink()
+    before = sorted(here.iterdir())
+    assert dpicl(command, *prompts, "--dry-run", model="evaluation_models:down") == 0
+    said = capsys.readouterr().out
+    assert "400 of the declared units" in said
+    assert f"{400 if command == 'evaluate' else 800:,} calls" in said
+    assert dpicl(command, *prompts, "--sample", "100", "--dry-run", "--json", model="evaluation_models:down") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["calls"] == (100 if command == "evaluate" else 200)
+    assert printed["plan"]["epsilon"] <= 2.0
+    assert sorted(here.iterdir()) == before
+
+
+FAULTS = [
+    ("evaluate", (), 2, "--prompt: expected one file"),
+    ("evaluate", ("--prompt", "good.txt", "--prompt", "bad.txt"), 2, "dpicl choose"),
+    ("choose", ("--prompt", "good.txt"), 2, "two files"),
+    ("choose", ("--prompt", "good.txt", "--prompt", "good.txt"), 2, "different files"),
+    ("evaluate", ("--prompt", "good.txt"), 2, "--out"),
+    ("evaluate", ("--prompt", "missing.txt", "--out", "o.json"), 2, "missing.txt"),
+    ("evaluate", ("--prompt", "broken.txt", "--out", "o.json"), 2, "f-string template"),
+    ("evaluate", ("--prompt", "label.txt", "--out", "o.json"), 2, "reference"),
+    ("evaluate", ("--prompt", "good.txt", "--evaluator", "evaluation_models:llm", "--out", "o.json"), 2, "--evaluator"),
+    ("evaluate", ("--prompt", "good.txt", "--set", "zzz=1", "--out", "o.json"), 2, "zzz"),
+    (
+        "evaluate",
+        ("--prompt", "good.txt", "--model", "evaluation_models:down", "--out", "o.json"),
+        4,
+        "the server is up",
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault[3] for fault in FAULTS])
+def test_faults_are_explained_without_a_record(
+    fault: tuple[str, tuple[str, ...], int, str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, more, code, said = fault
+    (here / "broken.txt").write_text("{text")
+    (here / "label.txt").write_text("{text} {queue}")
+    assert dpicl(command, *more) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert CANARY not in err
+    assert not (here / "o.json").exists()
+
+
+def test_a_ledger_pays_once_and_then_refuses(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "create", "b.db", "--epsilon", "3", "--delta", "1e-5"]) == 0
+    rest = ("r.jsonl", "--public-size", "400", "--label-key", "queue", *LABELS, "--ledger", "b.db", "--epsilon", "2")
+    asked = ("evaluate", *rest, "--model", "evaluation_models:llm", "--prompt", "good.txt", "--component", "one")
+    assert main([*asked, "--dry-run"]) == 0
+    assert main([*asked, "--out", "out.json"]) == 0
+    assert main([*asked, "--out", "again.json"]) == 3
+    assert main([*asked, "--delta", "1e-6", "--out", "again.json"]) == 2
+    assert not (here / "again.json").exists()
+    assert main(["ledger", "verify", "b.db"]) == 0
+    assert "--delta" in capsys.readouterr().err

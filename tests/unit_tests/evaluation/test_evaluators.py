@@ -1,0 +1,207 @@
+"""Which outcome an answer has: labels and marks that look alike, failures of one chain, objects that cannot be shown."""
+
+from __future__ import annotations
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
+from langchain_core.prompts import PromptTemplate
+from langchain_core.runnables import RunnableLambda
+
+from langchain_dpicl import Budget, PrivateExamples
+from langchain_dpicl.backends.private_calls.call import OpaqueValue
+from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_evaluate
+from langchain_dpicl.evaluation.evaluate import silent_question
+from langchain_dpicl.evaluation.evaluators import BoundEvaluator
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+from tests.unit_tests.evaluation.test_evaluating import BROKEN, CARD, FAR, SENT, TEMPLATE, examples, reader
+
+
+def rows(units, evaluator, *, private=None, baseline=None, chain=None, is_choice=False):
+    chains = {"chain": TEMPLATE | reader() if chain is None else chain, **({"old": baseline} if baseline else {})}
+    asked = silent_question(
+        private or examples(), chains, evaluator, inputs=None, timeout=None, is_choice=is_choice
+    )  # fmt: skip
+    return asked.ask([OpaqueValue(tuple(unit)) for unit in units]).run().take()
+
+
+@pytest.mark.parametrize("labels", [("card", "other"), ("other", "(other)"), ("other", "card", "(other)")], ids=str)
+def test_a_label_named_other_is_told_from_an_answer_that_names_no_label(labels):
+    private = PrivateExamples([], label_key="queue", labels=labels, public_size=100)
+    bound = silent_question(private, {"c": TEMPLATE | reader()}, Exact(), inputs=None, timeout=None).evaluators[0]
+    assert len(set(bound.cells)) == len(bound.cells) == len(labels) * (len(labels) + 1)
+    right = {cell for cell, score in zip(bound.cells, bound.scores, strict=True) if score}
+    assert right == {(label, label) for label in labels}
+    failed = {bound.cells[bound.worst({"text": "", "queue": label})] for label in labels}
+    assert not failed & right
+    assert not {said for _, said in failed} & set(labels)
+
+
+def test_an_answer_that_names_no_label_is_wrong_where_a_label_is_named_other():
+    records = [{"text": "no idea", "queue": "other"}] * 400 + [{"text": "declined", "queue": "card"}] * 400
+    private = PrivateExamples(records, label_key="queue", labels=("card", "other"), public_size=800)
+    model = reader(declined="card", idea="I cannot tell")
+    found = dp_evaluate(
+        TEMPLATE | model, private, evaluators=Exact(), budget=Budget(epsilon=2.0, delta=1e-5), epsilon=2.0
+    )
+    assert found.mean().high < 0.6
+    assert abs(sum(found.confusion.values()) - 800) < 6 * FAR
+
+
+def test_two_outcomes_of_one_name_are_refused():
+    with pytest.raises(ConfigurationError, match="cells"):
+        BoundEvaluator("twice", (("", "1"), ("", "1")), (0.0, 1.0), lambda *_: 0, lambda _: 0)
+
+
+def test_marks_that_differ_in_the_seventh_digit_are_two_outcomes():
+    marks = (0.1234567, 0.12345671, 1_000_000.0, 1_000_001.0)
+    private = examples()
+    judge = PromptTemplate.from_template("{text} {answer}") | reader(declined="1000001", sent="0.12345671")
+    for evaluator in (Score(Pure(lambda inputs, outputs, reference: marks[3]), marks=marks), Judge(judge, marks=marks)):
+        bound = evaluator.bind(private.fields, private.label_key, private.labels)
+        assert len(set(bound.cells)) == 4
+    assert rows([[CARD], [SENT]], Judge(judge, marks=marks)).ravel().tolist() == [3, 1]
+
+
+def test_marks_of_a_pair_keep_all_their_digits():
+    marks = (0.0, 1 / 3)
+    third = Score(Pure(lambda inputs, outputs, reference: marks[1]), marks=marks)
+    found = dp_evaluate(
+        TEMPLATE | reader(), examples(), evaluators=third, baseline=TEMPLATE | reader(sent="x"),
+        budget=Budget(epsilon=30.0, delta=1e-5), epsilon=30.0,
+    )  # fmt: skip
+    assert found.mean().value == pytest.approx(1 / 3, rel=1e-12)
+
+
+def raising(inputs, outputs, reference):
+    if outputs == "bad":
+        raise ValueError(inputs)
+    return int(outputs == "good")
+
+
+@pytest.mark.parametrize(("new", "old", "pair"), [
+    ("good", "bad", (1, 0)), ("bad", "good", (0, 1)), ("bad", "bad", (0, 0)), ("good", "good", (1, 1)),
+])  # fmt: skip
+def test_an_evaluator_that_raises_for_one_chain_of_a_pair_leaves_the_other_its_score(new, old, pair):
+    chain, baseline = (TEMPLATE | reader() | RunnableLambda(Pure(lambda text, word=word: word)) for word in (new, old))
+    found = rows([[CARD]], Score(Pure(raising)), chain=chain, baseline=baseline).item()
+    assert found == pair[0] * 2 + pair[1]
+
+
+class Unshown:
+    """An answer that cannot be shown to a judge."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_an_answer_that_cannot_be_shown_to_a_judge_fails_for_its_record_only():
+    """Without its own guard it would take the rows of all records with it."""
+    step = RunnableLambda(Pure(lambda text: Unshown() if "transfer" in text else text))
+    judge = PromptTemplate.from_template("{text} {answer}") | reader(declined="1", sent="1")
+    found = rows([[CARD], [SENT], [CARD]], Judge(judge), chain=TEMPLATE | reader() | step).ravel().tolist()
+    assert found == [1, 0, 1]
+
+
+@pytest.mark.parametrize("declared", [{"text_key": "answer"}, {"fields": ("answer",)}], ids=str)
+def test_a_judge_is_refused_where_a_field_is_named_as_the_answer(declared):
+    """The field would be overwritten, or shown for the answer."""
+    private = PrivateExamples([], public_size=100, **declared)
+    judge = Judge(PromptTemplate.from_template("{answer}") | reader())
+    shown = private.text_key
+    chain = PromptTemplate.from_template("{" + shown + "}") | reader()
+    with pytest.raises(ConfigurationError, match="answer"):
+        silent_question(private, {"c": chain}, judge, inputs=None, timeout=None)
+
+
+def test_the_mean_of_the_data_holds_where_one_record_of_several_is_drawn():
+    """Half of each unit's records are right: which one is drawn is as good as a coin, also where all units are read."""
+    records = [
+        {"text": text, "queue": "card", "user": str(user)} for user in range(200) for text in ("declined", "broken")
+    ]
+    missed = 0
+    for run in range(40):
+        private = PrivateExamples(
+            records, label_key="queue", labels=("card", "transfer"), public_size=200, unit_key="user",
+            records_per_unit=2, dataset_id=f"users {run}",
+        )  # fmt: skip
+        found = dp_evaluate(
+            TEMPLATE | reader(declined="card"), private, evaluators=Exact(),
+            budget=Budget(epsilon=20.0, delta=1e-5), epsilon=20.0,
+        ).mean(of="data")  # fmt: skip
+        missed += not found.low <= 0.5 <= found.high
+    assert missed <= 13  # of 40 at 5 %: more have a chance below 1e-7
+
+
+def test_a_record_that_fails_has_the_least_mark_also_where_marks_are_not_in_order():
+    evaluator = Score(Pure(lambda inputs, outputs, reference: 1 / 0), marks=(3.0, 1.0, 2.0))
+    assert rows([[CARD], [BROKEN]], evaluator).ravel().tolist() == [0, 0]
+    assert evaluator.bind(("text",), None, None).scores[0] == 1.0
+
+
+def keyword_only(*, inputs, outputs, reference):
+    return inputs == {"text": CARD["text"]} and outputs.lower() == f"{reference}."
+
+
+def in_another_order(reference_outputs, outputs, inputs):
+    return keyword_only(inputs=inputs, outputs=outputs, reference=reference_outputs)
+
+
+def two_of_them(outputs, reference, case=str.lower):
+    return case(outputs) == f"{reference}."
+
+
+def all_of_them(**given):
+    return keyword_only(**{name: given[name] for name in ("inputs", "outputs", "reference")})
+
+
+@pytest.mark.parametrize("function", [keyword_only, in_another_order, two_of_them, all_of_them])
+def test_an_own_function_is_called_by_the_names_it_takes(function):
+    assert rows([[CARD]], Score(Pure(function))).item() == 1
+
+
+@pytest.mark.parametrize("function", [
+    lambda i, o, r: 1, lambda outputs, expected: 1, lambda outputs, /: 1, lambda *given: 1, lambda: 1,
+], ids=["short names", "another name", "by position", "any number", "none"])  # fmt: skip
+def test_an_own_function_of_other_names_is_refused_before_it_pays(function):
+    spender = Budget(epsilon=1.0, delta=1e-5)
+    with pytest.raises(ConfigurationError, match="reference_outputs"):
+        dp_evaluate(TEMPLATE | reader(), examples(), evaluators=Score(Pure(function)), budget=spender, epsilon=0.5)
+    assert spender.remaining_epsilon == 1.0
+
+
+def test_an_own_function_right_behind_a_chat_model_is_refused_as_it_would_get_a_text():
+    model, own = FakeListChatModel(responses=["card"]), RunnableLambda(Pure(lambda message: message.content))
+    with pytest.raises(CapabilityError, match="StrOutputParser"):
+        rows([[CARD]], Exact(), chain=TEMPLATE | model | own)
+    text = RunnableLambda(Pure(lambda text: text.upper()))
+    assert rows([[CARD]], Exact(), chain=TEMPLATE | model | StrOutputParser() | text).item() == 0
+
+
+@pytest.mark.parametrize("parser", [JsonOutputParser(), CommaSeparatedListOutputParser()], ids=["json", "list"])
+@pytest.mark.parametrize("place", ["chain", "judge"])
+def test_an_answer_that_is_no_text_is_refused_where_a_text_is_compared(parser, place):
+    chain = TEMPLATE | reader() | parser
+    with pytest.raises(CapabilityError, match="StrOutputParser"):
+        rows(
+            [[CARD]], *((Exact(),) if place == "chain" else (Judge(chain),)), chain=chain if place == "chain" else None
+        )
+    own = RunnableLambda(Pure(str))
+    assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 1)
+    assert rows([[CARD]], Score(Pure(keyword_only)), chain=chain).shape == (1, 1)
+
+
+QUESTION = PromptTemplate.from_template("{question}")
+ASKED = Judge(PromptTemplate.from_template("{question} {answer}") | reader(declined="1"))
+
+
+def test_inputs_name_the_fields_of_a_judge_too():
+    question = silent_question(
+        examples(), {"chain": QUESTION | reader()}, ASKED, inputs={"question": "text"}, timeout=None
+    )  # fmt: skip
+    assert question.ask([OpaqueValue((CARD,))]).run().take().item() == 1
+
+
+def test_a_variable_of_inputs_that_no_template_has_is_refused():
+    with pytest.raises(ConfigurationError, match="quesion"):
+        silent_question(examples(), {"chain": TEMPLATE | reader()}, Exact(), inputs={"quesion": "text"}, timeout=None)

@@ -1,0 +1,102 @@
+"""Intervals hold as often as they say, over sample and noise together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from langchain_dpicl.evaluation.intervals import NoisyRatio
+from langchain_dpicl.evaluation.plan import plan_evaluation
+from langchain_dpicl.exceptions import ConfigurationError
+
+ALARM = 1e-6
+RUNS = 300
+PAIRS = (0.0, -1.0, 1.0, 0.0)
+
+
+def noise(rng, scale, size):
+    chance = -np.expm1(-1 / scale)
+    return rng.geometric(chance, size) - rng.geometric(chance, size)
+
+
+@pytest.mark.parametrize("of", ["population", "data"])
+@pytest.mark.parametrize("case", [
+    (2_000, (0.8, 0.2), (1.0, 0.0), 2.0, 1.0),
+    (2_000, (0.95, 0.05), (1.0, 0.0), 1.0, 0.25),
+    (150, (0.9, 0.1), (1.0, 0.0), 10.0, 1.0),
+    (1_000, (0.6, 0.1, 0.2, 0.1), PAIRS, 2.0, 0.5),
+    (800, (0.1, 0.2, 0.3, 0.4), (1.0, 2.0, 3.0, 5.0), 4.0, 1.0),
+], ids=["accuracy", "small sample", "few units", "difference", "marks"])  # fmt: skip
+def test_an_interval_misses_no_more_often_than_it_says(case, of):
+    """Each holds the truth in at least 93 % of all runs, the normal part being an approximation; alarm 1e-6."""
+    units, shares, scores, scale, rate = case
+    rng, held = np.random.default_rng(), 0
+    for _ in range(RUNS):
+        data = rng.multinomial(units, shares)
+        counts = rng.binomial(data, rate) + noise(rng, scale, len(shares))
+        truth = np.dot(shares if of == "population" else data / units, scores)
+        ratio = NoisyRatio(tuple(map(int, counts)), scores, (min(scores), max(scores)), scale, rate)
+        held += bool(ratio.p_values([truth], of=of)[0] >= 0.05)
+    assert held > stats.binom.ppf(ALARM, RUNS, 0.93)
+
+
+def test_an_interval_allows_for_a_large_mark_that_no_unit_of_the_sample_has():
+    """One sample of eight has none; held in at least 93 % of all runs, alarm 1e-6."""
+    rng, runs, scores, shares = np.random.default_rng(), 2_000, (0.0, 1.0, 100.0), (0.4895, 0.5, 0.0105)
+    held = 0
+    for _ in range(runs):
+        counts = rng.multinomial(200, shares) + noise(rng, 0.2, 3)
+        ratio = NoisyRatio(tuple(map(int, counts)), scores, (0.0, 100.0), 0.2, 1.0)
+        held += bool(ratio.p_values([np.dot(shares, scores)])[0] >= 0.05)
+    assert held > stats.binom.ppf(ALARM, runs, 0.93)
+
+
+def test_an_interval_that_leaves_out_the_noise_is_seen():
+    rng, held = np.random.default_rng(), 0
+    for _ in range(RUNS):
+        counts = rng.multinomial(150, (0.9, 0.1)) + noise(rng, 20.0, 2)
+        held += bool(NoisyRatio(tuple(map(int, counts)), (1.0, 0.0), (0.0, 1.0), 0.05, 1.0).p_values([0.9])[0] >= 0.05)
+    assert held < stats.binom.ppf(ALARM, RUNS, 0.93)
+
+
+def test_the_ends_of_an_interval_are_where_the_chance_passes_the_alarm():
+    ratio = NoisyRatio((812, 201), (1.0, 0.0), (0.0, 1.0), 2.0, 1.0)
+    found = ratio.estimate(confidence=0.9)
+    assert found.low < found.value < found.high
+    inside, outside = (
+        ratio.p_values([found.low + 1e-3, found.high - 1e-3]),
+        ratio.p_values([found.low - 1e-3, found.high + 1e-3]),
+    )
+    assert (inside >= 0.1).all()
+    assert (outside < 0.1).all()
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (-5, -4), (3, -3)])
+def test_counts_that_add_up_to_nothing_say_nothing(counts):
+    found = NoisyRatio(counts, (1.0, 0.0), (0.0, 1.0), 8.0, 1.0).estimate()
+    assert found.high - found.low > 0.5
+    assert 0.0 <= found.low <= found.value <= found.high <= 1.0
+
+
+def test_more_right_answers_than_answers_are_nearly_all_right():
+    found = NoisyRatio((805, -12), (1.0, 0.0), (0.0, 1.0), 1.0, 1.0).estimate()
+    assert 0.97 < found.low <= found.value == found.high == 1.0
+
+
+@pytest.mark.parametrize("of", ["population", "data"])
+@pytest.mark.parametrize(("counts", "scale"), [((100, -36), 10.0), ((11, -10), 2.0), ((43, -10), 2.0)])
+def test_where_no_mean_goes_with_the_counts_the_likeliest_are_taken(counts, scale, of):
+    found = NoisyRatio(counts, (1.0, 0.0), (0.0, 1.0), scale, 1.0).estimate(of=of)
+    assert found.low <= found.value <= found.high
+
+
+def test_confidence_is_a_chance():
+    with pytest.raises(ConfigurationError, match="confidence"):
+        NoisyRatio((1, 1), (1.0, 0.0), (0.0, 1.0), 1.0, 1.0).estimate(confidence=1.0)
+
+
+def test_two_thousand_units_at_half_an_epsilon_are_within_a_tenth_of_no_noise():
+    expected = plan_evaluation(2_000, widths=[2], epsilon=0.5, delta=1e-6).expected(0.8)
+    assert expected["population"] <= 1.1 * 1.96 * (0.8 * 0.2 / 2_000) ** 0.5
+    assert expected["data"] < 0.005

@@ -1,0 +1,135 @@
+"""Halves of the data by a public hash: what they cost, who is in them, and that a unit moves no other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from langchain_dpicl import Budget, PrivateExamples, verify_report
+from langchain_dpicl.evaluation import Exact, Pure, Score, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy.extensions.part_split import part_of, split_in_parts
+from langchain_dpicl.release.curator import pool_without_privacy
+from tests.unit_tests.evaluation.test_evaluating import TEMPLATE, reader
+
+MODEL, OTHER, EXACT = reader(), reader(x="y"), Exact()
+CHAINS = {"right": TEMPLATE | MODEL, "wrong": TEMPLATE | OTHER}
+
+
+def tickets(size=400, **declared):
+    records = [{"text": f"it was declined {number}", "queue": "card", "user": str(number)} for number in range(size)]
+    given = {"label_key": "queue", "labels": ("card", "transfer"), "public_size": size, **declared}
+    return PrivateExamples(records, **given)
+
+
+def members(private, part):
+    pool = pool_without_privacy(split_in_parts(private), part)
+    return {record["text"] for position in range(pool.num_units) for record in pool.records(position)}
+
+
+@pytest.mark.parametrize("declared", [{}, {"unit_key": "user"}], ids=["records", "users"])
+def test_every_unit_is_in_one_half_and_moves_no_other(declared):
+    whole, few = tickets(**declared), tickets(399, public_size=400, **declared)
+    halves = [members(whole, part) for part in ("choose", "test")]
+    assert not halves[0] & halves[1]
+    assert len(halves[0] | halves[1]) == 400
+    assert abs(len(halves[0]) - 200) < stats.norm.isf(1e-9) * 10
+    last = "it was declined 399"
+    assert [members(few, part) for part in ("choose", "test")] == [half - {last} for half in halves]
+
+
+def test_the_half_of_a_user_is_that_of_the_name_whatever_the_records_are():
+    other = PrivateExamples(
+        [{"text": f"{number}", "user": str(number)} for number in range(400)], public_size=400, unit_key="user"
+    )
+    assert {text.rpartition(" ")[2] for text in members(tickets(unit_key="user"), "test")} == members(other, "test")
+    assert part_of("7") == part_of("7")
+
+
+def test_a_removed_user_counts_in_neither_half():
+    private = tickets(unit_key="user")
+    before = members(private, "test")
+    private.remove(min(before).rpartition(" ")[2])
+    assert members(private, "test") == before - {min(before)}
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_choosing_and_measuring_cost_the_larger_of_the_two(epsilon):
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    best = dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=epsilon, part="choose")
+    found = dp_evaluate(best.chain, private, evaluators=EXACT, budget=spent, part="test")
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(epsilon, rel=1e-6)
+    assert found.plan.epsilon <= epsilon
+    assert found.plan.public_size == 200
+    assert dp_evaluate(best.chain, private, evaluators=EXACT, budget=spent, part="test").tables == found.tables
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(epsilon, rel=1e-6)
+    for report in (best.report, found.report, spent.report()):
+        assert verify_report(report).ok, verify_report(report).problems
+
+
+async def test_both_can_be_awaited():
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    best = await dp_achoose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=2.0, part="choose")
+    found = await dp_aevaluate(best.chain, private, evaluators=EXACT, budget=spent, epsilon=2.0, part="test")
+    assert best.name == "right"
+    assert found.accuracy.low > 0.8
+    assert abs(sum(found.confusion.values()) - 200) < 80
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(2.0, rel=1e-6)
+
+
+OTHERS = {
+    "another chain": {"chain": TEMPLATE | reader(declined="z")},
+    "another evaluator": {"evaluators": Score(Pure(lambda inputs, outputs, reference: 1))},
+    "another epsilon": {"epsilon": 0.5},
+    "another sample": {"sample": 50},
+    "the same half": {"part": "choose"},
+    "all of the data": {"part": None},
+    "a baseline": {"baseline": TEMPLATE | OTHER},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_evaluation_pays(what):
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    best = dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=1.0, part="choose")
+    asked = {"chain": best.chain, "evaluators": EXACT, "part": "test", **OTHERS[what]}
+    dp_evaluate(private=private, budget=spent, **asked)
+    assert 20.0 - spent.remaining_epsilon > 1.05
+    dp_evaluate(best.chain, private, evaluators=EXACT, budget=spent, part="test")
+    assert 20.0 - spent.remaining_epsilon < 1.6
+
+
+def test_what_was_set_aside_pays_for_one_candidate_only():
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=1.0, part="choose")
+    for chain in CHAINS.values():
+        dp_evaluate(chain, private, evaluators=EXACT, budget=spent, part="test", epsilon=1.0)
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(2.0, rel=1e-6)
+
+
+def test_only_the_half_that_is_asked_for_is_read():
+    seen = []
+    step = Score(Pure(lambda inputs, outputs, reference: seen.append(inputs["text"]) or 1), name="seen")
+    private = tickets()
+    dp_evaluate(
+        TEMPLATE | MODEL, private, evaluators=step, budget=Budget(epsilon=20.0, delta=1e-5), epsilon=1.0, part="test"
+    )
+    assert set(seen) == members(tickets(), "test")
+
+
+def test_parts_are_refused_where_a_unit_may_go_from_one_to_the_other():
+    spent = Budget(epsilon=20.0, delta=1e-5, adjacency="replace_one")
+    for part, private, words in (("test", tickets(), "replace_one"), ("train", tickets(), "part")):
+        with pytest.raises(ConfigurationError, match=words):
+            dp_evaluate(TEMPLATE | MODEL, private, evaluators=EXACT, budget=spent, part=part)
+    one = tickets(1, public_size=1)
+    with pytest.raises(ConfigurationError, match="2 units"):
+        dp_evaluate(TEMPLATE | MODEL, one, evaluators=EXACT, budget=Budget(epsilon=1.0, delta=1e-5), part="test")
+    assert spent.remaining_epsilon == 20.0
+
+
+def test_planted_bug_halves_by_position_move_with_a_unit_more():
+    """The bug that a hash of the place would be: a record in front moves all others."""
+    names = np.array([part_of(str(place)) for place in range(400)])
+    assert (names[:-1] != names[1:]).sum() > 100
