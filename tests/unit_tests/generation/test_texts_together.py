@@ -215,7 +215,7 @@ def test_a_failed_public_call_is_made_again_while_no_private_call_is_in_flight(i
     failures = [0]
 
     def public(prompt: str) -> None:
-        if prompt.endswith("card:") and len([one for one in llm.log if one == ("private", "began")]) in {3, 4}:
+        if prompt.endswith("card:") and ("private", "began") in llm.log:  # the second question, beside the rows
             failures[0] += 1
             if failures[0] == 1:
                 failing("")
