@@ -116,7 +116,9 @@ class NoisyRatio:
         # Where noise left more right answers than answers, no mean goes with the counts: those that do best are taken.
         alarm = min(alarm, float(chances.max()))
         kept = np.flatnonzero(chances >= alarm)
-        return Estimate(self.value, self._end(grid, kept[0], -1, alarm, of), self._end(grid, kept[-1], 1, alarm, of))
+        low, high = self._end(grid, kept[0], -1, alarm, of), self._end(grid, kept[-1], 1, alarm, of)
+        # Where the noisy counts add up to nothing, the value is the middle, wherever the interval is.
+        return Estimate(self.value, min(low, self.value), max(high, self.value))
 
     def _end(self, grid: NDArray[np.float64], place: int, step: int, alarm: float, of: Of) -> float:
         """Returns an end of the interval, found within the step of the grid that it lies in."""

@@ -93,11 +93,9 @@ class Together:
                     outcomes[place].value, outcomes[place].error = found.value, found.error
             found.drop()
 
-        # The texts of a local engine share a batch, whose step the first of them makes.
-        is_one_engine = join_texts([self.effects[place] for place in places])
-        if (
-            is_one_engine or _is_in_loop()
-        ):  # the loop is stopped here, and what a thread waits for may be one of its calls
+        # The texts of a local engine share a batch, whose step the first of them makes. Inside a running loop, which is
+        # stopped here, a thread might wait for one of its calls.
+        if join_texts([self.effects[place] for place in places]) or _is_in_loop():
             for place in places:
                 one(place)
                 _check_stop(outcomes)

@@ -79,6 +79,12 @@ def test_counts_that_add_up_to_nothing_say_nothing(counts):
     assert 0.0 <= found.low <= found.value <= found.high <= 1.0
 
 
+@pytest.mark.parametrize("counts", [(-7, 4), (4, -7), (-3, -3)])
+def test_an_interval_holds_its_value_where_noise_left_no_answers(counts):
+    found = NoisyRatio(counts, (1.0, 0.0), (0.0, 1.0), 2.0, 1.0).estimate()
+    assert found.low <= found.value <= found.high
+
+
 def test_more_right_answers_than_answers_are_nearly_all_right():
     found = NoisyRatio((805, -12), (1.0, 0.0), (0.0, 1.0), 1.0, 1.0).estimate()
     assert 0.97 < found.low <= found.value == found.high == 1.0
