@@ -400,7 +400,11 @@ def test_an_outage_keeps_nobody_from_what_is_held(clock: list[float]) -> None:
     use(share, 70)
     store.at_commit = on("commit", UNAVAILABLE, times=100)
     clock[0] += 6
-    share.reserve("t").burn()
+    lines = len(store.records())
+    held = share.reserve("t")
+    held.burn()
+    assert held.index > 0
+    assert len(store.records()) == lines
 
 
 def test_a_ticket_that_never_burnt_goes_back_into_the_purse_and_to_the_ledger_where_that_is_full(
