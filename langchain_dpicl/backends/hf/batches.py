@@ -114,7 +114,7 @@ class ModelBody:
         arguments: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
         if self._keep:
             arguments[self._keep] = keep
-        arguments |= {"input_ids": ids, "past_key_values": cache, "use_cache": True, "return_dict": True}
+        arguments |= {"input_ids": ids, self.facts.cache: cache, "use_cache": True, "return_dict": True}
         return self.head.states(keep, **arguments)
 
     def fill(

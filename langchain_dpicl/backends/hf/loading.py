@@ -47,6 +47,7 @@ class ModelInfo:
       mixes_rows: whether experts gather tokens of all rows, so that it runs one row at a time.
       ends: the end-of-text ids of its own configuration.
       takes: the names of its forward's arguments.
+      cache: the name of the argument that takes a cache: "cache" since transformers 5.24.
     """
 
     context: int | None
@@ -56,6 +57,7 @@ class ModelInfo:
     mixes_rows: bool
     ends: tuple[int, ...]
     takes: frozenset[str]
+    cache: str
 
 
 def load(
@@ -180,8 +182,7 @@ def _best_device() -> str:
 
 def inspect_model(model: Any) -> ModelInfo:
     """Returns the public facts about a causal model; refuses other kinds, and coupled rows."""
-    takes = frozenset(inspect.signature(model.forward).parameters)
-    if getattr(model.config, "is_encoder_decoder", False) or not {"input_ids", "past_key_values"} <= takes:
+    if getattr(model.config, "is_encoder_decoder", False) or not {"input_ids", _cache_name(model)} <= _takes(model):
         raise CapabilityError(
             f"expected a causal language model with a key-value cache, found {type(model).__name__}; "
             "take a decoder-only model of AutoModelForCausalLM"
@@ -192,7 +193,6 @@ def inspect_model(model: Any) -> ModelInfo:
 def inspect_rows(model: Any) -> ModelInfo:
     """Returns the public facts about a model of any kind; refuses coupled rows."""
     config = _text_config(model.config)
-    takes = frozenset(inspect.signature(model.forward).parameters)
     if reason := _couples(model, config):
         raise CapabilityError(
             f"expected a model that computes each row from its own prompt, found {type(model).__name__} with {reason}: "
@@ -205,8 +205,19 @@ def inspect_rows(model: Any) -> ModelInfo:
         reads=_reads(model, config),
         mixes_rows=_mixes_rows(model, config),
         ends=tuple(dict.fromkeys([*_ids(getattr(model, "generation_config", None)), *_ids(config)])),
-        takes=takes,
+        takes=_takes(model),
+        cache=_cache_name(model),
     )
+
+
+def _takes(model: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(model.forward).parameters)
+
+
+def _cache_name(model: Any) -> str:
+    # Some heads hand the cache on to their body without naming it.
+    bodies = (model, getattr(model, "base_model", model))
+    return "cache" if any("cache" in _takes(body) for body in bodies) else "past_key_values"
 
 
 def _text_config(config: Any) -> Any:

@@ -132,7 +132,7 @@ class PromptedModel:
         """
         arguments = self._inputs(prompts, rows, prompt_mask)
         if self.is_causal:
-            arguments["use_cache"] = "past_key_values" in arguments
+            arguments["use_cache"] = self.facts.cache in arguments
             if self._keep:
                 arguments[self._keep] = keep
             return _logits(self.model(**arguments))[:, -keep:]
@@ -176,7 +176,7 @@ class PromptedModel:
             arguments = {"inputs_embeds": torch.cat([prompts.to(embedded.dtype), embedded], dim=1)}
         else:
             asked, types = rows.mask, rows.types
-            arguments = {"input_ids": rows.ids, "past_key_values": self._cache(prompts)}
+            arguments = {"input_ids": rows.ids, self.facts.cache: self._cache(prompts)}
         arguments |= self._positions(seen, asked.shape[1])
         arguments["attention_mask"] = self._bias(seen, asked.shape[1])
         if types is not None and "token_type_ids" in self.facts.takes:
@@ -215,7 +215,7 @@ class PromptedModel:
         """Returns each layer's keys and values float[1, heads, length, size] of public ids."""
         cache: Any = DynamicCache()
         options = {"use_cache": True} if self.is_causal else {}
-        self.model(input_ids=ids, past_key_values=cache, return_dict=True, **options)
+        self.model(**{"input_ids": ids, self.facts.cache: cache}, return_dict=True, **options)
         return [(layer.keys, layer.values) for layer in cache.layers]
 
     def _cache_shape(self) -> tuple[int, int, int]:

@@ -29,9 +29,8 @@ def from_embeddings(body: ModelBody, numbers: NDArray[np.float32]) -> Beginning:
     places = torch.arange(len(numbers), device=body.device)[None]
     cache = caches.cache_of(layers)
     with torch.inference_mode():
-        body.model(
-            inputs_embeds=embeddings, past_key_values=cache, position_ids=places, use_cache=True, return_dict=True
-        )
+        given = {"inputs_embeds": embeddings, body.facts.cache: cache, "position_ids": places}
+        body.model(**given, use_cache=True, return_dict=True)
     return [layer.written() for layer in layers]
 
 

@@ -189,11 +189,12 @@ def deaf(model: Any) -> Any:
     """A model whose layers take keys and values, and drop those that were there before."""
 
     def drop(module: Any, args: Any, given: Any) -> Any:
-        cache = given.get("past_key_values")
+        name = "cache" if "cache" in given else "past_key_values"  # "cache" since transformers 5.24
+        cache = given.get(name)
         length = 0 if cache is None else cache.get_seq_length(module.layer_idx)
         if not length:
             return args, given
-        return args, given | {"past_key_values": None, "attention_mask": given["attention_mask"][..., length:]}
+        return args, given | {name: None, "attention_mask": given["attention_mask"][..., length:]}
 
     for layer in model.roberta.encoder.layer:
         layer.attention.self.register_forward_pre_hook(drop, with_kwargs=True)
