@@ -31,7 +31,7 @@ TICKETS = 10
 
 
 def header(ledger_id: str = "a") -> LedgerHeader:
-    return LedgerHeader(ledger_id=ledger_id, name="test", epsilon=4.0, delta=1e-6, adjacency="add_remove")
+    return LedgerHeader(ledger_id, "test", 4.0, 1e-6, "add_remove", stamp="2026-11-23T08:00:00+00:00")
 
 
 class StoreContract:

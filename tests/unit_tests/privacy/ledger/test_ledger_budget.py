@@ -23,7 +23,7 @@ def _priced(monkeypatch: pytest.MonkeyPatch) -> None:
     use_simple_prices(monkeypatch)
     numbers = itertools.count()
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(numbers) % 1))
-    monkeypatch.setattr("langchain_dpicl.privacy.ledger.store._now", lambda: "2026-11-23T08:00:00+00:00")
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.store._stamp_of", lambda second: "2026-11-23T08:00:00+00:00")
 
 
 def used(kind: type[LedgerBudget]) -> InMemoryStore:
