@@ -146,7 +146,8 @@ def test_a_changed_value_among_many_breaks_the_chain(column: int, old: str, new:
 
 
 def test_a_line_that_breaks_a_rule_is_named_among_many() -> None:
-    lines = list(records_of(many(), after=0, head=LedgerHead(20, many()[-1][-1])))[:9]
+    first = many()
+    lines = list(records_of(first, after=0, head=LedgerHead(20, first[-1][-1])))[:9]
     lines.append(next_record(9, lines[-1].hash, "bind", {"dataset_id": "3"}))
     rows = [row_of(line) for line in lines]
     state = LedgerState(header())
