@@ -249,7 +249,7 @@ def _trim_tails(masses: FloatArray, count: int) -> tuple[int, int]:
     for tilt in np.geomspace(8.0 / math.sqrt(count), 20.0, 2 + math.ceil(math.log2(2.5 * math.sqrt(count)) * 2.0)):
         grown = np.exp(index * (tilt / cells))
         for weights, sign in ((grown, 1), (1.0 / grown, -1)):
-            moment = float(masses @ weights)
+            moment = float((masses * weights).sum())  # a product of so many wakes BLAS threads, which then spin
             if not 0.0 < moment < math.inf:
                 continue
             end = (count * math.log(moment) + room) * cells / (sign * tilt)
