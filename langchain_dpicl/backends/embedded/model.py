@@ -609,7 +609,7 @@ class EmbeddedModel:
         temperature: float = 0.0,
         rng: Generator | None = None,
     ) -> Iterator[tuple[Ints, Rows]]:
-        """Yields without end: the next token of every row, int64[rows], and the rows it was taken from, float64[rows, V]."""
+        """Yields without end the next token of every row, int64[rows], and the rows that gave it, float64[rows, V]."""
         if not temperature >= 0:
             raise ConfigurationError(f"expected temperature >= 0, found temperature={temperature}")
         batch = InductionBatch(self._tables, prompts, self._induction)
