@@ -11,10 +11,10 @@ from langchain_core.runnables import RunnableConfig
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
-from langchain_dpicl.evaluation.asking import Question
+from langchain_dpicl.evaluation.asking import Probe, Question
 from langchain_dpicl.evaluation.evaluate import declared_share, examples_of, question_report, silent_question, terms_of
-from langchain_dpicl.evaluation.evaluators import Evaluator, Same
-from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside
+from langchain_dpicl.evaluation.evaluators import Evaluator
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import ChoicePlan, plan_choice, plan_evaluation
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
@@ -126,16 +126,19 @@ def _choosing(
     )
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
-    def make() -> Choosing:
+    def declare() -> Share:
         named: dict[str, Any] = {"prefix": "choice", "component": component, "shown": shown, "epsilon": epsilon}
-        if part != "choose":
-            paid = declared_share(source, spender, plan, question, **named)
-        else:
-            paid = _with_a_test(source, spender, plan, question, **named)
-        return Choosing(source, question, chains, plan=plan, budget=spender, share=paid)
+        declared = _with_a_test if part == "choose" else declared_share
+        return declared(source, spender, plan, question, **named)
 
-    key = ("choose", component, epsilon, canonical_json(shown), Same(private), *question.identity)
-    return KeptCall.of(spender, key, make)
+    key = ("choose", component, epsilon, canonical_json(shown), identity_of(private), *question.identity)
+    return KeptCall.of(
+        spender,
+        *key,
+        probe=Probe(question, (config or {}).get("max_concurrency")),
+        declare=declare,
+        build=lambda paid: Choosing(source, question, chains, plan=plan, budget=spender, share=paid),
+    )
 
 
 def _with_a_test(
@@ -169,10 +172,10 @@ def _with_a_test(
             component=f"{paid.component} test",
             epsilon=epsilon,
             public={**test.to_dict(), **report, "of": "one of the chains"},
-            engines=[one.calls for one in (*question.chains, *filter(None, question.judges))],
+            engines=[one.calls for one in question.silent],
         )
     chains = tuple(one.identity for one in question.chains)
-    SetAside(other, test, epsilon, (Same(source), "test", None, terms_of(question)), chains).keep(budget)
+    SetAside(other, test, epsilon, (identity_of(source), "test", None, terms_of(question)), chains).keep(budget)
     return paid
 
 

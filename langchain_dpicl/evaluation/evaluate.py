@@ -12,11 +12,11 @@ from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
-from langchain_dpicl.evaluation.asking import ANSWER, Question
+from langchain_dpicl.evaluation.asking import ANSWER, Probe, Question
 from langchain_dpicl.evaluation.chains import SilentChain
-from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, Same, paired
+from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, paired
 from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
-from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
 from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_positive, fail
@@ -158,8 +158,9 @@ class Evaluation(OneRelease[Tables, EvaluationResult]):
             name: dict(zip(one.cells, counts, strict=True))
             for (name, one), counts in zip(evaluators.items(), self.released, strict=True)
         }
-        draws_records = self._private.records_per_unit > 1
-        return EvaluationResult(tables, evaluators, self.plan, self.report, self._question.is_paired, draws_records)
+        return EvaluationResult(
+            tables, evaluators, self.plan, self.report, self._question.is_paired, self._draws_records
+        )
 
 
 def silent_question(
@@ -238,7 +239,7 @@ def _evaluation(
     # A choice may have set a share aside for the other half.
     aside = SetAside.find(
         spender,
-        terms=(Same(source), part, sample, terms_of(question)),
+        terms=(identity_of(source), part, sample, terms_of(question)),
         chain=question.chains[0].identity if baseline is None else None,
         epsilon=epsilon,
     )
@@ -257,17 +258,20 @@ def _evaluation(
     )
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
-    def make() -> Evaluation:
-        if aside is not None and aside.plan == plan and aside.free:
-            probe(question)
-            if aside.take(question.chains[0].identity):
-                return Evaluation(source, question, plan=plan, budget=spender, share=aside.share)
+    def declare() -> Share:
+        if aside is not None and aside.plan == plan and aside.take(question.chains[0].identity):
+            return aside.share
         named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
-        paid = declared_share(source, spender, plan, question, epsilon=share, **named)
-        return Evaluation(source, question, plan=plan, budget=spender, share=paid)
+        return declared_share(source, spender, plan, question, epsilon=share, **named)
 
-    key = ("evaluate", component, share, canonical_json(shown), Same(private), *question.identity)
-    return KeptCall.of(spender, key, make)
+    key = ("evaluate", component, share, canonical_json(shown), identity_of(private), *question.identity)
+    return KeptCall.of(
+        spender,
+        *key,
+        probe=Probe(question, (config or {}).get("max_concurrency")),
+        declare=declare,
+        build=lambda paid: Evaluation(source, question, plan=plan, budget=spender, share=paid),
+    )
 
 
 def examples_of(private: PrivateExamples, part: Part | None, adjacency: Adjacency) -> PrivateExamples:
@@ -311,7 +315,7 @@ def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
         one.name: judge.to_dict() for one, judge in zip(question.evaluators, question.judges, strict=True) if judge
     }
     assumed = [
-        *(word for chain in (*question.chains, *filter(None, question.judges)) for word in chain.assumed),
+        *(word for chain in question.silent for word in chain.assumed),
         *(word for one in question.evaluators for word in one.assumed),
     ]
     chains = {name: chain.to_dict() for name, chain in zip(names, question.chains, strict=True)}
@@ -334,7 +338,7 @@ def declared_share(
     component: str | None,
     shown: Mapping[str, Any],
 ) -> Share:
-    """Calls every model once with public words, and then declares the share.
+    """Declares the share, and holds a report under its name to what is asked.
 
     Args:
       private: the examples.
@@ -348,9 +352,7 @@ def declared_share(
 
     Raises:
       ConfigurationError: a report under that name would show another question: a call that asked it left its ticket.
-      ModelCallError: a model could not be called; nothing was declared.
     """
-    probe(question)
     name = budget.fresh_name(prefix) if component is None else component
     share = declare_share(
         private,
@@ -359,7 +361,7 @@ def declared_share(
         component=name,
         epsilon=epsilon,
         public=shown,
-        engines=[one.calls for one in (*question.chains, *filter(None, question.judges))],
+        engines=[one.calls for one in question.silent],
     )
     declared = (one for each in budget.report().to_dict()["shares"] for one in each["components"])
     public = next((one["public"] for one in declared if one["name"] == name), shown)
@@ -367,21 +369,6 @@ def declared_share(
         advice = "Its ticket is for that question. Give another component=, or none."
         raise fail("component", "the chains, judges and outcomes that were declared under this name", name, advice)
     return share
-
-
-def probe(question: Question) -> None:
-    """Starts the threads, and calls every model once with public words: a wrong key or address costs nothing.
-
-    Args:
-      question: what is asked.
-
-    Raises:
-      ConfigurationError: the system starts no more threads.
-      ModelCallError: a model could not be called.
-    """
-    for chain in (*question.chains, *filter(None, question.judges)):
-        chain.calls.start()
-        chain.probe()
 
 
 def dp_evaluate(

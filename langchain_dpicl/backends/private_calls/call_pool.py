@@ -71,6 +71,10 @@ class CallPool:
         """Makes one public call, with the few retries of a probe."""
         return self._model.ask(request, retry=ProbePolicy.of(self._retry))
 
+    async def aprobe(self, request: Request) -> Reply:
+        """Async twin of `probe`."""
+        return await self._model.aask(request, retry=ProbePolicy.of(self._retry))
+
     async def aone(self, request: Request) -> Reply:
         """Async twin of `one`."""
         limit = call_limit()

@@ -1,0 +1,123 @@
+"""What a call leaves behind: no private examples in the budget, and no number of records for who counts tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+
+from langchain_dpicl import Budget, PrivateExamples
+from langchain_dpicl.evaluation import Exact, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
+from langchain_dpicl.exceptions import DPICLError, LedgerError
+from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from tests.unit_tests.evaluation.test_evaluating import CARD, TEMPLATE, reader
+
+EXACT, MODEL, OTHER = Exact(), reader(), reader(declined="transfer")
+MARK = "leftover"
+
+
+class Down(FakeListChatModel):
+    """Answers nothing."""
+
+    def _call(self, *args, **kwargs):
+        raise ConnectionError("no server")
+
+
+def few(size=40):
+    return PrivateExamples(
+        [CARD] * size, label_key="queue", labels=("card", "transfer"), public_size=40, dataset_id=MARK
+    )
+
+
+def alive():
+    """The private examples that something still holds."""
+    gc.collect()
+    found = (one for one in gc.get_objects() if type(one) is PrivateExamples)
+    return [one for one in found if one.dataset_id.startswith(MARK)]
+
+
+def broken(*args, **kwargs):
+    raise LedgerError("the disk is full")
+
+
+FAULTS = {
+    "the model is down": None,
+    "the budget is too small": None,
+    "reserve": (Share, "reserve"),
+    "burn": (Reservation, "burn"),
+    "the rows": ("langchain_dpicl.evaluation.asking.Question.ask", broken),
+    "commit": (Reservation, "commit"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("ask", [dp_evaluate, dp_aevaluate, dp_choose, dp_achoose])
+def test_a_failed_call_leaves_nothing_that_holds_the_private_examples(ask, fault, monkeypatch):
+    budget = Budget(epsilon=20.0, delta=1e-5)
+    model = Down(responses=["card"]) if fault == "the model is down" else MODEL
+    given = {"private": few(), "budget": budget, "epsilon": 30.0 if "small" in fault else 1.0}
+    if ask in {dp_evaluate, dp_aevaluate}:
+        given |= {"chain": TEMPLATE | model, "evaluators": EXACT}
+    else:
+        given |= {"chains": {"a": TEMPLATE | model, "b": TEMPLATE | OTHER}, "evaluator": EXACT, "part": "choose"}
+    if (place := FAULTS[fault]) is not None:
+        monkeypatch.setattr(*place, *(() if place[1] is broken else (broken,)))
+    assert alive()
+    with contextlib.suppress(DPICLError):
+        made = ask(**given)
+        asyncio.run(made) if asyncio.iscoroutine(made) else None
+        pytest.fail("the call did not fail")
+    del given
+    assert not alive()
+    assert budget.remaining_epsilon > 18.0
+
+
+class FailsOnce(FakeListChatModel):
+    """Fails in its first call, once it is let go."""
+
+    entered: Any
+    let_go: Any
+
+    def _call(self, *args, **kwargs):
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.let_go.wait(60)
+            raise ValueError
+        return "card"
+
+
+def test_calls_that_waited_for_one_that_failed_pay_once_together():
+    budget, model = Budget(epsilon=20.0, delta=1e-5), FailsOnce(
+        responses=["card"], entered=threading.Event(), let_go=threading.Event()
+    )  # fmt: skip
+    given = {"chain": TEMPLATE | model, "evaluators": EXACT, "private": few(), "budget": budget, "epsilon": 0.5}
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(lambda: dp_evaluate(**given))
+        assert model.entered.wait(60)
+        others = [pool.submit(lambda: dp_evaluate(**given)) for _ in range(3)]
+        model.let_go.set()
+        assert isinstance(first.exception(60), DPICLError)
+        assert len({str(each.result(60).tables) for each in others}) == 1
+    assert round(20.0 - budget.remaining_epsilon, 2) == 0.5
+
+
+@pytest.mark.parametrize("ask", [dp_evaluate, dp_choose])
+def test_a_kept_result_does_not_hold_the_private_examples_either(ask):
+    budget, private = Budget(epsilon=20.0, delta=1e-5), few()
+    given = {"private": private, "budget": budget, "epsilon": 1.0}
+    if ask is dp_evaluate:
+        given |= {"chain": TEMPLATE | MODEL, "evaluators": EXACT}
+    else:
+        given |= {"chains": {"a": TEMPLATE | MODEL, "b": TEMPLATE | OTHER}, "evaluator": EXACT, "part": "choose"}
+    first = ask(**given)
+    assert ask(**given).to_dict()["released"] == first.to_dict()["released"]
+    left = budget.remaining_epsilon
+    del private, given
+    assert not alive()
+    assert budget.remaining_epsilon == left
