@@ -142,7 +142,7 @@ class SilentChain:
             msg = f"{name}: expected a parser behind a chat model, found a function, which the chain gives a message."
             raise CapabilityError(f"{msg} Here it would get the text: put StrOutputParser() between.")
         gives_text = not rest or type(rest[-1]) in {StrOutputParser, RunnableLambda}
-        calls = CallPool(silent, policy, DEFAULT_CONCURRENCY, crew=_CREW)
+        calls = CallPool(silent, policy, None, crew=_CREW)
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         sent = (_settings(model, **quiet_settings(model)), _value(quiet_arguments(bound)), _value(stops))
