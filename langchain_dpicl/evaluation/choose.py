@@ -111,7 +111,7 @@ def _choosing(
     if not isinstance(evaluator, Evaluator):
         raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__)
     question = silent_question(private, chains, evaluator, inputs=inputs, timeout=timeout, is_choice=True)
-    source = examples_of(private, part, spender.adjacency)
+    source = examples_of(private, part)
     plan = plan_choice(
         source.public_size_of(part),
         candidates=len(chains),
@@ -128,7 +128,9 @@ def _choosing(
 
     def declare() -> Share:
         named: dict[str, Any] = {"prefix": "choice", "component": component, "shown": shown, "epsilon": epsilon}
-        declared = _with_a_test if part == "choose" else declared_share
+        # A unit that is replaced may leave one half and join the other: then both count, and each pays for itself.
+        is_free = part == "choose" and spender.adjacency == "add_remove"
+        declared = _with_a_test if is_free else declared_share
         return declared(source, spender, plan, question, **named)
 
     key = ("choose", component, epsilon, canonical_json(shown), identity_of(private), *question.identity)
@@ -216,7 +218,7 @@ def dp_choose(
       inputs: see `dp_evaluate`; of all chains.
       timeout: see `dp_evaluate`.
       part: "choose": reads one half of the units only, by a public hash, and sets aside, at no further cost, one
-        evaluation of a candidate on the half "test"; see `dp_evaluate`.
+        evaluation of a candidate on the half "test" (not on a ledger with "replace_one"); see `dp_evaluate`.
       component: see `dp_evaluate`.
       progress: see `dp_evaluate`.
       config: see `dp_evaluate`.

@@ -19,7 +19,7 @@ from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
 from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
 from langchain_dpicl.planning.share_plan import SharePlan
-from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_positive, fail
+from langchain_dpicl.privacy._validate import check_choice, check_positive, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.outcome_counts import Tables
@@ -235,7 +235,7 @@ def _evaluation(
     spender = resolve_budget(budget, config)
     chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}
     question = silent_question(private, chains, evaluators, inputs=inputs, timeout=timeout)
-    source = examples_of(private, part, spender.adjacency)
+    source = examples_of(private, part)
     # A choice may have set a share aside for the other half.
     aside = SetAside.find(
         spender,
@@ -274,23 +274,19 @@ def _evaluation(
     )
 
 
-def examples_of(private: PrivateExamples, part: Part | None, adjacency: Adjacency) -> PrivateExamples:
+def examples_of(private: PrivateExamples, part: Part | None) -> PrivateExamples:
     """Returns the examples that are read: these, or their declaration in parts.
 
     Args:
       private: the examples.
       part: the half, or None.
-      adjacency: of the ledger.
 
     Raises:
-      ConfigurationError: an unknown part, or an adjacency under which a unit may go from one half to the other.
+      ConfigurationError: an unknown part, or fewer than two declared units.
     """
     if part is None:
         return private
     check_choice("part", part, get_args(Part))
-    if adjacency != "add_remove":
-        advice = "A unit that changes may go from one half to the other, which costs both."
-        raise fail("part", "a ledger with adjacency='add_remove'", adjacency, advice)
     return split_in_parts(private)
 
 
@@ -409,7 +405,8 @@ def dp_evaluate(
       baseline: another chain, measured on the same records: outcomes are then pairs, with `difference`.
       timeout: seconds that one attempt of a call over HTTP may take.
       part: "choose" or "test": reads one half of the units only, by a public hash. After `dp_choose(part="choose")` the
-        evaluation of a candidate on the half "test", with the same evaluator, is paid for already (`epsilon` None).
+        evaluation of a candidate on the half "test", with the same evaluator, is paid for already (`epsilon` None). On
+        a ledger with adjacency "replace_one" both pay, as a unit that is replaced may change the half.
       component: name in the ledger.
       progress: True shows a bar, False hides it, None shows it on a terminal only.
       config: a RunnableConfig: its callbacks hear of charges, its `max_concurrency` limits the calls in flight.
