@@ -262,7 +262,7 @@ class Judge(Evaluator):
         """Returns the evaluator; see `Evaluator.bind`."""
         del fields, labels
         check_name("name", self.name)
-        places = {mark: place for place, mark in enumerate(self.marks)}
+        places: dict[float | None, int] = {mark: place for place, mark in enumerate(self.marks)}
 
         def place(record: Mapping[str, Any], answer: Any, judged: Any) -> int | None:
             del record, answer
