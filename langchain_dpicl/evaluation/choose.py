@@ -12,7 +12,14 @@ from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
 from langchain_dpicl.evaluation.asking import Probe, Question
-from langchain_dpicl.evaluation.evaluate import declared_share, examples_of, question_report, silent_question, terms_of
+from langchain_dpicl.evaluation.evaluate import (
+    ONE_OF_THEM,
+    declared_share,
+    examples_of,
+    question_report,
+    silent_question,
+    terms_of,
+)
 from langchain_dpicl.evaluation.evaluators import Evaluator
 from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import ChoicePlan, plan_choice, plan_evaluation
@@ -173,7 +180,7 @@ def _with_a_test(
             test,
             component=f"{paid.component} test",
             epsilon=epsilon,
-            public={**test.to_dict(), **report, "of": "one of the chains"},
+            public={**test.to_dict(), **report, "of": ONE_OF_THEM},
             engines=[one.calls for one in question.silent],
         )
     chains = tuple(one.identity for one in question.chains)

@@ -361,10 +361,23 @@ def declared_share(
     )
     declared = (one for each in budget.report().to_dict()["shares"] for one in each["components"])
     public = next((one["public"] for one in declared if one["name"] == name), shown)
-    if canonical_json({key: public.get(key) for key in shown}) != canonical_json(shown):
+    if not _is_declared(public, shown):
         advice = "Its ticket is for that question. Give another component=, or none."
         raise fail("component", "the chains, judges and outcomes that were declared under this name", name, advice)
     return share
+
+
+ONE_OF_THEM = "one of the chains"
+"""What reports show of an evaluation that a choice set aside: it is of one of its candidates."""
+
+
+def _is_declared(public: Mapping[str, Any], shown: Mapping[str, Any]) -> bool:
+    """Whether what was declared is this question, or was set aside for one of several chains, of which this is one."""
+    if public.get("of") == ONE_OF_THEM and set(map(canonical_json, shown["chains"].values())) <= set(
+        map(canonical_json, public["chains"].values())
+    ):
+        shown = {**shown, **{key: public[key] for key in ("chains", "order")}}
+    return canonical_json({key: public.get(key) for key in shown}) == canonical_json(shown)
 
 
 def dp_evaluate(
@@ -407,7 +420,8 @@ def dp_evaluate(
       part: "choose" or "test": reads one half of the units only, by a public hash. After `dp_choose(part="choose")` the
         evaluation of a candidate on the half "test", with the same evaluator, is paid for already (`epsilon` None). On
         a ledger with adjacency "replace_one" both pay, as a unit that is replaced may change the half.
-      component: name in the ledger.
+      component: name in the ledger. What `dp_choose(component="NAME", part="choose")` set aside for the half "test" has
+        the name "NAME test": under it, with the same epsilon, another process evaluates a candidate.
       progress: True shows a bar, False hides it, None shows it on a terminal only.
       config: a RunnableConfig: its callbacks hear of charges, its `max_concurrency` limits the calls in flight.
 

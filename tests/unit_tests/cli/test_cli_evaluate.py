@@ -185,14 +185,46 @@ def test_faults_are_explained_without_a_record(
     assert not (here / "o.json").exists()
 
 
-def test_a_ledger_pays_once_and_then_refuses(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def later(monkeypatch: pytest.MonkeyPatch, *asked: str) -> int:
+    """Runs a command as another process would, which knows no object of this one."""
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
+    return main([*asked])
+
+
+def test_a_ledger_pays_once_and_then_refuses(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["ledger", "create", "b.db", "--epsilon", "3", "--delta", "1e-5"]) == 0
     rest = ("r.jsonl", "--public-size", "400", "--label-key", "queue", *LABELS, "--ledger", "b.db", "--epsilon", "2")
     asked = ("evaluate", *rest, "--model", "evaluation_models:llm", "--prompt", "good.txt", "--component", "one")
     assert main([*asked, "--dry-run"]) == 0
     assert main([*asked, "--out", "out.json"]) == 0
-    assert main([*asked, "--out", "again.json"]) == 3
+    assert later(monkeypatch, *asked, "--out", "again.json") == 3
+    assert "'one'" in capsys.readouterr().err
     assert main([*asked, "--delta", "1e-6", "--out", "again.json"]) == 2
     assert not (here / "again.json").exists()
     assert main(["ledger", "verify", "b.db"]) == 0
     assert "--delta" in capsys.readouterr().err
+
+
+def test_on_a_ledger_a_later_command_measures_a_candidate_on_the_other_half_for_free(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ledger", "create", "b.db", "--epsilon", "3", "--delta", "1e-5"]) == 0
+    terms = ("--public-size", "400", "--label-key", "queue", *LABELS, "--ledger", "b.db", "--epsilon", "2", "--set",
+             "data.dataset_id=tickets", "--model", "evaluation_models:llm")  # fmt: skip
+    prompts = ("--prompt", "bad.txt", "--prompt", "good.txt")
+    rest = ("--part", "choose", "--component", "pick", "--out", "best.json")
+    assert main(["choose", "r.jsonl", *terms, *prompts, *rest]) == 0
+    (here / "third.txt").write_text("Another one: {text}\n")
+    test = ("evaluate", "r.jsonl", *terms, "--part", "test", "--component", "pick test")
+    assert later(monkeypatch, *test, "--prompt", "third.txt", "--out", "third.json") == 2
+    assert "another component=" in capsys.readouterr().err
+    assert later(monkeypatch, *test, "--prompt", "good.txt", "--out", "found.json") == 0
+    assert "remaining epsilon 1," in capsys.readouterr().out
+    assert later(monkeypatch, *test, "--prompt", "bad.txt", "--out", "again.json") == 3
+    assert "pick test" in capsys.readouterr().err
+    found = (here / "found.json").read_text()
+    assert json.loads(found)["released"]["exact"]["mean"][0] > 0.8
+    assert verify_report(found).ok
+    assert main(["ledger", "verify", "b.db"]) == 0
