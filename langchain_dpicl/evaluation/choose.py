@@ -114,7 +114,8 @@ def _choosing(
     check_config(config)
     spender = resolve_budget(budget, config)
     if not isinstance(chains, Mapping) or len(chains) < 2 or not all(isinstance(name, str) for name in chains):
-        raise fail("chains", "two or more chains by name", type(chains).__name__)
+        found = f"{len(chains)} by {list(chains)}" if isinstance(chains, Mapping) else type(chains).__name__
+        raise fail("chains", "a mapping of two or more chains by name", found)
     if not isinstance(evaluator, Evaluator):
         raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__)
     question = silent_question(private, chains, evaluator, inputs=inputs, timeout=timeout, is_choice=True)

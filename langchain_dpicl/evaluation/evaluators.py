@@ -174,7 +174,7 @@ class Score(Evaluator):
     `inputs` are the record's fields without the label, `outputs` the chain's answer (a text where the chain has no
     parser), `reference` or `reference_outputs` the label (None without labels). An empty answer has the least mark
     without a call. Anything that is not one of the declared marks, an exception, and a call that failed, counts as the
-    least mark. True and False are the marks 1 and 0.
+    least mark. True and False are the marks 1 and 0; of a mapping, as LangSmith takes it, "score" counts.
 
     Args:
       function: a `Pure` function.
@@ -209,7 +209,8 @@ class Score(Evaluator):
             inputs = {name: record[name] for name in shown if name in record}
             reference = None if label_key is None else record[label_key]
             given = {"inputs": inputs, "outputs": answer, "reference": reference, "reference_outputs": reference}
-            return places.get(float(self.function(**{name: given[name] for name in taken})))
+            found = self.function(**{name: given[name] for name in taken})
+            return places.get(float(found["score"] if isinstance(found, Mapping) else found))
 
         own = {"assumed": (self.function.name,), "identity": (Same(self.function.function),)}
         return _of_marks(self.name, self.marks, place, label_key=label_key, **own)

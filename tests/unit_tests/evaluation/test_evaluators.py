@@ -192,6 +192,16 @@ def test_an_answer_that_is_no_text_is_refused_where_a_text_is_compared(parser, p
 
 
 TEN = tuple(range(1, 11))
+
+
+@pytest.mark.parametrize(("found", "place"), [
+    ({"key": "right", "score": True}, 1), ({"score": 0}, 0), ({"key": "right"}, 0), ({"score": None}, 0), (1.0, 1),
+    ([1], 0), (None, 0),
+], ids=repr)  # fmt: skip
+def test_an_own_function_may_return_what_one_for_langsmith_does(found, place):
+    assert rows([[CARD]], Score(Pure(lambda outputs: found))).item() == place
+
+
 NAMED = [
     (TEN, "8", 8), (TEN, "10", 10), (TEN, "1", 1), (TEN, "**8**", 8), (TEN, "Score: 8", 8), (TEN, "**Score:** 8.", 8),
     (TEN, 'The score is: "8"', 8), (TEN, "8.0", 8), (TEN, "8.", 8), (TEN, "\n8\nIt is right.", 8), (TEN, "+8", 8),
