@@ -26,7 +26,7 @@ from langchain_dpicl.exceptions import (
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact, round_down, round_up
-from langchain_dpicl.privacy.ledger.purse import LEAST_LEFT, Grant, Purse, PurseKey
+from langchain_dpicl.privacy.ledger.purse import LEAST_LEFT, Grant, Lease, Purse, PurseKey
 from langchain_dpicl.privacy.ledger.state import (
     BIND,
     COMMIT,
@@ -142,6 +142,7 @@ class LineAppender:
         self.view = view
         self.state = state
         self.carried: _Carried | None = None
+        self.lease: Lease | None = None  # that the lines reserve
         self._waiting = waiting
         self._applied = applied
         self._undos: list[Undo] = []
@@ -341,6 +342,8 @@ class LedgerWriter:
                     self._take_back(writer)
                 raise
             state, seq, head = self._note_visible()
+            if writer.lease is not None:
+                writer.lease.seen_in = state
         self._flush(state, seq, head)
         if writer.carried is not None:
             writer.carried.is_durable = True
@@ -558,7 +561,8 @@ class LedgerWriter:
         self, standing: ShareStatus, component: Component, key: PurseKey, *, count: int, is_leased: bool
     ) -> Grant:
         """Writes a line that reserves tickets; what it leases beyond `count` enters the purse once it is durable."""
-        purse, lease = self._purse, None
+        purse = self._purse
+        lease = Lease(key, unit_cost(component.kind, key.amount)) if is_leased else None
         try:
             with self.exclusive() as writer:
                 terms = standing.usable_terms(component.name)
@@ -568,11 +572,13 @@ class LedgerWriter:
                 if sealed is None:
                     self._seal(writer, terms)
                 if self._is_time_to_look():
-                    _return_tickets(writer, purse.remove(idle=True))
-                if is_leased:
-                    lease = purse.ask(key, unit_cost(component.kind, key.amount), most)
+                    _return_tickets(writer, purse.remove(writer.state, idle=True))
+                if lease is not None:
+                    purse.ask(lease, most)
                     count = lease.count
                 line = writer.append(RESERVE, self._reservation(key, count))
+                if lease is not None:
+                    lease.entry, writer.lease = line.seq, lease
                 sealed = writer.state.sealed_component(component.name)
             if lease is None:
                 return Grant(line)
@@ -619,14 +625,14 @@ class LedgerWriter:
     def _give_back_held(self, refused: PurseKey, *, of_tenant: bool) -> bool:
         """Gives back what a refused request could use: of its tenant, or of its slot; returns whether any was."""
         name, tenant, purse = refused.component, refused.tenant or "", self._purse
-        if not (purse.of_tenant(name, tenant) if of_tenant else purse.cost(name, refused.slot)):
-            return False
 
         def is_wanted(key: PurseKey) -> bool:
             return key.component == name and ((key.tenant or "") == tenant if of_tenant else key.slot == refused.slot)
 
+        if not purse.holds(is_wanted):
+            return False
         with self.exclusive() as writer:
-            removed = purse.remove(is_wanted)
+            removed = purse.remove(writer.state, is_wanted)
             _return_tickets(writer, removed)
         return bool(removed)
 
@@ -676,7 +682,7 @@ class LedgerWriter:
         if is_needed:
             with self.exclusive() as writer:
                 writer.bring_waiting()
-                _return_tickets(writer, purse.remove(idle=not is_closing))
+                _return_tickets(writer, purse.remove(writer.state, idle=not is_closing))
 
     def waiting(self, entry: int) -> int:
         """Returns how many tickets of a reservation wait for their commit to be written."""

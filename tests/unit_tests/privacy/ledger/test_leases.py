@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,11 +31,13 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.ledger import purse as purses
 from langchain_dpicl.privacy.ledger import writer as writers
+from langchain_dpicl.privacy.ledger.purse import PurseKey
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.stores import SQLiteStore
 from tests.durable import UNAVAILABLE, DictAnchor, EarlyStore, WatchedStore, on
+from tests.faults.stops import stopped_at
 from tests.ledgers import budget, tickets
 
 pytestmark = pytest.mark.usefixtures("simple_prices")
@@ -468,6 +472,149 @@ def test_what_was_taken_out_for_a_line_that_failed_is_not_handed_out(clock: list
         ledger._desk.write_waiting(is_closing=True)
     assert ledger._desk.kept() == {}
     assert elsewhere(store).remaining("t") == MANY - 70
+
+
+@pytest.mark.parametrize("whose", [{}, {"tenant": "x", "tenant_cap": 1000}], ids=["all", "a tenant"])
+def test_a_request_is_not_refused_what_a_lease_of_another_thread_only_waits_for(
+    clock: list[float], whose: dict[str, Any]
+) -> None:
+    ledger, store, share = made(count=1000 if not whose else MANY)
+    used = use(share, 21, **whose)
+    blocks: list[Reservation] = []
+    large = threading.Thread(target=lambda: blocks.append(share.reserve("t", count=1000 - 22, **whose)))
+
+    def while_it_waits() -> None:
+        store.at_flush = lambda: None
+        large.start()
+        _until(lambda: leases(store, "give_back") or not large.is_alive())
+
+    store.at_flush = while_it_waits
+    used += use(share, **whose)
+    large.join(60)
+    assert [block.count for block in blocks] == [1000 - 22]
+    assert leases(store)[3] == leases(store, "give_back")[0] + 1 > 1
+    blocks[0].burn(1000 - 22)
+    assert ledger._desk.kept() == {}
+    with pytest.raises(PrivacyBudgetExceededError):
+        share.reserve("t", **whose)
+    assert len({(held.entry, held.index) for held in used}) == 22
+    ledger.verify()
+
+
+def _until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_end_while_a_lease_waits_gives_back_all_of_it_but_the_ticket_that_was_asked_for(
+    clock: list[float], is_lost: bool
+) -> None:
+    ledger, store, share = made()
+    use(share, 21)
+    closing = threading.Thread(target=ledger.close)
+
+    def while_it_waits() -> None:
+        store.at_flush = lambda: None
+        closing.start()
+        _until(lambda: leases(store, "give_back") or not closing.is_alive())
+        if is_lost:
+            raise UNAVAILABLE
+
+    store.at_flush = while_it_waits
+    used: list[Reservation] = []
+    with contextlib.suppress(LedgerUnavailableError):
+        used += use(share)
+    closing.join(60)
+    assert [held.index for held in used] == ([] if is_lost else [0])
+    assert leases(store, "give_back") == [63]
+    assert ledger._desk.kept() == {}
+    assert elsewhere(store).remaining("t") == MANY - 22
+    ledger.verify()
+
+
+def test_nothing_goes_back_of_a_lease_whose_line_a_server_lost_when_another_stands_in_its_place(
+    clock: list[float],
+) -> None:
+    ledger, store, share = made()
+    use(share, 21)
+    other = elsewhere(store)
+    blocks: list[Reservation] = []
+    closing = threading.Thread(target=lambda: ledger._desk.write_waiting(is_closing=True))
+
+    def while_it_waits() -> None:
+        store.at_flush = lambda: None
+        entry = len(store.records())
+        store.restart()
+        while len(store.records()) < entry:
+            blocks.append(other.reserve("t", count=64))
+        before = store.calls["transaction"]
+        closing.start()
+        _until(lambda: store.calls["transaction"] > before)
+
+    store.at_flush = while_it_waits
+    with pytest.raises(LedgerUnavailableError, match="gone"):
+        share.reserve("t")
+    closing.join(60)
+    assert leases(store, "give_back") == []
+    blocks[-1].burn(64)
+    assert elsewhere(store).remaining("t") == MANY - 21 - 64 * len(blocks)
+
+
+# --- interrupts ---------------------------------------------------------------------------------------------------
+
+
+PARTS: dict[str, Callable[[Share, Reservation], object]] = {
+    "a ticket of the purse": lambda share, held: share.reserve("t"),
+    "a ticket that goes back into the purse": lambda share, held: held.give_back(),
+    "the first of a new lease": lambda share, held: share.reserve("t", tenant="y"),
+    "a block that needs what is held": lambda share, held: share.reserve("t", count=share.remaining("t")),
+    "what is left": lambda share, held: share.remaining("t"),
+    "tickets that lie idle": lambda share, held: share._desk.write_waiting(),
+    "an end": lambda share, held: share._desk.write_waiting(is_closing=True),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_an_interrupt_at_any_line_of_the_purse_gives_no_ticket_twice_and_leaves_no_wrong_count(
+    clock: list[float], name: str
+) -> None:
+    for line in itertools.count():
+        _, store, share = made(count=1500)
+        used = use(share, 30) + use(share, 10, tenant="x") + use(share, 1, tenant="y")
+        spare = share.reserve("t")
+        clock[0] += 10 * (name == "tickets that lie idle")
+        is_done, _ = stopped_at(
+            lambda share=share, spare=spare: PARTS[name](share, spare), line, within=purses.__file__
+        )
+        if is_done:
+            assert line > 3
+            return
+        _check_counts(store, share, used)
+
+
+def _check_counts(store: EarlyStore, share: Share, used: list[Reservation]) -> None:
+    left = share.remaining("t")
+    kept = share._desk.kept()
+    assert all(count > 0 for count in kept.values())
+    assert sum(kept.values()) <= 64
+    assert left == elsewhere(store, 1500).remaining("t") + sum(kept.values()) <= 1500
+    assert sum(share._desk._purse.of_tenant("c", tenant) for tenant in ("", "x", "y")) == sum(kept.values())
+    assert share._desk._purse._room(PurseKey("c", ("t", None), 1.0, None, None, ())) == 64 - sum(kept.values())
+    with contextlib.suppress(PrivacyBudgetExceededError):
+        for _ in range(40):
+            used += use(share) + use(share, tenant="x")
+    counts: Counter[int] = Counter()
+    for line in store.records():
+        if line.kind == "reserve":
+            counts[line.seq] += line.body["count"]
+        elif line.kind == "give_back":
+            counts[line.body["reservation"]] -= line.body["count"]
+    burnt = Counter(held.entry for held in used)
+    assert len({(held.entry, held.index) for held in used}) == len(used)
+    assert all(burnt[entry] <= counts[entry] for entry in burnt)
 
 
 # --- receipts -----------------------------------------------------------------------------------------------------
