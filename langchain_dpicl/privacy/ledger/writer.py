@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import os
 import secrets
+import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -231,6 +233,12 @@ class LedgerWriter:
         self._waiting_since = 0.0
         self._doubtful: list[_Carried] = []  # those written of which it is not known whether they are durable
         self._agreed: dict[str, tuple[Component, Component]] = {}
+        self._is_broken = False  # whether the last `verify` found a fault
+
+    def __del__(self) -> None:
+        # Nothing is written here: this may run within any call of any thread, also in a transaction of the same file.
+        if not sys.is_finalizing() and self.__dict__.get("_pid") == os.getpid() and self._has_waiting(is_closing=True):
+            _DROPPED.append(self)
 
     @property
     def lock(self) -> AbstractContextManager[bool]:
@@ -288,6 +296,7 @@ class LedgerWriter:
 
     def refresh(self) -> LedgerState:
         """Returns the state after every committed line; refuses a ledger that was rolled back or changed."""
+        write_dropped()
         with self._turn(self.lock):
             self._read(self.store)
             state, seq, head = self._visible
@@ -479,7 +488,21 @@ class LedgerWriter:
             return True
 
     def verify(self) -> None:
-        """Recomputes the whole chain and every rule from the first line, and reads all of the store's file."""
+        """Recomputes the whole chain and every rule from the first line, and reads all of the store's file.
+
+        Where it finds a fault, nothing is reserved until it finds none.
+        """
+        try:
+            self._verify_all()
+        except LedgerUnavailableError:
+            raise
+        except LedgerError:
+            self._is_broken = True
+            self._purse.empty()
+            raise
+        self._is_broken = False
+
+    def _verify_all(self) -> None:
         check: Callable[[], None] | None = getattr(self.store, "check", None)
         if check is not None:
             check()
@@ -534,6 +557,9 @@ class LedgerWriter:
         """Reserves tickets durably, with a line or from the purse; the first reservation seals the share."""
         if self._pid != os.getpid():
             self._move_in()  # before the purse is looked at: that of the parent is not this process's to give back
+        write_dropped()
+        if self._is_broken:
+            self.verify()
         key = PurseKey(component.name, slot, float(amount), tenant, tenant_cap, tuple(self._allowed_wrappers()))
         is_leased = refundable and count == 1 and self._purse.most_held > 1 and self.store.durable
         if is_leased and (grant := self._from_purse(standing, component, key)) is not None:
@@ -582,7 +608,7 @@ class LedgerWriter:
                 sealed = writer.state.sealed_component(component.name)
             if lease is None:
                 return Grant(line)
-            _WITH_WAITING.add(self)
+            _watch(self)
             return purse.fill(lease, line, sealed)
         except BaseException:
             if lease is not None:
@@ -668,7 +694,7 @@ class LedgerWriter:
     def _note_waiting(self, reservation: int, count: int) -> None:
         if not self._waiting:
             self._waiting_since = time.monotonic()
-            _WITH_WAITING.add(self)
+            _watch(self)
         self._waiting[reservation] = self._waiting.get(reservation, 0) + count
 
     def write_waiting(self, *, is_closing: bool = False) -> None:
@@ -677,12 +703,17 @@ class LedgerWriter:
             purse = self._purse
             if is_closing:
                 purse.close()
-            is_needed = bool(self._waiting) or any(not each.is_durable for each in self._doubtful)
-            is_needed = is_needed or purse.holds(idle=not is_closing)
+            is_needed = self._has_waiting(is_closing=is_closing)
         if is_needed:
             with self.exclusive() as writer:
                 writer.bring_waiting()
                 _return_tickets(writer, purse.remove(writer.state, idle=not is_closing))
+
+    def _has_waiting(self, *, is_closing: bool) -> bool:
+        """Whether commits wait, or tickets of the purse have to go back: idle ones, or all where it closes."""
+        if self._waiting or any(not each.is_durable for each in self._doubtful):
+            return True
+        return self._purse.holds(idle=not is_closing)
 
     def waiting(self, entry: int) -> int:
         """Returns how many tickets of a reservation wait for their commit to be written."""
@@ -744,15 +775,38 @@ def process_name() -> str:
     return _PROCESS_NAMES.setdefault(os.getpid(), secrets.token_hex(8))
 
 
-_WITH_WAITING: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
+# Each with its store: of objects that refer to each other in a circle, Python might end the store first.
+_WITH_WAITING: weakref.WeakKeyDictionary[LedgerWriter, LedgerStore] = weakref.WeakKeyDictionary()
+_DROPPED: deque[LedgerWriter] = deque()
+"""Those to which nobody refers any more, and which have something to write."""
+
+_ENDS_HERE: list[int] = []
+"""The process in which `multiprocessing` knows of `write_all_waiting`: its children end without `atexit`."""
+
+
+def _watch(writer: LedgerWriter) -> None:
+    """Writes what waits in a writer when this process ends, unless it is killed."""
+    _WITH_WAITING[writer] = writer.store
+    here, util = [os.getpid()], sys.modules.get("multiprocessing.util")
+    if util is not None and here != _ENDS_HERE:
+        _ENDS_HERE[:] = here
+        util.Finalize(None, write_all_waiting, exitpriority=0)
 
 
 @atexit.register
 def write_all_waiting() -> None:
     """Writes what waits and gives back what is held when the interpreter ends; what cannot be written stays charged."""
+    write_dropped()
     for writer in list(_WITH_WAITING):
         with contextlib.suppress(LedgerError):
             writer.write_waiting(is_closing=True)
+
+
+def write_dropped() -> None:
+    """Does the same for writers to which nobody refers any more, each once; part of the next call of another one."""
+    while _DROPPED:
+        with contextlib.suppress(LedgerError, IndexError):  # another thread may be first
+            _DROPPED.popleft().write_waiting(is_closing=True)
 
 
 _SHOWN = frozenset({"extra_fields", "label_key", "labels", "public_size", "text_key"})

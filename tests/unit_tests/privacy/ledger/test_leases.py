@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import gc
 import itertools
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -12,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -35,10 +39,10 @@ from langchain_dpicl.privacy.ledger.purse import PurseKey
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.reports.ledger_audit import check_ledger
-from langchain_dpicl.stores import SQLiteStore
+from langchain_dpicl.stores import SQLiteStore, sqlite_ledger
 from tests.durable import UNAVAILABLE, DictAnchor, EarlyStore, WatchedStore, on
 from tests.faults.stops import stopped_at
-from tests.ledgers import budget, tickets
+from tests.ledgers import budget, spend_and_leave, tickets
 
 pytestmark = pytest.mark.usefixtures("simple_prices")
 
@@ -317,6 +321,45 @@ def test_of_a_ledger_that_went_back_nothing_is_granted_also_not_what_goes_back_i
     store.restore(lines)  # the ledger itself is back
     again = share.reserve("t")
     assert (again.entry, again.index) == (len(store.records()), 0)
+
+
+@pytest.mark.parametrize("change", ["a line", "the header"])
+def test_after_a_check_that_failed_nothing_is_handed_out_until_one_passes(clock: list[float], change: str) -> None:
+    ledger, store, share = made()
+    use(share, 30)
+    spare = share.reserve("t")
+    lines, header = store.snapshot(), store.header()
+    assert header is not None
+    if change == "a line":
+        store.restore([*lines[:3], lines[3]._replace(stamp="2000-01-01T00:00:00+00:00"), *lines[4:]])
+    else:
+        store._header = dataclasses.replace(header, name="another")
+    with pytest.raises(LedgerError):
+        ledger.verify()
+    assert ledger._desk.kept() == {}
+    for _ in range(3):
+        with pytest.raises(LedgerError):
+            share.reserve("t")
+    assert len(store.records()) == len(lines)
+    store.restore(lines)
+    store._header = header
+    held = use(share, 100)
+    assert min(one.entry for one in held) > len(lines)
+    spare.give_back()
+    ledger.verify()
+    ledger.close()
+    assert elsewhere(store).remaining("t") == MANY - 30 - 54 - 100
+
+
+def test_a_check_that_did_not_come_to_its_end_changes_nothing(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 30)
+    kept = ledger._desk.kept()
+    store.at_read = lambda: (_ for _ in ()).throw(UNAVAILABLE)
+    with pytest.raises(LedgerUnavailableError):
+        ledger.verify()
+    assert ledger._desk.kept() == kept
+    assert share.reserve("t").entry in kept
 
 
 def test_tenants_that_come_once_leave_nothing_behind(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -653,7 +696,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(not HAS_FORK, reason="no forks here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_an_empty_purse_and_its_parent_keeps_its_own(path: Path) -> None:
+def test_a_forked_child_has_an_empty_purse_and_its_parent_keeps_its_own(path: Path, clock: list[float]) -> None:
     ledger = Budget.open(SQLiteStore(path))
     share = share_of(ledger)
     use(share, 70)
@@ -738,6 +781,88 @@ def test_a_process_that_ends_without_closing_gives_its_purse_back(path: Path) ->
     assert _run(path, 70).wait(60) == 0
     with SQLiteStore(path) as store:
         assert Budget.open(store).use().tickets["c"] == (MANY - 70, 0, 70)
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("fork", marks=pytest.mark.skipif(not HAS_FORK, reason="no forks")), "spawn"]
+)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_of_multiprocessing_gives_its_purse_back_when_it_ends(path: Path, clock: list[float], how: str) -> None:
+    here = Budget.open(SQLiteStore(path))
+    use(share_of(here), 30)
+    mine = sum(here._desk.kept().values())
+    context = multiprocessing.get_context(how)
+    ear, mouth = context.Pipe(duplex=False)
+    child = context.Process(target=spend_and_leave, args=(str(path), 70, mouth))
+    child.start()
+    mouth.close()
+    assert ear.recv() > 1
+    child.join(60)
+    assert child.exitcode == 0
+    assert here.use().tickets["c"] == (MANY - 100, 0, 100)  # of its parent nothing went back
+    assert sum(here._desk.kept().values()) == mine > 1
+    here.close()
+
+
+def test_what_a_dropped_budget_holds_goes_back_with_the_next_call_of_another_one(
+    path: Path, clock: list[float]
+) -> None:
+    for is_in_circle in (False, True):
+        ledger = Budget.open(SQLiteStore(path))
+        share = share_of(ledger)
+        use(share, 30)
+        assert sum(ledger._desk.kept().values()) > 1
+        if is_in_circle:
+            ledger.on_spent(1.0, lambda _, ledger=ledger: ledger)  # type: ignore[misc]
+        gc.collect()
+        link = weakref.ref(ledger._store._link)  # type: ignore[attr-defined]
+        del ledger, share
+        gc.collect()
+        assert link() in sqlite_ledger._LINKS.values()  # it is closed before a fork
+        other = Budget.open(SQLiteStore(path))
+        share_of(other)
+        assert other.use().tickets["c"] == (MANY - 30 * (1 + is_in_circle), 0, 30 * (1 + is_in_circle))
+        other.close()
+        del other
+        gc.collect()
+        assert link() is None
+
+
+def test_a_dropped_budget_whose_ledger_is_out_keeps_no_other_from_its_own(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 30)
+    _, there, other = made()
+    store.at_commit = on("give_back", UNAVAILABLE, times=100)
+    store.at_read = lambda: (_ for _ in ()).throw(UNAVAILABLE)
+    del ledger, share
+    gc.collect()
+    use(other, 3)
+    assert not writers._DROPPED
+    assert store.snapshot()[-1].kind == "reserve"
+    assert leases(there) == [1, 4]
+
+
+@pytest.mark.skipif(not HAS_FORK, reason="no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_drops_its_parents_budget_gives_nothing_back(path: Path, clock: list[float]) -> None:
+    ledger = Budget.open(SQLiteStore(path))
+    share = share_of(ledger)
+    use(share, 30)
+    kept = ledger._desk.kept()
+    pid = os.fork()
+    if not pid:
+        try:
+            del ledger, share
+            gc.collect()
+            with SQLiteStore(path) as store:
+                Budget.open(store).close()
+            writers.write_all_waiting()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert {held.entry for held in use(share, sum(kept.values()))} == set(kept)
+    ledger.verify()
+    ledger.close()
 
 
 def _spend_until_killed(path: Path, there: int) -> None:
