@@ -142,8 +142,12 @@ class LedgerRecord:
     @property
     def computed_hash(self) -> str:
         """The hash of the content; differs from `hash` if the line was changed."""
-        text = canonical_json(self.body) if self._text is None else self._text
-        return _chain_digest(self.seq, self.prev, self.kind, text, self.stamp)
+        return _chain_digest(self.seq, self.prev, self.kind, self.text, self.stamp)
+
+    @property
+    def text(self) -> str:
+        """The body as its store holds it, of which the hash is taken."""
+        return canonical_json(self.body) if self._text is None else self._text
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
