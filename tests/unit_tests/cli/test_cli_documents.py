@@ -25,7 +25,7 @@ TERMS = (
     "--set",
     "max_tokens=2",
 )
-FEW = ("--set", "documents_per_topic=1", "--set", "rows.slots=10", "--set", "topics.min_units=100")
+FEW = ("--documents-per-topic", "1", "--set", "rows.slots=10", "--set", "topics.min_units=100")
 OUT_AFTER_ONE = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"], fail_public_call=3)
 
 
