@@ -27,6 +27,7 @@ def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: It
     from langchain_dpicl.documents.plan import plan_documents
     from langchain_dpicl.generation.decoding_loop import TextDecoder
     from langchain_dpicl.generation.token_mechanisms import TokenRule
+    from langchain_dpicl.generation.word_tree import MOST_COLUMNS
     from langchain_dpicl.planning.expected_utility import RowDesign
 
     chosen = topics or settings.get("topics") or Topics()
@@ -58,7 +59,7 @@ def documents_plan(settings: Settings, *, topics: Topics | None = None, deny: It
         mechanism=TokenRule.of(noise, decoding.temperature),
         design=RowDesign.of(rows, smallest_size=size) or RowDesign.choose(smallest_size=size),
         redraw_every=None if rows is None else rows.redraw_every,
-        candidates=decoding.candidates + 1,
+        candidates=decoding.candidates + 1 + (MOST_COLUMNS if decoding.released_words else 0),
         **settings.only("documents_per_topic", "max_tokens"),
     )
 

@@ -19,6 +19,7 @@ from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, 
 from langchain_dpicl.generation.plan import warn_of_noise
 from langchain_dpicl.generation.synthesizer import DraftRun
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
+from langchain_dpicl.generation.word_tree import WordTree
 from langchain_dpicl.options import Option, Rows, Topics
 from langchain_dpicl.options.base import LLM, Where, option_of
 from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, noise_of
@@ -162,6 +163,11 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         self._found = _Findings()
         self._topics: dict[str, str] = {} if script is None else script.topics
         self._look = review
+        # Those of topics are filled in once they are released; words that were released before stand there already.
+        is_open = script is not None and script.trees is not None and not script.trees
+        self._trees: dict[str | None, WordTree] | None = {} if is_open else None
+        if script is not None and self._trees is not None:
+            script = dataclasses.replace(script, trees=self._trees)
         super().__init__(private, script, plan=plan, generation=plan.generation, first=[self._found], **run)
         self._resume()
 
@@ -271,6 +277,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             candidates=101 if made is None else made.candidates,
             partition=by_topic.dataset_id,
         )
+        if writing.released_words is True and plan.words is None:
+            raise fail("Decoding.released_words", "True where words of topics leave", True, "Give Topics(words=8).")
         if found.review is not None and not plan.releases_words:
             raise fail("Topics.review", "None where no words are released", found.review, "Give Topics(words=8).")
         script, public = None, plan.to_dict()
@@ -453,7 +461,12 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         self._topics.update(zip(places(self.plan.num_topics), (topic for topic, _ in topics), strict=False))
 
     def _write(self, item: _Findings) -> None:
-        """Adds the texts of the topics that were not dropped."""
+        """Adds the texts of the topics that were not dropped; words that were not are candidates of theirs."""
+        if self._trees is not None:
+            held = {group.label: group.words for group in self.words}
+            for place, topic in self._topics.items():
+                words = (*words_of(topic), *(word for word, _ in held.get(topic, ())))
+                self._trees[place] = WordTree.of(words, self._script.backend)
         if self.plan.generation is not None:
             dropped = item.dropped or frozenset()
             self._begin({place for place, topic in self._topics.items() if not _is_in(topic, dropped)})

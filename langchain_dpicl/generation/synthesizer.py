@@ -710,6 +710,9 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         script = make_script(
             private, as_backend(llm), task=wording, max_tokens=max_tokens, noise=mechanism, decoding=writing
         )
+        if writing.released_words is True:
+            advice = "Release them first: WordDiscovery.from_private_examples(...).run()."
+            raise fail("Decoding.released_words", "a ReleasedWords", True, advice)
         sizes = public_sizes(private)
         smallest = min(sizes.values())
         plan = plan_generation(

@@ -199,7 +199,7 @@ class TestChecks:
             for field in dataclasses.fields(value):  # type: ignore[arg-type]
                 if field.name in free and not isinstance(value, Decoding):
                     continue
-                if field.name == "grammar":
+                if field.name in {"grammar", "released_words"}:
                     continue
                 with pytest.raises(ConfigurationError):
                     value.replace(**{field.name: Alien()})
@@ -225,7 +225,7 @@ class TestWords:
 
     def test_the_number_of_fields_is_bounded(self) -> None:
         counts = [len(dataclasses.fields(option)) for option in OPTIONS]  # type: ignore[arg-type]
-        assert sum(counts) <= 127
+        assert sum(counts) <= 128
 
 
 class TestUse:
