@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from langchain_dpicl.exceptions import DPICLError, LedgerError
-from langchain_dpicl.privacy._validate import MAX_INT, check_int, check_positive, check_real
+from langchain_dpicl.privacy._validate import MAX_INT, check_delta, check_int, check_positive, check_real
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind, ShareTerms, event_of_components
@@ -317,7 +317,7 @@ class LedgerState:
         _require(terms.event == event_of_components(terms.components), "the event of its tickets")
         epsilon, delta = self.spent
         epsilon += exact(check_real("epsilon", terms.epsilon, low=0.0))
-        delta += exact(check_positive("delta", terms.delta))
+        delta += exact(check_delta(terms.delta))
         _require(epsilon <= exact(self.header.epsilon) and delta <= exact(self.header.delta), "a share that fits")
         totals = {(c.name, *slot): _totals(c, slot) for c in terms.components for slot in slots(c)}
         share = SealedShare(terms, stamp)
