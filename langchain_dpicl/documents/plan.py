@@ -19,6 +19,7 @@ from langchain_dpicl.privacy._validate import (
     check_delta,
     check_epsilon,
     check_int,
+    check_positive_delta,
     check_real,
     fail,
 )
@@ -325,7 +326,7 @@ def plan_documents(
     >>> plan_documents(["card", "transfer"], documents_per_topic=0, **share).words_from(0.95)
     50
     """
-    check_delta(delta)
+    check_positive_delta(delta)
     check_int("public_size", public_size, low=1)
     check_int("num_topics", num_topics, low=1, high=MOST_TOPICS)
     check_int("documents_per_topic", documents_per_topic, low=0)
