@@ -398,6 +398,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "model": ("model.name", "embedded, a model's folder, provider:model, module:name"),
     "embeddings": ("model.embeddings", "provider:model or module:name; they see the records"),
     "instruction": ("instruction", "public description of the task"),
+    "documents_per_topic": ("documents_per_topic", "texts of each topic; 0: words of each topic alone"),
     "max_tokens": ("max_tokens", "cap of a text"),
     "max_queries": ("max_queries", "answers that the share pays for"),
     "part": ("part", "half of the units that is read, by a public hash: choose or test"),
@@ -413,7 +414,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
 _METAVARS: Mapping[str, str] = {
     **dict.fromkeys(("text_key", "label_key", "unit_key"), "FIELD"),
     **dict.fromkeys(("checkpoint", "memo", "rehearsal"), "FILE"),
-    **dict.fromkeys(("max_tokens", "max_queries", "public_inputs", "public_size"), "N"),
+    **dict.fromkeys(("documents_per_topic", "max_tokens", "max_queries", "public_inputs", "public_size"), "N"),
     **dict.fromkeys(("dataset_id", "component", "model", "embeddings"), "NAME"),
     "epsilon": "E",
     "delta": "D",
@@ -430,9 +431,10 @@ def add_flags(command: Any, names: Sequence[str]) -> None:
     for name in names:
         key, words = FLAGS[name]
         many: dict[str, Any] = {"action": "append"} if name in {"label", "public_size"} else {}
-        kind = {"epsilon": float, "delta": float, "max_tokens": int, "max_queries": int, "public_inputs": int}.get(name)
-        if kind is not None:
-            many["type"] = kind
+        if name in {"epsilon", "delta"}:
+            many["type"] = float
+        elif name in {"documents_per_topic", "max_tokens", "max_queries", "public_inputs"}:
+            many["type"] = int
         many["metavar"] = _METAVARS.get(name, "VALUE")
         command.add_argument(f"--{name.replace('_', '-')}", help=f"{words} [{key}]", **many)
 

@@ -38,10 +38,14 @@ def release_words(
     *,
     plan: WordRelease,
     known: PublicWords | Sequence[str],
+    gone: frozenset[str] = frozenset(),
 ) -> tuple[Weight, ...]:
-    """Burns one ticket and releases the words or pairs it pays for; errors and commit as for `release_counts`."""
+    """Burns one ticket and releases the words or pairs it pays for; errors and commit as for `release_counts`.
+
+    Words of `gone`, which were released before, are cast by no unit.
+    """
     plan.check_known(known)
-    return _released(private, reservation, plan, lambda units: plan.release(units, known, rng=SYSTEM_RANDOM))
+    return _released(private, reservation, plan, lambda units: plan.release(units, known, rng=SYSTEM_RANDOM, gone=gone))
 
 
 def _released(
