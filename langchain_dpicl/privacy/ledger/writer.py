@@ -787,26 +787,39 @@ _ENDS_HERE: list[int] = []
 def _watch(writer: LedgerWriter) -> None:
     """Writes what waits in a writer when this process ends, unless it is killed."""
     _WITH_WAITING[writer] = writer.store
-    here, util = [os.getpid()], sys.modules.get("multiprocessing.util")
-    if util is not None and here != _ENDS_HERE:
+    # None as well while another thread imports that module: the next call sees to it.
+    here, finalize = [os.getpid()], getattr(sys.modules.get("multiprocessing.util"), "Finalize", None)
+    if finalize is not None and here != _ENDS_HERE:
+        finalize(None, write_all_waiting, exitpriority=0)
         _ENDS_HERE[:] = here
-        util.Finalize(None, write_all_waiting, exitpriority=0)
 
 
 @atexit.register
 def write_all_waiting() -> None:
     """Writes what waits and gives back what is held when the interpreter ends; what cannot be written stays charged."""
-    write_dropped()
+    while _DROPPED:
+        write_dropped()
     for writer in list(_WITH_WAITING):
-        with contextlib.suppress(LedgerError):
-            writer.write_waiting(is_closing=True)
+        _is_written(writer)
 
 
 def write_dropped() -> None:
-    """Does the same for writers to which nobody refers any more, each once; part of the next call of another one."""
-    while _DROPPED:
-        with contextlib.suppress(LedgerError, IndexError):  # another thread may be first
-            _DROPPED.popleft().write_waiting(is_closing=True)
+    """Does the same for writers to which nobody refers any more, each once; part of the next call of another one.
+
+    That call waits for one store that is out, not for those of all writers: the others are written by the next calls.
+    """
+    with contextlib.suppress(IndexError):  # another thread may be first
+        while _DROPPED and _is_written(_DROPPED.popleft()):
+            pass
+
+
+def _is_written(writer: LedgerWriter) -> bool:
+    """Writes the last lines of a writer, and returns whether that worked."""
+    try:
+        writer.write_waiting(is_closing=True)
+    except Exception:  # noqa: BLE001  whatever a store of others raises is no fault of the call that came next
+        return False
+    return True
 
 
 _SHOWN = frozenset({"extra_fields", "label_key", "labels", "public_size", "text_key"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import importlib
 import itertools
 import json
 import multiprocessing
@@ -840,6 +841,65 @@ def test_a_dropped_budget_whose_ledger_is_out_keeps_no_other_from_its_own(clock:
     assert not writers._DROPPED
     assert store.snapshot()[-1].kind == "reserve"
     assert leases(there) == [1, 4]
+
+
+def _drop_budgets_that_are_out(count: int, kind: type[Exception]) -> list[int]:
+    """Drops budgets that hold tickets of ledgers whose stores fail; returns a list that grows with each try."""
+    tries: list[int] = []
+
+    def fail() -> None:
+        tries.append(len(tries))
+        raise kind("out")
+
+    budgets = [made() for _ in range(count)]
+    for _, store, share in budgets:
+        use(share, 30)
+        store.at_read = fail
+    del budgets, store, share
+    gc.collect()
+    return tries
+
+
+@pytest.mark.parametrize("kind", [LedgerUnavailableError, OSError])
+def test_a_call_waits_for_one_outage_of_dropped_budgets_at_most_and_raises_none(
+    clock: list[float], kind: type[Exception]
+) -> None:
+    _, _, other = made()
+    tries = _drop_budgets_that_are_out(3, kind)
+    for calls in (1, 2, 3, 3):
+        other.reserve("t")
+        assert len(tries) == calls
+
+
+def test_at_its_end_a_process_gives_back_what_it_holds_beside_a_store_that_fails(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "_WITH_WAITING", weakref.WeakKeyDictionary())
+    tries = _drop_budgets_that_are_out(2, OSError)
+    broken, ledger = made(), made()
+    for _, _, share in (broken, ledger):
+        use(share, 30)
+    broken[1].at_read = lambda: (_ for _ in ()).throw(OSError("out"))
+    writers.write_all_waiting()
+    assert len(tries) == 2
+    store = ledger[1]
+    assert ledger[0]._desk.kept() == {}
+    assert Budget.open(store).use().tickets["c"] == (MANY - 30, 0, 30)
+
+
+def test_tickets_are_handed_out_while_another_thread_imports_multiprocessing(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "_ENDS_HERE", [])
+    _, store, share = made()
+    with monkeypatch.context() as half:
+        half.setitem(sys.modules, "multiprocessing.util", type(sys)("multiprocessing.util"))
+        use(share, 3)
+    assert leases(store) == [1, 4]
+    assert writers._ENDS_HERE == []
+    importlib.import_module("multiprocessing.util")
+    use(share, 30)
+    assert tuple(writers._ENDS_HERE) == (os.getpid(),)
 
 
 @pytest.mark.skipif(not HAS_FORK, reason="no forks here")
