@@ -261,6 +261,8 @@ class JointPlan:
     def _charge(self, components: Sequence[Component], delta: float) -> float | None:
         """Returns the epsilon in proportion to `delta` if it covers the cost and is at most all shares; else None."""
         limits = self.promises.desk.header
+        if limits.delta == 0:
+            return None  # what the components cost: their epsilons add up
         charge = exact(limits.epsilon) * exact(delta) / exact(limits.delta)
         shares = sum((exact(component.epsilon or 0.0) for component in components), Fraction(0))
         return round_up(charge) if exact(self._cost(components, delta)) < charge <= shares else None
