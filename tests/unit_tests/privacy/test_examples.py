@@ -29,6 +29,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.reports.page import page_of
 
 CANARY = "zx-example-canary-58"
 QUEUES = ("billing", "login")
@@ -503,7 +504,10 @@ def test_a_large_delta_stands_in_the_report_and_is_verified() -> None:
     budget = Budget(epsilon=1.0, delta=1e-3)
     with pytest.warns(LargeDeltaWarning):
         budget.bind(private)
-    report = budget.report().to_dict()
+    shown = budget.report()
+    for text in (shown.to_text(), shown.to_markdown(), page_of(shown.to_dict(), ())):
+        assert "a delta of up to 1/size is allowed" in text
+    report = shown.to_dict()
     assert report["datasets"][0]["allow_large_delta"] is True
     assert verify_report(report).ok
     del report["datasets"][0]["allow_large_delta"]
