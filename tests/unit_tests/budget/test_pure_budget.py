@@ -148,13 +148,16 @@ def test_the_handler_takes_delta_0() -> None:
     assert handler.remaining_epsilon == 0.0
 
 
+@pytest.mark.parametrize("ledger", [0.0, 1e-4])
 @pytest.mark.parametrize("terms", [{}, {"epsilon": 1.5}, {"delta": 0.0}], ids=str)
-def test_a_joint_plan_of_pure_components_costs_their_sum(terms: dict[str, float]) -> None:
-    budget, records = Budget(epsilon=2.0, delta=0.0), private()
+def test_a_joint_plan_of_pure_components_costs_their_sum(terms: dict[str, float], ledger: float) -> None:
+    budget, records = Budget(epsilon=2.0, delta=ledger), private()
+    how: dict[str, Any] = {"budget": budget, "epsilon": 0.5, "noise": Noise(delta=0.0)}
     with budget.plan(**terms) as joint:
-        counters = [UnitCounter.from_private_examples(records, budget=budget, epsilon=0.5) for _ in range(2)]
+        counters = [UnitCounter.from_private_examples(records, **how) for _ in range(2)]
     for counter in counters:
         counter.run()
+    assert budget.remaining_delta == ledger
     assert joint.epsilon == pytest.approx(terms.get("epsilon", 1.0), rel=1e-3)
     assert verify_report(budget.report()).ok
 
