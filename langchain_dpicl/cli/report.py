@@ -85,9 +85,9 @@ def _verify(arguments: argparse.Namespace) -> CommandOutput:
         advice = "A signature needs one, and of a page nothing else is verified."
         raise ConfigurationError(f"--key: expected the public key that you trust, found none. {advice}")
     data = read_signed(arguments.file)
-    if is_page:
-        words, problems = ["  prices     not computed anew: this is a page; verify the JSON report too"], []
-    else:
+    problems: list[str] = []
+    words = ["  prices     not computed anew: this is a page; verify the JSON report too"]
+    if not is_page:
         words, problems = _recomputed(data)
     if arguments.key is None:
         words.append("  signature  not verified: no --key was given")

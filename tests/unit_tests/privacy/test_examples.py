@@ -492,6 +492,9 @@ def test_a_declaration_allows_a_delta_of_one_in_the_size_and_warns() -> None:
         private.check_delta(1e-4)
     with pytest.warns(LargeDeltaWarning, match=r"with a chance of 100%"):
         private.check_delta(1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        private.check_delta(1e-3)  # once is enough
     with pytest.raises(ConfigurationError, match=r"at most 1/public_size = 0\.001"):
         private.check_delta(1.01e-3)
     assert "allow_large_delta" not in examples(public_size=1000).declaration  # lines of ledgers stay as they were
