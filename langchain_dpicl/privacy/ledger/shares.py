@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
@@ -33,6 +34,7 @@ class Reservation(Uncopyable):
       template: the ticket's template ("gdp" or "zcdp" for a pool).
       label: the declared label whose units the tickets may read, or None.
       event: what one ticket may release.
+      delta: of the share that paid; at 0 it pays only for noise and samples that are drawn exactly.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Reservation(Uncopyable):
         count: int,
         event: Event,
         refundable: bool,
+        delta: float,
     ) -> None:
         self.ledger_id = desk.header.ledger_id
         self.entry = grant.line.seq
@@ -56,6 +59,7 @@ class Reservation(Uncopyable):
         self.template, self.label = slot
         self.count = count
         self.event = event
+        self.delta = delta
         self.refundable = refundable
         self._desk = desk
         self._grant = grant
@@ -187,11 +191,13 @@ class Holding(Uncopyable):
         tenant: str | None = None,
         cap: int | None = None,
     ) -> Reservation:
+        delta = self._standing.usable_terms(self.component).delta
         mine = self._standing, self._component, slot
         grant = self._desk.reserve(
             *mine, count=count, amount=amount, tenant=tenant, tenant_cap=cap, refundable=refundable
         )
-        return Reservation(self._desk, grant, self._component, slot, count=count, event=event, refundable=refundable)
+        how: Any = {"count": count, "event": event, "refundable": refundable, "delta": delta}
+        return Reservation(self._desk, grant, self._component, slot, **how)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.component!r})"
