@@ -143,6 +143,10 @@ def check_ticket(private: PrivateExamples, reservation: Reservation, event: Even
         wanted, found = (private.dataset_id, adjacency), (reservation.partition, reservation.adjacency)
         msg = f"ticket: expected a ticket for (data set, adjacency) {wanted}, found one for {found}."
         raise PrivacyBudgetMismatchError(msg)
+    if reservation.blocks != private.blocks:
+        wanted_blocks, found_blocks = private.blocks, reservation.blocks
+        msg = f"ticket: expected a ticket for the blocks that are read, {wanted_blocks}, found one for {found_blocks}."
+        raise PrivacyBudgetMismatchError(msg)
     if not is_certified(SYSTEM_RANDOM):
         raise PrivacyBudgetError("ticket: expected the operating system's coins, found another generator.")
 

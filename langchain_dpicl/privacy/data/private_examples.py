@@ -284,6 +284,11 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         return self._declared.records_per_unit
 
     @property
+    def blocks(self) -> tuple[int, int] | None:
+        """Of a range of a stream: its first and last block; None: the examples are of no stream."""
+        return None
+
+    @property
     def declaration(self) -> dict[str, Any]:
         """All declared values as JSON, as ledgers and reports show them."""
         return self._declared.to_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from langchain_dpicl.privacy.ledger.declared_shares import DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Ticket, event_of_tickets
+from langchain_dpicl.privacy.ledger.windows import LIFE, Extent, StreamTerms
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 
 # The examples that each (ledger, dataset_id) names, for all budget objects of this process on one store.
@@ -29,6 +31,8 @@ class LedgerBudget(Uncopyable):
         and every other process on the ledger; each share's charge is an upper bound of what its tickets can release.
       - Hence everything released is (epsilon, delta)-DP under `adjacency` for one unit, by basic composition, which
         stays valid when components, their parameters and their order are chosen from earlier releases.
+      - Of a ledger of a stream: for every window, what the shares that may touch it add to. docs/proofs/windows.md
+        says for whom that is (epsilon, delta)-DP.
       - Nothing is granted if the ledger cannot be read, verified or written.
 
     Source: basic composition as a filter: Rogers et al. (2016); concurrent: Haney et al. (2023).
@@ -42,6 +46,7 @@ class LedgerBudget(Uncopyable):
         adjacency: Adjacency = "add_remove",
         store: LedgerStore | None = None,
         name: str = "budget",
+        per: str = LIFE,
     ) -> None:
         wanted = LedgerHeader(
             ledger_id=uuid.uuid4().hex,
@@ -49,10 +54,11 @@ class LedgerBudget(Uncopyable):
             epsilon=check_epsilon(epsilon),
             delta=check_delta(delta),
             adjacency=check_adjacency(adjacency),
+            stream=StreamTerms.parse(per),
         )
         self._store: LedgerStore = InMemoryStore() if store is None else check_store(store)
         header = self._store.header() or self._created(wanted)
-        limits = [f for f in ("epsilon", "delta", "adjacency") if getattr(header, f) != getattr(wanted, f)]
+        limits = [f for f in ("epsilon", "delta", "adjacency", "stream") if getattr(header, f) != getattr(wanted, f)]
         if limits:
             msg = f"store: expected a ledger with the requested limits, found other {limits}."
             advice = "Use its own limits: PrivacyBudgetCallbackHandler.open(path or store), or Budget.open(store)."
@@ -102,19 +108,33 @@ class LedgerBudget(Uncopyable):
         return self._desk.header.adjacency
 
     @property
+    def per(self) -> str:
+        """What epsilon and delta are for: "life", or windows of the records' time, such as "30 days"."""
+        stream = self._desk.header.stream
+        return LIFE if stream is None else stream.words
+
+    @property
     def durable(self) -> bool:
         """Whether the ledger survives this process."""
         return self._store.durable
 
     @property
     def remaining_epsilon(self) -> float:
-        """Epsilon not yet promised to a share, sealed by any process or declared in this one."""
-        return round_down(self._promises.room()[0])
+        """Epsilon not yet promised to a share, sealed by any process or declared in this one.
+
+        Of a stream: the least over all windows that are not over.
+        """
+        return round_down(self._promises.room(extent=self._to_come())[0])
 
     @property
     def remaining_delta(self) -> float:
-        """Delta not yet promised to a share."""
-        return round_down(self._promises.room()[1])
+        """Delta not yet promised to a share; of a stream as `remaining_epsilon`."""
+        return round_down(self._promises.room(extent=self._to_come())[1])
+
+    def _to_come(self) -> Extent | None:
+        """Returns the blocks of a stream from the present one on."""
+        stream = self._desk.header.stream
+        return None if stream is None else (max(stream.block_at(time.time()), 0), None)
 
     def default_delta(self, epsilon: float) -> float:
         """Returns the delta that goes with a share of `epsilon`: delta * epsilon / limit, rounded down.
@@ -156,7 +176,7 @@ class LedgerBudget(Uncopyable):
             _IDENTITIES.update(own)
         private._keep_bound(None if self._desk.store.durable else self._desk.store)  # noqa: SLF001  the private door
 
-    def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
+    def check_fits(self, component: str, *, epsilon: float, delta: float, extent: Extent | None = None) -> None:
         """Refuses a new share that cannot fit, before examples are bound for it.
 
         A name that is declared already is checked when it is declared again.
@@ -165,6 +185,7 @@ class LedgerBudget(Uncopyable):
           component: public name of the share.
           epsilon: of the share.
           delta: of the share.
+          extent: of a stream: the blocks that the share may read.
 
         Raises:
           ConfigurationError: epsilon or delta is out of range.
@@ -173,7 +194,7 @@ class LedgerBudget(Uncopyable):
         if component in self._desk.refresh().shares:
             return
         try:
-            self._promises.fit(check_epsilon(epsilon), check_delta(delta), {component})
+            self._promises.fit(check_epsilon(epsilon), check_delta(delta), {component}, extent)
         except PrivacyBudgetExceededError:
             # Another of several workers may have sealed the same share in the meantime.
             if component not in self._desk.refresh().shares:
@@ -189,6 +210,7 @@ class LedgerBudget(Uncopyable):
         delta: float | None = None,
         implementation_delta: float = 0.0,
         public: Mapping[str, Any] | None = None,
+        extent: Extent | None = None,
     ) -> Share:
         """Declares what a component may release, and reserves its share of the budget.
 
@@ -205,6 +227,8 @@ class LedgerBudget(Uncopyable):
           delta: None: `default_delta` of the share's epsilon, given or computed.
           implementation_delta: declared gap between ideal and drawn noise over all tickets; part of delta.
           public: parameters to show in reports, as JSON values.
+          extent: of a stream, where each `max_count` holds for every window: the first and last block that the tickets
+            may read. None as the last: every block to come, so that the share is charged to every window to come.
 
         Raises:
           ConfigurationError: an argument is out of range; nothing was spent.
@@ -223,8 +247,23 @@ class LedgerBudget(Uncopyable):
             delta=self._delta_for(epsilon, delta),
             implementation_delta=implementation_delta,
             public=public or {},
+            extent=extent,
         )
         return Share(self._desk, wanted, self._promises.admit(wanted))
+
+    def retire(self, component: str) -> None:
+        """Ends a component of a stream: it releases no more, and its price leaves the windows that it has not read.
+
+        Windows with a block that it reserved keep its price for good. Again changes nothing.
+
+        Args:
+          component: public name of its share.
+
+        Raises:
+          SealedShareError: it is no component of a stream that has reserved a ticket.
+          ConfigurationError: it is no public name.
+        """
+        self._desk.retire(check_name("component", component))
 
     def verify(self) -> None:
         """Recomputes the ledger's whole chain and every rule, and compares it with the anchor, if there is one.

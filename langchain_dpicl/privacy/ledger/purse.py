@@ -13,6 +13,7 @@ from langchain_dpicl.privacy.ledger.amounts import Amount
 from langchain_dpicl.privacy.ledger.state import Slot
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Component
+from langchain_dpicl.privacy.ledger.windows import Blocks
 
 MOST_HELD = 64
 """Most tickets of one slot that a process keeps, where nothing else is said."""
@@ -41,6 +42,7 @@ class PurseKey(NamedTuple):
     tenant: str | None
     cap: int | None
     wrappers: tuple[str, ...]
+    blocks: Blocks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +208,14 @@ class Purse:
             before = time.monotonic() - IDLE_SECONDS
             return any(lot.grants and (not idle or lot.taken < before) for lot in self._lots.values())
 
-    def cost(self, component: str, slot: Slot) -> Amount:
-        """Returns what the tickets of a slot take of it: their number, mu squared or rho."""
-        return self._cost.get((component, slot), 0)
+    def cost(self, component: str, slot: Slot, blocks: Blocks | None = None) -> Amount:
+        """Returns what the tickets of a slot, or those for blocks, take of it: their number, mu squared or rho."""
+        if blocks is None:
+            return self._cost.get((component, slot), 0)
+        place = component, slot, blocks
+        with self._lock:
+            lots = [lot for key, lot in self._lots.items() if (key.component, key.slot, key.blocks) == place]
+            return sum((lot.unit * len(lot.grants) for lot in lots), 0)
 
     def of_tenant(self, component: str, tenant: str) -> int:
         """Returns how many tickets of a component are in it for a tenant."""
