@@ -232,7 +232,9 @@ class Budget(LedgerBudget):
             pending = [ShareEntry(terms, None) for terms in self._promises.pending(state)]
             wrappers = sorted({*state.allowed_wrappers, *allowed_wrappers()})
             shares = [*sealed, *pending]
-            return PrivacyReport.build(self._desk.header, self._store, state.bindings, shares, wrappers)
+            return PrivacyReport.build(
+                self._desk.header, self._store, state.bindings, shares, wrappers, windows=state.windows
+            )
 
     def check_receipt(self, receipt: Any) -> None:
         """Compares a receipt with the ledger, which must hold the receipt's line unchanged.

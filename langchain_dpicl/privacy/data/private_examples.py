@@ -37,7 +37,7 @@ from langchain_dpicl.privacy.data.units import (
 __all__ = ["Pool", "PrivateExamples"]
 
 
-class _UnitBinding:
+class UnitBinding:
     """The state that all declarations of the same units share."""
 
     __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock")
@@ -126,8 +126,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         labels_as_text: bool = False,
         exact_size_is_public: bool = False,
     ) -> None:
-        wrong_container = _container_fault(records)
-        source = iter(()) if wrong_container else _each_record(records)
+        wrong_container = container_fault(records)
+        source = iter(()) if wrong_container else each_record(records)
         del records
         if wrong_container:
             raise ConfigurationError(wrong_container)
@@ -159,7 +159,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         if has_moved(label_of, declared):
             del units, label_of
             raise RecordError(_MOVED)
-        self._adopt(declared, make_opaque_pool(units), _UnitBinding(_keeping(label_of, declared)))
+        self._adopt(declared, make_opaque_pool(units), UnitBinding(_keeping(label_of, declared)))
 
     def redeclared(
         self,
@@ -231,7 +231,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         return again
 
     def _adopt(
-        self, declared: Declaration, sealed: Sealed, bond: _UnitBinding, root: PrivateExamples | None = None
+        self, declared: Declaration, sealed: Sealed, bond: UnitBinding, root: PrivateExamples | None = None
     ) -> None:
         self._declared = declared
         self._open, self._remove, self._redeclare = sealed
@@ -477,7 +477,7 @@ def _as_text(declared: Any) -> Any:
     return tuple(map(label_text, declared)) if is_listed else declared
 
 
-def _container_fault(records: Any) -> str:
+def container_fault(records: Any) -> str:
     """Returns what is wrong with the container of records, by its type alone."""
     if isinstance(records, DocumentLoader):
         return ""
@@ -487,7 +487,7 @@ def _container_fault(records: Any) -> str:
     return ""
 
 
-def _each_record(records: Any) -> Iterator[Any]:
+def each_record(records: Any) -> Iterator[Any]:
     """Yields what a frame, a loader or any other iterable holds."""
     if isinstance(records, DocumentLoader):
         yield from records.lazy_load()

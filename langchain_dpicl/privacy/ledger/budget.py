@@ -114,6 +114,21 @@ class LedgerBudget(Uncopyable):
         return LIFE if stream is None else stream.words
 
     @property
+    def window(self) -> int | None:
+        """Blocks of a window of a ledger of a stream; None: its promise is for life."""
+        stream = self._desk.header.stream
+        return None if stream is None else stream.window
+
+    def sealed_extent(self, component: str) -> Extent | None:
+        """Returns the blocks that a sealed component of a stream may read; None: it is not sealed, or of no stream.
+
+        Args:
+          component: public name of its share.
+        """
+        sealed = self._desk.refresh().sealed_component(component)
+        return None if sealed is None else sealed.extent
+
+    @property
     def durable(self) -> bool:
         """Whether the ledger survives this process."""
         return self._store.durable
@@ -161,6 +176,7 @@ class LedgerBudget(Uncopyable):
         if not isinstance(private, PrivateExamples):
             raise fail("private", "PrivateExamples", type(private).__name__)
         private.check_delta(self.delta)
+        self._check_kind(private)
         lineage = private._lineage  # noqa: SLF001  the first declaration of the units, then this one
         # Two objects of one dataset_id might hold different records.
         own = {(self.ledger_id, each.dataset_id): each._identity for each in lineage}  # noqa: SLF001
@@ -175,6 +191,20 @@ class LedgerBudget(Uncopyable):
             self._desk.bind([each.declaration for each in lineage], private._attach)  # noqa: SLF001  the private door
             _IDENTITIES.update(own)
         private._keep_bound(None if self._desk.store.durable else self._desk.store)  # noqa: SLF001  the private door
+
+    def _check_kind(self, private: PrivateExamples) -> None:
+        """Refuses examples without a time where the promise is for windows, and a stream where it is not."""
+        terms, declared = self._desk.header.stream, private.declaration.get("stream")
+        if terms is None and declared is not None:
+            advice = 'Make a ledger for windows: PrivacyBudgetCallbackHandler.create(path, ..., per="30 days").'
+            raise fail("budget", "one whose promise is for windows of a stream", f"per={self.per!r}", advice)
+        if terms is not None and declared is None:
+            advice = "Its ranges are PrivateStream(...).last(30) or .rolling(30, every=7); or take a budget for life."
+            raise fail(
+                "private", f"ranges of a stream, since this budget is per {self.per}", private.dataset_id, advice
+            )
+        if terms is not None and declared is not None and declared["block"] != terms.block:
+            raise fail("block", f"that of the budget, {terms.block}", declared["block"])
 
     def check_fits(self, component: str, *, epsilon: float, delta: float, extent: Extent | None = None) -> None:
         """Refuses a new share that cannot fit, before examples are bound for it.

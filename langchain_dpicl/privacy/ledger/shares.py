@@ -122,7 +122,7 @@ class Reservation(Uncopyable):
                 msg = f"commit: expected at most {self._uncommitted} burnt tickets of"
                 raise LedgerError(f"{msg} {self.component!r}, found {count}.")
             self._uncommitted -= count
-        self._desk.commit(self.entry, count, wait=wait)
+        self._note_stored(count, wait=wait)
 
     def give_back(self) -> int:
         """Returns refundable, unburnt tickets to their slot, and how many; none of them can burn afterwards."""
@@ -133,8 +133,18 @@ class Reservation(Uncopyable):
             count, self._unburnt = self._unburnt, 0
             if not count or not self.refundable:
                 return 0
-            self._desk.give_back(self._grant, count)
+            self._return(count)
             return count
+
+    # `RunShare` overrides the two: its reservations are parts of one ticket.
+
+    def _note_stored(self, count: int, *, wait: bool) -> None:
+        """Notes in the ledger that results are stored."""
+        self._desk.commit(self.entry, count, wait=wait)
+
+    def _return(self, count: int) -> None:
+        """Lets tickets that never burnt be reserved again."""
+        self._desk.give_back(self._grant, count)
 
     def _check_home(self) -> None:
         if os.getpid() != self._pid:

@@ -25,7 +25,7 @@ UPGRADE = "upgrade"
 RETIRE = "retire"
 
 RESERVED = ("blocks", "stream")
-"""Members of a line's body that only ledgers of streams have: the first one, where it reserves. From format 2 on."""
+"""Members of a line's body that only ledgers of streams have: where it reserves, and where it binds. From format 2."""
 
 SNAPSHOT_LINES = 4096
 """A snapshot follows at least so many lines, and more where it is large itself."""
@@ -335,7 +335,8 @@ class LedgerState:
         windows = self.windows
         try:
             for seq, kind, body, stamp, digest in lines:
-                is_other = stream in body or (blocks in body and (windows is None or kind != RESERVE))
+                is_other = stream in body and (windows is None or kind != BIND)
+                is_other = is_other or (blocks in body and (windows is None or kind != RESERVE))
                 if is_other and self.format > 1:
                     raise LedgerError("expected members that this version reads")
                 inverse = rules[kind](self, seq, body, stamp, digest)
@@ -352,6 +353,8 @@ class LedgerState:
     def _bind(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
         name = body["dataset_id"]
         _require(name not in self.bindings, "a data set not yet bound")
+        if self.windows is not None:
+            _require(body["stream"]["block"] == self.windows.terms.block, "a stream of blocks as long as the ledger's")
         self.bindings[name] = body
         self._named.append([seq, digest])
 

@@ -251,6 +251,11 @@ class Windows:
         reach = self._reach.get(component.name)
         return None if reach is None else (extent[0], reach)
 
+    @property
+    def retired(self) -> dict[str, int | None]:
+        """The retired components by name, each with the last block that it reserved."""
+        return {name: self._reach.get(name) for name in sorted(self._retired)}
+
     def is_retired(self, name: str) -> bool:
         """Whether a component may reserve nothing more."""
         return name in self._retired
