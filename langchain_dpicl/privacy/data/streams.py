@@ -183,17 +183,19 @@ class PrivateStream(Opaque):
             raise fail("first, last", "two days in their order, from 2001 on", (str(first), str(last)))
         return self._ranged(start, end - start + 1)
 
-    def rolling(self, length: int, *, every: int) -> RollingRange:
+    def rolling(self, length: int, *, every: int, until: str | date | None = None) -> RollingRange:
         """Returns the last blocks of each run, for a component that runs again and again: its share never runs out.
 
         Args:
           length: blocks that a run reads.
           every: blocks from one run to the next one; the share is priced for the runs that can touch one window.
+          until: the last day that this run reads; None: the last blocks that can be read now.
 
         Raises:
-          ConfigurationError: a number is below 1.
+          ConfigurationError: a number is below 1, or `until` is no day.
         """
-        return RollingRange(self, check_int("length", length, low=1), check_int("every", every, low=1))
+        end = None if until is None else self._terms.block_at(_day("until", until) + 86_399)
+        return RollingRange(self, check_int("length", length, low=1), check_int("every", every, low=1), end)
 
     def remove(self, person: str | int) -> None:
         """Deletes all records of a person that this process holds, also in ranges. No budget comes back.
@@ -292,16 +294,19 @@ class RollingRange(Opaque):
       every: blocks from one run to the next one.
     """
 
-    __slots__ = ("every", "length", "stream")
+    __slots__ = ("_end", "every", "length", "stream")
 
-    def __init__(self, stream: PrivateStream, length: int, every: int) -> None:
+    def __init__(self, stream: PrivateStream, length: int, every: int, end: int | None = None) -> None:
         self.stream = stream
         self.length = length
         self.every = every
+        self._end = end
 
     def latest(self) -> PrivateRange:
-        """Returns the blocks that a run reads now."""
-        return self.stream.last(self.length)
+        """Returns the blocks that this run reads."""
+        if self._end is None:
+            return self.stream.last(self.length)
+        return self.stream._ranged(self._end - self.length + 1, self.length)  # noqa: SLF001  its own module
 
     def runs_per_window(self, window: int) -> int:
         """Returns how many runs can touch one window: those whose last block is in it, or less than a run behind it.
