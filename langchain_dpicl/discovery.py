@@ -17,7 +17,14 @@ from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.options.rows import Noise, noise_of
 from langchain_dpicl.planning.share_plan import Cost, SharePlan
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, fail
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_positive_delta,
+    fail,
+)
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, PureEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.count_histograms import (
@@ -156,6 +163,8 @@ def plan_discovery(
     declared = None if values is None else tuple(values)
     rule = UnitValues(field, max_values, declared, fold_case)
     is_unknown = field is not None and declared is None
+    if is_unknown:
+        check_positive_delta(delta)
     failure = delta * _FOR_THRESHOLD if is_unknown else 0.0
     if noise_multiplier is None:
         if epsilon is None:

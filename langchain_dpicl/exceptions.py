@@ -26,6 +26,7 @@ DPICLError
 RestsOnGuessWarning (UserWarning)        a component was built without a rehearsal: what it is worth is a guess
 NoisyPlanWarning (UserWarning)           noise decides much of what a component will release; see dpicl plan
 ExactSizeWarning (UserWarning)           a declared public_size reads like a count of the records
+LargeDeltaWarning (UserWarning)          a ledger's delta is above 1/(10 * public_size), as the declaration allows
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class NoisyPlanWarning(UserWarning):
 
 class ExactSizeWarning(UserWarning):
     """A declared `public_size` reads like a count of the records, which is private."""
+
+
+class LargeDeltaWarning(UserWarning):
+    """A ledger's delta is above 1/(10 * public_size): the declaration of the records allows it."""
 
 
 class RecordError(DPICLError, ValueError):
@@ -172,6 +177,7 @@ __all__ = [
     "ConfigurationError",
     "DPICLError",
     "ExactSizeWarning",
+    "LargeDeltaWarning",
     "LedgerError",
     "LedgerRollbackError",
     "LedgerUnavailableError",

@@ -16,7 +16,14 @@ from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.options.rows import Noise, noise_of
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, pricing_delta, with_price
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, fail
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_positive_delta,
+    fail,
+)
 from langchain_dpicl.privacy.accounting.events import FailureEvent, GaussianEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.word_release import (
@@ -180,7 +187,7 @@ def plan_words(
     >>> plan.found_from(0.95), plan_words(epsilon=2.0, delta=1e-6).found_from(0.95)
     (87, 47)
     """
-    check_delta(delta)
+    check_positive_delta(delta)
     if not isinstance(pairs, bool):
         raise fail("pairs", "True or False", pairs)
     rule = UnitWords(field, max_values, denied_words(deny), public_words().digest)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import importlib
+import itertools
 import pkgutil
 import ssl
 import sys
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pytest_socket import disable_socket, enable_socket
 
 from langchain_dpicl.backends import allow_wrappers
@@ -24,6 +25,11 @@ from tests.ordering import shuffled
 from tests.traced import is_traced
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# A busy machine is slow: Hypothesis neither times examples nor how they are made, which it takes for a fault of the test.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+if settings.get_current_profile_name() == "default":  # another one was asked for where changes of the source are tested
+    settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,23 +56,24 @@ def pytest_collection(session: pytest.Session) -> None:
     """Spares the collector the rounds over what imports leave, which stays anyway; and coverage all but the vault."""
     gc.disable()
     pause_tracing(session.config)
-    begin_elsewhere(session.config)
 
 
-FAR = ("torch", "transformers.generation", "peft", "opacus", "scipy.stats", "matplotlib.pyplot")
-"""What takes longest to compile of all that tests import late."""
+def is_backwards(config: pytest.Config) -> bool:
+    """Whether this worker imports the modules of a whole run from the last one on, as every other worker does.
 
-
-def begin_elsewhere(config: pytest.Config) -> None:
-    """Lets every other worker import what is far in a whole run: side by side all would compile the same, each for itself.
-
-    A fresh environment is not compiled. What one worker did the others find.
+    A fresh checkout and a fresh environment are not compiled. What one worker did the others find; side by side all would
+    compile the same, each for itself.
     """
     number = getattr(config, "workerinput", {}).get("workerid", "gw0").removeprefix("gw")
-    if int(number) % 2 and [Path(one).name for one in config.args] == config.getini("testpaths"):
-        for name in FAR:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
+    return bool(int(number) % 2) and [Path(one).name for one in config.args] == config.getini("testpaths")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report: Any = yield
+    if isinstance(collector, pytest.Directory) and is_backwards(collector.config):
+        report.result.reverse()
+    return report
 
 
 def pytest_collection_finish() -> None:
@@ -117,9 +124,16 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if seed is None else f"random order of seed {seed}"
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffles where a seed is given. Puts traced tests first: what others leave in caches would not be covered."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Puts the modules in order, which is the same in all workers, and shuffles where a seed is given.
+
+    Traced tests come first: what others leave in caches would not be covered.
+    """
+    if is_backwards(config):
+        modules = [list(tests) for _, tests in itertools.groupby(items, lambda item: item.path)]
+        items[:] = itertools.chain.from_iterable(reversed(modules))
+    yield
     if (seed := config.getoption("order_seed")) is not None:
         items[:] = shuffled(items, seed)
     if TRACERS in config.stash:

@@ -56,6 +56,7 @@ class Data(Option):
       dataset_id: public name of the records.
       labels_as_text: reads integer and boolean labels as text.
       exact_size_is_public: whether the number of units is public; silences the warning about one that is not round.
+      allow_large_delta: whether delta may be as large as 1 / public_size, as in the papers.
     """
 
     file: str | None = None
@@ -69,6 +70,7 @@ class Data(Option):
     dataset_id: str | None = None
     labels_as_text: bool = False
     exact_size_is_public: bool = False
+    allow_large_delta: bool = False
 
     def sizes(self) -> dict[str | None, int]:
         """Returns the declared units by label, or of None."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from langchain_dpicl.planning.expected_utility import noise_scale
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for
-from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_int, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, check_positive_delta, fail
 from langchain_dpicl.privacy.extensions.unit_vector_sums import VoteVectorSum
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -177,7 +177,7 @@ def plan_evolution(
     (13.4, 310)
     """
     check_adjacency(adjacency)
-    check_delta(delta)
+    check_positive_delta(delta)
     check_name("partition", partition)
     for name, value in (("rounds", rounds), ("shots_per_label", shots_per_label), ("num_survivors", num_survivors)):
         check_int(name, value, low=1)

@@ -25,9 +25,9 @@ from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for,
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
-    check_delta,
     check_epsilon,
     check_int,
+    check_positive_delta,
     check_real,
     fail,
 )
@@ -281,7 +281,7 @@ def plan_generation(
       partition: the data set's public id.
     """
     check_adjacency(adjacency)
-    check_delta(delta)
+    check_positive_delta(delta)
     rule = mechanism if isinstance(mechanism, TokenRule) else TokenRule(mechanism)
     check_int("shots_per_label", shots_per_label, low=1)
     check_int("candidates", candidates, low=2)
@@ -379,7 +379,7 @@ def advanced_composition_epsilon(epsilon_per_token: float, tokens: int, *, delta
     """
     epsilon = check_epsilon(epsilon_per_token)
     count = check_int("tokens", tokens, low=0)
-    spread = math.sqrt(2.0 * count * math.log(1.0 / check_delta(delta)))
+    spread = math.sqrt(2.0 * count * math.log(1.0 / check_positive_delta(delta)))
     try:
         return epsilon * spread + count * epsilon * math.expm1(epsilon)
     except OverflowError:

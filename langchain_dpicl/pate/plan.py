@@ -17,9 +17,9 @@ from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
     check_choice,
-    check_delta,
     check_int,
     check_positive,
+    check_positive_delta,
     check_real,
     fail,
 )
@@ -249,7 +249,7 @@ def plan_labelling(
       is_rough: calibrates several times faster, with a few percent more noise; for comparisons of many plans.
     """
     check_adjacency(adjacency)
-    check_delta(delta)
+    check_positive_delta(delta)
     check_int("public_size", public_size, low=1)
     check_int("max_queries", max_queries, low=1)
     check_int("width", width, low=len(constants) + 1)

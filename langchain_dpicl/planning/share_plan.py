@@ -13,6 +13,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options.base import html_table
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
+    NEEDS_DELTA,
     Adjacency,
     check_epsilon,
     check_int,
@@ -202,7 +203,7 @@ def with_price(plan: PlanT) -> PlanT:
 def pricing_delta(plan: SharePlan) -> float:
     """Returns the part of delta that is left for the events, after the declared gap of the noise."""
     remaining = effective_delta(plan.delta, plan.implementation_delta)
-    if remaining <= 0:
+    if remaining < 0 or (remaining == 0 and plan.delta > 0):
         raise _too_many(plan)
     return remaining
 
@@ -210,6 +211,8 @@ def pricing_delta(plan: SharePlan) -> float:
 def _too_many(plan: SharePlan) -> ConfigurationError:
     """Returns the error that names how many queries delta allows: drawing the noise of each uses a part of it."""
     gap = plan.implementation_delta
+    if plan.delta == 0:
+        return fail("delta", f"more than the noise's declared gap {gap:.3g}", plan.delta, NEEDS_DELTA)
     requested = getattr(plan, "max_queries", None) or 1  # a training plan has steps
     possible = int(plan.delta / gap * requested)
     while possible > 0 and effective_delta(plan.delta, gap / requested * possible) <= 0:

@@ -105,9 +105,23 @@ def check_epsilon(value: Any) -> float:
     return check_positive("epsilon", value)
 
 
+NEEDS_DELTA = (
+    "At delta 0 only exact releases run: counts of declared values, and evaluations of all units (sample=None). "
+    "What is asked for draws its noise, threshold or sample with a gap that delta pays for. Give delta=."
+)
+
+
 def check_delta(value: Any) -> float:
-    """Returns a delta strictly between 0 and 1."""
-    return check_real("delta", value, low=0.0, high=1.0, low_open=True, high_open=True)
+    """Returns a delta from 0 (pure differential privacy) to below 1."""
+    return check_real("delta", value, low=0.0, high=1.0, high_open=True)
+
+
+def check_positive_delta(value: Any) -> float:
+    """Returns the delta of a share whose noise is drawn with a declared gap: above 0, below 1."""
+    delta = check_delta(value)
+    if delta == 0.0:
+        raise fail("delta", "a number above 0 and below 1", delta, NEEDS_DELTA)
+    return delta
 
 
 def check_path(name: str, value: Any) -> Path:

@@ -66,7 +66,7 @@ def plot_epsilon_delta(
       report: from `budget.report()`; its own table is drawn if it has one, else it is computed, which takes a while.
       path: file to write (.png, .pdf, .svg); None: nothing is written.
       max_seconds: see `PrivacyReport.epsilons`.
-      num_points: deltas to compute, over six powers of ten up to the ledger's delta.
+      num_points: deltas to compute, over six powers of ten up to the ledger's delta (1e-6 where it is 0).
 
     Returns:
       The matplotlib figure.
@@ -84,7 +84,7 @@ def plot_epsilon_delta(
     deltas, bounds = zip(*points, strict=True)
     axes.step(deltas, bounds, where="post", color=_SEALED, linewidth=2)
     axes.plot(deltas, bounds, "o", color=_SEALED, markersize=3.5, label="sealed shares")
-    if limit.epsilon <= _FAR * max(bounds):
+    if limit.delta > 0 and limit.epsilon <= _FAR * max(bounds):
         axes.plot([limit.delta], [limit.epsilon], "X", color=_LIMIT, markersize=9, label="limit of the ledger")
         axes.legend(frameon=False, loc="lower left", fontsize=9)
         axes.set_ylim(0.0, 1.12 * max(*bounds, limit.epsilon))
@@ -175,7 +175,7 @@ def _first(pair: tuple[datetime, Any]) -> datetime:
 def _deltas(limit: float, count: int) -> list[float]:
     if count < 2:
         raise ConfigurationError(f"num_points: expected an integer >= 2, found {count!r}.")
-    return [limit * 10 ** (-_DECADES * (count - 1 - step) / (count - 1)) for step in range(count)]
+    return [(limit or 1e-6) * 10 ** (-_DECADES * (count - 1 - step) / (count - 1)) for step in range(count)]
 
 
 # --- matplotlib ---------------------------------------------------------------------------------------------------

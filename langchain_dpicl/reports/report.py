@@ -125,9 +125,12 @@ class EpsilonTable:
         return {"method": self.method, "rows": [row.to_dict() for row in self.rows]}
 
 
+_OF_PURE = 1e-6
+
+
 def default_deltas(limit: float) -> tuple[float, ...]:
-    """Returns a ledger's delta and three smaller ones, a power of ten apart."""
-    return tuple(round_down(exact(limit) / 10**step) for step in (3, 2, 1, 0))
+    """Returns a ledger's delta, or 1e-6 where it is 0, and three smaller ones, a power of ten apart."""
+    return tuple(round_down(exact(limit or _OF_PURE) / 10**step) for step in (3, 2, 1, 0))
 
 
 def epsilon_table(
@@ -142,7 +145,7 @@ def epsilon_table(
     Raises:
       ConfigurationError: a delta is not in (0, 1), or there are none or too many.
     """
-    wanted = sorted({check_delta(delta) for delta in deltas})
+    wanted = sorted({check_real("deltas", delta, low=0.0, high=1.0, low_open=True, high_open=True) for delta in deltas})
     if not 1 <= len(wanted) <= MAX_ROWS:
         raise fail("deltas", f"1 to {MAX_ROWS} values in (0, 1)", len(wanted))
     seconds = math.inf if max_seconds is None else check_positive("max_seconds", max_seconds)
@@ -173,9 +176,8 @@ def _composed_price(shares: Sequence[ShareTerms], delta: float, *, adjacency: Ad
     for share in shares:
         if time.monotonic() >= end:
             return None
-        part = round_down(exact(delta) * exact(share.delta) / total)
-        gap = implementation_delta_of(share.components)
-        if not part or effective_delta(part, gap) <= 0:
+        part = round_down(exact(delta) * (exact(share.delta) / total if total else Fraction(1, len(shares))))
+        if effective_delta(part, implementation_delta_of(share.components)) <= 0 < share.delta:
             return math.inf
         cost, _ = share_price(share.components, delta=part, adjacency=adjacency, opinions=False)
         if cost == math.inf:
@@ -601,8 +603,8 @@ def _delta_problems(data: Mapping[str, Any], datasets: Mapping[str, Declaration]
     for item, declared in zip(data["datasets"], datasets.values(), strict=True):
         if declared.to_dict() != item:
             yield f"datasets: {declared.dataset_id!r} is not described by its own declaration"
-        if data["limits"]["delta"] > 1 / (10 * declared.total_size):
-            yield f"limits: delta is above 1/(10 * public_size) of {declared.dataset_id!r}"
+        if data["limits"]["delta"] > declared.most_delta:
+            yield f"limits: delta is above {declared.delta_rule} of {declared.dataset_id!r}"
 
 
 def _share_problems(terms: ShareTerms, cost: float, book: VerificationContext, *, sealed_at: Any) -> Iterator[str]:

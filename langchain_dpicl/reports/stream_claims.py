@@ -90,7 +90,7 @@ def promise_words(terms: StreamTerms, *, epsilon: float, delta: float, adjacency
 def _price(event: Event, times: int, delta: float, gap: float, adjacency: Adjacency) -> float:
     """Returns what so many times the tickets of one window cost at delta, of which `gap` is set aside each time."""
     rest = effective_delta(delta, times * gap)
-    if rest <= 0:
+    if rest < 0 or (rest == 0 < delta):
         return math.inf
     repeated = event if times == 1 else RepeatedEvent(event, times)
     return float(accounting.epsilon_bound(repeated, delta=rest, adjacency=adjacency, opinions=False).epsilon)

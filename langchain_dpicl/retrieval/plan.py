@@ -17,7 +17,7 @@ from langchain_dpicl.options.rows import noise_with
 from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, right_with_normal_noise, top_with_normal_noise
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts, wins_fairly
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, with_noise_for
-from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_int, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_int, check_positive_delta, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.individual_filter import Bounded, ParticipationPlan, participation_plan
 from langchain_dpicl.privacy.ledger.amounts import check_name
@@ -224,7 +224,7 @@ def plan_retrieval(
       noise_multiplier: given noise; None calibrates.
       partition: the documents' public id.
     """
-    check_delta(delta)
+    check_positive_delta(delta)
     if epsilon is None and noise_multiplier is None:
         raise ConfigurationError("epsilon: expected a share of the budget (epsilon=...), found None.")
     release = ParticipationPlan(

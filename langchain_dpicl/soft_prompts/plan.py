@@ -13,9 +13,9 @@ from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
-    check_delta,
     check_int,
     check_positive,
+    check_positive_delta,
     fail,
 )
 from langchain_dpicl.privacy.extensions.gradient_sums import MAX_GRADIENT_WIDTH, ClippedGradientSum
@@ -197,7 +197,7 @@ def plan_training(
       ConfigurationError: a public parameter is out of range, or not exactly one of `steps` and `epochs` is given.
     """
     check_adjacency(adjacency)
-    check_delta(delta)
+    check_positive_delta(delta)
     check_int("public_size", public_size, low=1)
     check_int("expected_batch_size", expected_batch_size, low=1, high=public_size)
     check_int("width", width, low=1, high=MAX_GRADIENT_WIDTH)

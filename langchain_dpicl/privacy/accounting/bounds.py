@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from langchain_dpicl.privacy.accounting.pld_grid import (
     least_epsilon,
 )
 from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
+from langchain_dpicl.privacy.ledger.amounts import exact, round_up
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
@@ -184,6 +186,9 @@ def price_of(world: UnitTerms, delta: float, adjacency: Adjacency, *, is_coarse:
     terms, left = world.terms, world.delta_left(delta)
     if not terms.is_bounded:
         return Price(world, left, math.inf, math.inf, "not private")
+    if delta == 0.0 and world.failure == 0.0:
+        pure = _pure_epsilon(terms)
+        return Price(world, left, pure, pure, "sum of pure losses")
     if left <= 0.0:
         return Price(world, left, math.inf, math.inf, "failures alone reach delta")
     if terms.is_empty:
@@ -192,6 +197,16 @@ def price_of(world: UnitTerms, delta: float, adjacency: Adjacency, *, is_coarse:
     if any(price.epsilon == math.inf for price in prices):
         prices.extend(_bound_prices((last_resort(terms, adjacency),), world, left))
     return min(prices, key=lambda price: price.epsilon)
+
+
+def _pure_epsilon(terms: Terms) -> float:
+    """The epsilons of all pure steps, added: at delta 0 their composition costs no less.
+
+    What is drawn with a gap has no price at delta 0: Gaussians and zCDP steps, secret samples, what extensions price.
+    """
+    if terms.mu_squared > 0.0 or terms.rho > 0.0 or terms.sampled or terms.others:
+        return math.inf
+    return round_up(sum((exact(epsilon) * count for epsilon, count in terms.pure + terms.ranges), Fraction(0)))
 
 
 def _bound_prices(found: tuple[Bound, ...], world: UnitTerms, left: float) -> Iterator[Price]:

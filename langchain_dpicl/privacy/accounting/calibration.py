@@ -14,6 +14,7 @@ from langchain_dpicl.privacy._validate import (
     check_delta,
     check_epsilon,
     check_positive,
+    check_positive_delta,
     check_real,
 )
 from langchain_dpicl.privacy.accounting import profiles
@@ -46,7 +47,7 @@ def calibrate(
     Args:
       event_at: from a public parameter (usually a noise multiplier) to an event that costs less when it grows.
       epsilon: the limit, > 0.
-      delta: in (0, 1).
+      delta: from 0, which only pure steps have a price at, to below 1.
       adjacency: "add_remove" or "replace_one".
       low: least parameter to consider, > 0.
       high: largest parameter to consider.
@@ -217,11 +218,11 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
 
 
 def _curve_epsilon(profile: profiles.Profile, delta: float) -> float:
-    return _up(max(CurveBound("closed form", profile).epsilons(check_delta(delta))))
+    return _up(max(CurveBound("closed form", profile).epsilons(check_positive_delta(delta))))
 
 
 def _largest(family: Callable[[float], profiles.Profile], epsilon: float, delta: float) -> float:
-    at, limit = np.array([check_epsilon(epsilon)]), check_delta(delta)
+    at, limit = np.array([check_epsilon(epsilon)]), check_positive_delta(delta)
     low, high = 1e-12, 1e8
     for _ in range(80):
         middle = math.sqrt(low * high)

@@ -68,7 +68,7 @@ def epsilon_bound(event: Event, *, delta: float, adjacency: Adjacency, opinions:
 
     Args:
       event: what was, or will be, released.
-      delta: in (0, 1).
+      delta: from 0, which only pure steps have a price at, to below 1.
       adjacency: "add_remove" or "replace_one"; noise in `event` is relative to the sensitivity of that relation.
       opinions: whether to ask second accountants (up to seconds).
 
@@ -108,7 +108,7 @@ def epsilon_upper_bound(event: Event, *, delta: float, adjacency: Adjacency) -> 
 
     Args:
       event: what was, or will be, released.
-      delta: in (0, 1).
+      delta: from 0, which only pure steps have a price at, to below 1.
       adjacency: "add_remove" or "replace_one".
 
     Raises:

@@ -13,6 +13,7 @@ from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     ExactSizeWarning,
+    LargeDeltaWarning,
     PrivacyBudgetMismatchError,
     PrivateAccessError,
     RecordError,
@@ -89,6 +90,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
       records_per_unit: the number of first records kept of each unit. Public.
       labels_as_text: reads integer and boolean labels as text, declared ones too: 7 as "7", True as "true".
       exact_size_is_public: the number of units is public, as under `replace_one`; silences the warning.
+      allow_large_delta: a ledger's delta may be as large as 1 / public_size, as in the papers, not only a tenth of it;
+        gives a `LargeDeltaWarning` and stands in reports.
 
     Raises:
       ConfigurationError: a public argument is out of range.
@@ -125,6 +128,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         records_per_unit: int = 1,
         labels_as_text: bool = False,
         exact_size_is_public: bool = False,
+        allow_large_delta: bool = False,
     ) -> None:
         wrong_container = container_fault(records)
         source = iter(()) if wrong_container else each_record(records)
@@ -148,6 +152,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
             fields=fields,
             max_chars=max_chars,
             records_per_unit=records_per_unit,
+            allow_large_delta=allow_large_delta,
         )
         if not exact_size_is_public:
             _warn_of_count(declared)
@@ -209,6 +214,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
             labels=(old.labels or None) if label_key is None and labels is None else labels,
             unit_key=old.unit_key,
             fields=old.extra_fields,
+            allow_large_delta=old.allow_large_delta,
             max_chars=old.max_chars,
             records_per_unit=old.records_per_unit,
             redeclared={
@@ -316,6 +322,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
     def check_delta(self, delta: float) -> None:
         """Refuses a delta above 1 / (10 * public_size), for this and the first declaration of the units.
 
+        With `allow_large_delta` it refuses one above 1 / public_size, and warns of one above a tenth of that.
+
         Args:
           delta: the budget's delta.
 
@@ -324,11 +332,19 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         """
         checked = check_delta(delta)
         for each in self._lineage:
-            limit = 1 / (10 * each._declared.total_size)  # noqa: SLF001  its own class
-            if checked > limit:
-                expected = f"at most 1/(10 * public_size) = {limit:.3g} for {each.dataset_id!r}"
+            declared = each._declared  # noqa: SLF001  its own class
+            if checked > declared.most_delta:
+                expected = f"at most {declared.delta_rule} = {declared.most_delta:.3g} for {each.dataset_id!r}"
                 advice = "A larger delta may give away whole records. Lower delta, or correct public_size."
                 raise fail("delta", expected, delta, advice)
+            if checked > 1 / (10 * declared.total_size):
+                warnings.warn(
+                    f"delta: {checked:.3g} is above 1/(10 * public_size) of {each.dataset_id!r}, as allow_large_delta "
+                    f"says. Publishing a whole record with a chance of {checked * declared.total_size:.0%} would "
+                    "satisfy it too.",
+                    LargeDeltaWarning,
+                    stacklevel=2,
+                )
 
     def remove(self, unit: str | int) -> None:
         """Deletes the content of one unit. Its position stays, so rates, sampling and ledger do not change.

@@ -265,10 +265,11 @@ class PrivateRange(PrivateExamples):
         Raises:
           ConfigurationError: delta is out of range or above the limit.
         """
-        most = self._stream._declared.total_size  # noqa: SLF001  its own module
-        limit = 1 / (10 * most)
+        declared = self._stream._declared  # noqa: SLF001  its own module
+        limit = declared.most_delta
         if check_delta(delta) > limit:
-            expected = f"at most 1/(10 * public_size) = {limit:.3g} for {self.dataset_id!r}, whose longest range counts"
+            rule = f"{declared.delta_rule} = {limit:.3g}"
+            expected = f"at most {rule} for {self.dataset_id!r}, whose longest range counts"
             raise fail("delta", expected, delta, "A larger delta may give away whole records. Lower delta.")
 
     def redeclared(self, **declared: Any) -> PrivateExamples:

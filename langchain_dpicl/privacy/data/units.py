@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from langchain_dpicl.privacy._validate import check_int, fail
+from langchain_dpicl.privacy._validate import check_int, fail, plain_or_type
 from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, check_name
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
@@ -90,6 +90,8 @@ class Declaration:
     # `KEYWORDS` if topics split the units, `PARTS` if a hash does; None: the values of a field do.
     by: str | None = None
     stream: StreamDeclaration | None = None
+    # Whether delta may be as large as 1 / public_size.
+    allow_large_delta: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -103,6 +105,16 @@ class Declaration:
         if isinstance(self.public_size, int):
             return self.public_size
         return sum(size for _, size in self.public_size)
+
+    @property
+    def most_delta(self) -> float:
+        """The largest delta of a ledger that these units may be bound to: 1 / (10 * size), or 1 / size if allowed."""
+        return 1 / (self.total_size if self.allow_large_delta else 10 * self.total_size)
+
+    @property
+    def delta_rule(self) -> str:
+        """`most_delta`, in words."""
+        return "1/public_size" if self.allow_large_delta else "1/(10 * public_size)"
 
     @property
     def unit(self) -> str:
@@ -126,6 +138,8 @@ class Declaration:
             "max_chars": self.max_chars,
             "records_per_unit": self.records_per_unit,
         }
+        if self.allow_large_delta:  # left out otherwise, as in ledgers of earlier versions
+            shown["allow_large_delta"] = True
         if self.origin is not None:  # left out otherwise, as in ledgers of earlier versions
             shown["redeclared"] = {"from": self.origin[0], "fold_case": self.origin[1], "rule": SPLIT_RULE}
             if self.by is not None:
@@ -146,6 +160,7 @@ def make_declaration(
     fields: Iterable[str],
     max_chars: int,
     records_per_unit: int,
+    allow_large_delta: bool = False,
     redeclared: Mapping[str, Any] | None = None,
     stream: Mapping[str, Any] | None = None,
 ) -> Declaration:
@@ -167,7 +182,14 @@ def make_declaration(
         origin=None if redeclared is None else _check_origin(redeclared, dataset_id, label_key),
         by=None if redeclared is None else redeclared.get("by"),
         stream=flow,
+        allow_large_delta=_check_flag(allow_large_delta),
     )
+
+
+def _check_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise fail("allow_large_delta", "True or False", plain_or_type(value))
+    return value
 
 
 def _check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | None) -> tuple[str, bool | None]:

@@ -12,7 +12,15 @@ from typing import Any
 
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, check_positive, fail
+from langchain_dpicl.privacy._validate import (
+    NEEDS_DELTA,
+    Adjacency,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_positive,
+    fail,
+)
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, ZCdpEvent
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
 from langchain_dpicl.privacy.ledger.declared_shares import MIN_PROPORTION, DeclaredShares, extent_of
@@ -25,7 +33,8 @@ def as_pool(component: Component) -> Component:
     """Returns the pool that a share of this epsilon and delta holds: its mu or rho, rounded down."""
     rest = effective_delta(check_delta(component.delta), component.implementation_delta)
     if rest <= 0:
-        raise fail("delta", "more than implementation_delta", component.delta, "Raise delta or run fewer releases.")
+        advice = NEEDS_DELTA if component.delta == 0 else "Raise delta or run fewer releases."
+        raise fail("delta", "more than implementation_delta", component.delta, advice)
     size = accounting.gdp_mu if component.kind == "gdp" else accounting.zcdp_rho
     return dataclasses.replace(component, limit=size(check_epsilon(component.epsilon), rest))
 

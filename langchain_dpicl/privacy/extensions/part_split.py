@@ -94,6 +94,7 @@ def split_in_parts(private: PrivateExamples) -> PrivateExamples:
         fields=old.extra_fields,
         max_chars=old.max_chars,
         records_per_unit=old.records_per_unit,
+        allow_large_delta=old.allow_large_delta,
         redeclared=origin,
     )
     with bond.lock:

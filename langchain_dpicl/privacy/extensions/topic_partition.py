@@ -156,6 +156,7 @@ def _declaration(
         fields=old.extra_fields,
         max_chars=old.max_chars,
         records_per_unit=old.records_per_unit,
+        allow_large_delta=old.allow_large_delta,
         redeclared={"from": root.dataset_id, "fold_case": True, "rule": SPLIT_RULE, "by": KEYWORDS},
     )
 

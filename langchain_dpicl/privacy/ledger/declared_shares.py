@@ -97,6 +97,8 @@ class DeclaredShares:
     def _proportional_delta(self, component: Component) -> float:
         """Returns the part of the remaining delta that the share's price is of the ledger's epsilon."""
         limits = self.desk.header
+        if limits.delta == 0:
+            return 0.0
         remaining = round_down(self.room({component.name}, component.extent)[1])
         if remaining <= 0:
             raise budget_exceeded(f"delta of budget {limits.name!r}", limits.delta, Fraction(0), "No delta remains.")

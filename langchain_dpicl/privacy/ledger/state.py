@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from langchain_dpicl.exceptions import DPICLError, LedgerError
-from langchain_dpicl.privacy._validate import MAX_INT, check_int, check_positive, check_real
+from langchain_dpicl.privacy._validate import MAX_INT, check_delta, check_int, check_positive, check_real
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind, ShareTerms, event_of_components
@@ -370,7 +370,7 @@ class LedgerState:
         _require(len(set(names)) == len(names) and not set(names) & set(self.shares), "components not yet sealed")
         # A line with another event than that of its tickets would charge less than they can release.
         _require(terms.event == event_of_components(terms.components), "the event of its tickets")
-        price = exact(check_real("epsilon", terms.epsilon, low=0.0)), exact(check_positive("delta", terms.delta))
+        price = exact(check_real("epsilon", terms.epsilon, low=0.0)), exact(check_delta(terms.delta))
         totals = {(c.name, *slot): _totals(c, slot) for c in terms.components for slot in slots(c)}
         windows = self.windows
         if windows is None:

@@ -11,7 +11,15 @@ from typing import Any, Literal, TypeAlias
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
-from langchain_dpicl.privacy._validate import Adjacency, check_delta, check_epsilon, check_int, check_real, fail
+from langchain_dpicl.privacy._validate import (
+    NEEDS_DELTA,
+    Adjacency,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_real,
+    fail,
+)
 from langchain_dpicl.privacy.accounting.events import (
     ComposedEvent,
     Event,
@@ -267,8 +275,10 @@ def implementation_delta_of(components: Iterable[Component]) -> float:
 
 def delta_for_mechanisms(components: Iterable[Component], delta: float) -> float:
     """Returns what `delta` leaves once the declared noise gaps are set aside; refuses a delta that leaves nothing."""
-    remaining = effective_delta(delta, implementation_delta_of(components))
-    if remaining <= 0:
+    remaining = effective_delta(delta, gap := implementation_delta_of(components))
+    if gap > 0 and delta == 0:
+        raise fail("delta", f"more than the declared implementation_delta {gap:.3g}", delta, NEEDS_DELTA)
+    if remaining < 0 or (remaining == 0 and delta > 0):
         raise fail("delta", "more than the declared implementation_delta", delta, "Raise delta or run fewer releases.")
     return remaining
 

@@ -46,6 +46,8 @@ def second_opinions(
         return (), ()
     if price.epsilon == 0.0:
         return (), ("all: epsilon is 0 at this delta",)
+    if delta == 0.0:
+        return (), ("all: at delta 0 the price is a sum",)
     answers = list(_ask_all(again, adjacency=adjacency))
     heard = tuple(answer for answer in answers if isinstance(answer, Opinion))
     return heard, tuple(answer for answer in answers if isinstance(answer, str))

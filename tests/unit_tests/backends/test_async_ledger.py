@@ -240,7 +240,7 @@ def test_cancelled_at_any_wait_the_charge_stays_and_nothing_is_left_half_done(
 
 def _some(waits: int) -> list[int]:
     """The first waits, and a spread of the later ones."""
-    step = max(1, waits // 24)
+    step = max(1, waits // 12)
     return sorted({*range(min(waits, 10)), *range(0, waits, step)})
 
 

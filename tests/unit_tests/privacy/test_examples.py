@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 
+from langchain_dpicl import Budget, verify_report
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     ExactSizeWarning,
+    LargeDeltaWarning,
     PrivacyBudgetMismatchError,
     PrivateAccessError,
     RecordError,
@@ -476,9 +478,36 @@ def test_delta_above_a_tenth_of_a_unit_is_refused() -> None:
     private.check_delta(1e-4)
     with pytest.raises(ConfigurationError, match=r"1/\(10 \* public_size\)"):
         private.check_delta(1.01e-4)
-    for delta in (0.0, 1.0, float("nan"), True):
+    for delta in (-1e-9, 1.0, float("nan"), True):
         with pytest.raises(ConfigurationError):
             private.check_delta(delta)
+
+
+def test_a_declaration_allows_a_delta_of_one_in_the_size_and_warns() -> None:
+    private = examples(public_size=1000, allow_large_delta=True)
+    assert private.declaration["allow_large_delta"] is True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        private.check_delta(1e-4)
+    with pytest.warns(LargeDeltaWarning, match=r"with a chance of 100%"):
+        private.check_delta(1e-3)
+    with pytest.raises(ConfigurationError, match=r"at most 1/public_size = 0\.001"):
+        private.check_delta(1.01e-3)
+    assert "allow_large_delta" not in examples(public_size=1000).declaration  # lines of ledgers stay as they were
+    with pytest.raises(ConfigurationError, match="allow_large_delta"):
+        examples(public_size=1000, allow_large_delta="yes")
+
+
+def test_a_large_delta_stands_in_the_report_and_is_verified() -> None:
+    private = examples(public_size=1000, allow_large_delta=True)
+    budget = Budget(epsilon=1.0, delta=1e-3)
+    with pytest.warns(LargeDeltaWarning):
+        budget.bind(private)
+    report = budget.report().to_dict()
+    assert report["datasets"][0]["allow_large_delta"] is True
+    assert verify_report(report).ok
+    del report["datasets"][0]["allow_large_delta"]
+    assert any("delta is above 1/(10 * public_size)" in problem for problem in verify_report(report).problems)
 
 
 # --- removal ------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tests.windows.oracle import Entry, one_row_each
 
 DAY = 86_400
 TODAY = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
-SECRET = "ANNS-CARD-4711"
+CANARY = "ANNS-CARD-4711"
 
 
 @pytest.fixture(autouse=True)
@@ -160,16 +160,16 @@ def test_a_removed_person_is_gone_from_every_range_and_brings_nothing_back() -> 
 
 
 BAD = [
-    [record(text=SECRET, at="2026-05-20T10:00:00")],
-    [record(text=SECRET, at=None)],
-    [record(text=SECRET, at=float("nan"))],
-    [record(text=SECRET, at=1e300)],
-    [record(text=SECRET, at="soon")],
-    [record(text=SECRET, at=True)],
-    [{"user": SECRET, "text": "x"}],
-    [{"text": SECRET, "at": TODAY}],
-    [SECRET],
-    SECRET,
+    [record(text=CANARY, at="2026-05-20T10:00:00")],
+    [record(text=CANARY, at=None)],
+    [record(text=CANARY, at=float("nan"))],
+    [record(text=CANARY, at=1e300)],
+    [record(text=CANARY, at="soon")],
+    [record(text=CANARY, at=True)],
+    [{"user": CANARY, "text": "x"}],
+    [{"text": CANARY, "at": TODAY}],
+    [CANARY],
+    CANARY,
     [record(), 1],
 ]
 
@@ -180,7 +180,7 @@ def test_what_is_no_record_is_refused_whole_and_not_shown(records: Any) -> None:
     with pytest.raises(RecordError) as found:
         some.extend(records)
     shown = "".join(traceback.format_exception(found.value))
-    assert SECRET not in shown
+    assert CANARY not in shown
     assert found.value.__cause__ is None
     assert texts(some.last(30)) == []
 
@@ -188,12 +188,12 @@ def test_what_is_no_record_is_refused_whole_and_not_shown(records: Any) -> None:
 def test_an_error_of_the_source_is_not_shown() -> None:
     def broken() -> Iterator[Any]:
         yield record()
-        raise ValueError(SECRET)
+        raise ValueError(CANARY)
 
     some = stream()
     with pytest.raises(RecordError, match="could not be read") as found:
         some.extend(broken())
-    assert SECRET not in "".join(traceback.format_exception(found.value))
+    assert CANARY not in "".join(traceback.format_exception(found.value))
     assert texts(some.last(30)) == []
 
 
@@ -238,9 +238,9 @@ def test_runs_that_can_touch_a_window_are_counted() -> None:
 
 def test_neither_a_stream_nor_a_range_is_copied_or_shown() -> None:
     some = stream()
-    some.extend([record(SECRET, SECRET)])
+    some.extend([record(CANARY, CANARY)])
     for each in (some, some.last(30), some.rolling(30, every=7)):
-        assert SECRET not in repr(each) + str(each) + f"{each}"
+        assert CANARY not in repr(each) + str(each) + f"{each}"
         assert copy.deepcopy(each) is each
         with pytest.raises(PrivateAccessError):
             pickle.dumps(each)

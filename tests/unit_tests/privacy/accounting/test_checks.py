@@ -135,7 +135,7 @@ class TestBadInput:
         [
             (broken(adjacency="swap"), "adjacency"),
             (broken(adjacency=["any"]), "adjacency"),
-            (broken(delta=0.0), "delta"),
+            (broken(delta=-0.1), "delta"),
             (broken(delta=None), "delta"),
             (broken(delta=math.nan), "delta"),
             (broken(mechanisms=[]), "mechanisms"),

@@ -37,7 +37,7 @@ def test_header_and_lines_survive_their_json_form() -> None:
         {"ledger_format": True},
         {"epsilon": -1.0},
         {"epsilon": float("nan")},
-        {"delta": 0.0},
+        {"delta": -1e-9},
         {"adjacency": "zero_out"},
         {"extra": 1},
     ],
