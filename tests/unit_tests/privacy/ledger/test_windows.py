@@ -23,12 +23,13 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
     SealedShareError,
 )
-from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
 from langchain_dpicl.privacy.ledger import state as states
 from langchain_dpicl.privacy.ledger.state import SNAPSHOT, LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, next_record
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.ledger.windows import LAST_BLOCK, StreamTerms, Windows, WindowSums
+from langchain_dpicl.reports import verify_report
 from langchain_dpicl.stores import SQLiteStore
 from tests.durable import EarlyStore
 from tests.windows.simulator import Simulation, header, random_schedule, terms_of
@@ -383,8 +384,9 @@ def test_what_was_leased_for_one_run_goes_back_before_the_next_one() -> None:
 _KILLED = """
 import sys
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.reports import verify_report
 from langchain_dpicl.stores import SQLiteStore
 ledger = Budget.open(SQLiteStore(sys.argv[1]), most_held=1)
 tickets = [Ticket("run", GaussianEvent(400.0), max_count=50, refundable=True)]
@@ -426,3 +428,17 @@ def test_a_reservation_costs_no_more_after_many_others() -> None:
         spans.append(time.process_time() - start)
         sums.add((0, 1000), 10**6)
     assert spans[1] < 20 * spans[0] + 1.0  # of a thousand blocks, whatever was reserved before
+
+
+def test_a_promise_for_windows_can_be_pure() -> None:
+    ledger = Budget(epsilon=1.0, delta=0.0, per="7 days")
+    tickets = [Ticket("run", PureEvent(0.25), max_count=4)]
+    share = ledger.declare("pure", tickets=tickets, epsilon=1.0, extent=(0, None))
+    share.reserve("run", blocks=(0, 6))
+    assert (ledger.remaining_epsilon, ledger.remaining_delta) == (0.0, 0.0)
+    report = ledger.report()
+    assert "is (1, 0)-DP" in report.to_text()
+    assert [row["epsilon"] for row in report.to_dict()["stream"]["longer_stays"]] == pytest.approx(
+        [2, 3, 6, 12], rel=1e-5
+    )
+    assert verify_report(report).ok
