@@ -22,10 +22,10 @@ import time
 
 from langchain_dpicl.privacy.accounting import gdp_mu
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.ledger.blocks import StreamTerms
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, next_record
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms, Ticket
-from langchain_dpicl.privacy.ledger.windows import StreamTerms
 from langchain_dpicl.streams import PrivateStream
 
 EPSILON, DELTA, WINDOW, BLOCKS = 4.0, 1e-6, 30, 1_000

@@ -28,12 +28,12 @@ from langchain_dpicl.privacy.extensions.ledger_anchor import (
     write_anchor,
 )
 from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.blocks import LIFE, Extent
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget, check_store
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.state import OpenReservation
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind
-from langchain_dpicl.privacy.ledger.windows import LIFE, Extent
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, process_name
 from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
 from langchain_dpicl.reports.verify import check_receipt

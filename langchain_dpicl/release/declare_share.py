@@ -15,10 +15,10 @@ from langchain_dpicl.privacy.data.streams import RollingRange
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.run_tickets import RunShare, run_ticket
 from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.blocks import Blocks, Extent
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.ledger.windows import Blocks, Extent
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.release.dealt_sample import check_fixed_size
 

@@ -12,8 +12,8 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_int
 from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_up
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Extent, StreamTerms, hull_of
 from langchain_dpicl.privacy.ledger.tickets import ShareTerms, implementation_delta_of
-from langchain_dpicl.privacy.ledger.windows import LAST_BLOCK, Extent, StreamTerms, hull_of
 
 SPANS = (2, 3, 6, 12)
 """How many windows long the stays of the table are."""

@@ -13,11 +13,11 @@ from typing import Any
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.ledger.blocks import StreamTerms
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms, Ticket, event_of_components
-from langchain_dpicl.privacy.ledger.windows import StreamTerms
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
 from tests.windows.oracle import LABELS, VOTES, Entry, Reader, Released, one_row_each, worst_loss
 

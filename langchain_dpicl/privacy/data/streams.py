@@ -32,7 +32,7 @@ from langchain_dpicl.privacy.data.units import (
     reduce_groups,
     unit_name,
 )
-from langchain_dpicl.privacy.ledger.windows import LAST_BLOCK, LENGTHS, LIFE, Blocks, StreamTerms
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, LENGTHS, LIFE, Blocks, StreamTerms
 
 __all__ = ["PrivateRange", "PrivateStream", "RollingRange"]
 

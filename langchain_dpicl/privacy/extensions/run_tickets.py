@@ -10,9 +10,9 @@ from typing import Any
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent
+from langchain_dpicl.privacy.ledger.blocks import Blocks
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.tickets import Ticket, compose_events
-from langchain_dpicl.privacy.ledger.windows import Blocks
 
 RUN_TEMPLATE = "run"
 """The ticket of a whole run of a component on a range of a stream."""

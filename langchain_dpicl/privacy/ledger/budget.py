@@ -12,11 +12,11 @@ from langchain_dpicl.exceptions import PrivacyBudgetExceededError, PrivacyBudget
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.amounts import check_name, exact, round_down
+from langchain_dpicl.privacy.ledger.blocks import LIFE, Extent, StreamTerms
 from langchain_dpicl.privacy.ledger.declared_shares import DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Ticket, event_of_tickets
-from langchain_dpicl.privacy.ledger.windows import LIFE, Extent, StreamTerms
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 
 # The examples that each (ledger, dataset_id) names, for all budget objects of this process on one store.

@@ -9,6 +9,7 @@ from typing import Any
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.privacy._validate import check_delta, fail
 from langchain_dpicl.privacy.ledger.amounts import exact, round_down
+from langchain_dpicl.privacy.ledger.blocks import Extent, hull_of
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.tickets import (
     Component,
@@ -16,7 +17,6 @@ from langchain_dpicl.privacy.ledger.tickets import (
     event_of_components,
     price,
 )
-from langchain_dpicl.privacy.ledger.windows import Extent, hull_of
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus, budget_exceeded, check_same_terms
 
 # A request above the rest by less than this is float rounding (0.1 + 0.2): it gets the rest, never more.

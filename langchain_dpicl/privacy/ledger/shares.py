@@ -11,10 +11,10 @@ from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, is_written, round_down
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Blocks
 from langchain_dpicl.privacy.ledger.purse import Grant
 from langchain_dpicl.privacy.ledger.state import Slot, allowance
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
-from langchain_dpicl.privacy.ledger.windows import LAST_BLOCK, Blocks
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
 
 

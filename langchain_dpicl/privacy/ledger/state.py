@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import MAX_INT, check_delta, check_int, check_positive, check_real
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact
+from langchain_dpicl.privacy.ledger.blocks import Blocks
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind, ShareTerms, event_of_components
-from langchain_dpicl.privacy.ledger.windows import Blocks, Windows, WindowSums
+from langchain_dpicl.privacy.ledger.windows import Windows, WindowSums
 
 BIND = "bind"
 SEAL = "seal"

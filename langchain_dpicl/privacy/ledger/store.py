@@ -21,7 +21,7 @@ from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.ledger.windows import StreamTerms
+from langchain_dpicl.privacy.ledger.blocks import StreamTerms
 
 LEDGER_FORMAT = 2
 """Of new ledgers. Those of format 1 have no snapshots and go on without until a line `upgrade`."""

@@ -35,7 +35,7 @@ from langchain_dpicl.privacy.accounting.events import (
     is_event,
 )
 from langchain_dpicl.privacy.ledger.amounts import check_name, effective_delta
-from langchain_dpicl.privacy.ledger.windows import LAST_BLOCK, Extent
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Extent
 
 Kind: TypeAlias = Literal["tickets", "gdp", "zcdp"]
 

@@ -27,6 +27,7 @@ from langchain_dpicl.exceptions import (
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact, round_down, round_up
+from langchain_dpicl.privacy.ledger.blocks import Blocks, hull_of
 from langchain_dpicl.privacy.ledger.purse import LEAST_LEFT, Grant, Purse, PurseKey
 from langchain_dpicl.privacy.ledger.state import (
     BIND,
@@ -45,7 +46,6 @@ from langchain_dpicl.privacy.ledger.state import (
 )
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction, in_blocks
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
-from langchain_dpicl.privacy.ledger.windows import Blocks, hull_of
 
 
 def budget_exceeded(

@@ -25,10 +25,11 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
 from langchain_dpicl.privacy.ledger import state as states
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, StreamTerms
 from langchain_dpicl.privacy.ledger.state import SNAPSHOT, LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, next_record
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.ledger.windows import LAST_BLOCK, StreamTerms, Windows, WindowSums
+from langchain_dpicl.privacy.ledger.windows import Windows, WindowSums
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.stores import SQLiteStore
 from tests.durable import EarlyStore
