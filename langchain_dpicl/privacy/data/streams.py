@@ -227,12 +227,22 @@ class PrivateStream(Opaque):
 
 
 class PrivateRange(PrivateExamples):
-    """The people of some blocks of a `PrivateStream`, for releases. Made by the stream's methods."""
+    """The people of some blocks of a `PrivateStream`, for releases. Made by the stream's methods.
+
+    Raises:
+      ConfigurationError: it was called; only a stream makes ranges.
+    """
 
     __slots__ = ("_blocks", "_stream")
 
     _blocks: Blocks
     _stream: PrivateStream
+
+    def __init__(self) -> None:
+        raise ConfigurationError(
+            "PrivateRange: expected a range that a stream made, found a call. Take stream.last(30), "
+            "stream.between(...) or stream.rolling(30, every=7)."
+        )
 
     @classmethod
     def _of(cls, stream: PrivateStream, blocks: Blocks, sealed: Sealed) -> PrivateRange:

@@ -304,4 +304,5 @@ def test_a_component_that_reads_no_streams_says_so(kind: str) -> None:
 def test_a_range_is_made_by_a_stream_alone_and_is_not_split_anew() -> None:
     with pytest.raises(ConfigurationError, match="range of one"):
         stream().last(7).redeclared(dataset_id="e", public_size=3)
-    assert issubclass(PrivateRange, PrivateExamples)
+    with pytest.raises(ConfigurationError, match=r"stream\.last"):
+        PrivateRange()
