@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
-import itertools
 import pkgutil
 import ssl
 import sys
@@ -56,24 +56,23 @@ def pytest_collection(session: pytest.Session) -> None:
     """Spares the collector the rounds over what imports leave, which stays anyway; and coverage all but the vault."""
     gc.disable()
     pause_tracing(session.config)
+    begin_elsewhere(session.config)
 
 
-def is_backwards(config: pytest.Config) -> bool:
-    """Whether this worker imports the modules of a whole run from the last one on, as every other worker does.
+FAR = ("torch", "transformers.generation", "peft", "opacus", "scipy.stats", "matplotlib.pyplot")
+"""What takes longest to compile of all that tests import late."""
 
-    A fresh checkout and a fresh environment are not compiled. What one worker did the others find; side by side all would
-    compile the same, each for itself.
+
+def begin_elsewhere(config: pytest.Config) -> None:
+    """Lets every other worker import what is far in a whole run: side by side all would compile the same, each for itself.
+
+    A fresh environment is not compiled. What one worker did the others find.
     """
     number = getattr(config, "workerinput", {}).get("workerid", "gw0").removeprefix("gw")
-    return bool(int(number) % 2) and [Path(one).name for one in config.args] == config.getini("testpaths")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    report: Any = yield
-    if isinstance(collector, pytest.Directory) and is_backwards(collector.config):
-        report.result.reverse()
-    return report
+    if int(number) % 2 and [Path(one).name for one in config.args] == config.getini("testpaths"):
+        for name in FAR:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
 
 
 def pytest_collection_finish() -> None:
@@ -124,16 +123,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if seed is None else f"random order of seed {seed}"
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Puts the modules in order, which is the same in all workers, and shuffles where a seed is given.
-
-    Traced tests come first: what others leave in caches would not be covered.
-    """
-    if is_backwards(config):
-        modules = [list(tests) for _, tests in itertools.groupby(items, lambda item: item.path)]
-        items[:] = itertools.chain.from_iterable(reversed(modules))
-    yield
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffles where a seed is given. Puts traced tests first: what others leave in caches would not be covered."""
     if (seed := config.getoption("order_seed")) is not None:
         items[:] = shuffled(items, seed)
     if TRACERS in config.stash:

@@ -411,7 +411,7 @@ def check_keywords(plan: DocumentsPlan) -> AuditResult:
 
 
 def check_topics(plan: DocumentsPlan) -> AuditResult:
-    """Checks that each unit stands in the pool of one topic at most, the same one whoever else is there, and alone."""
+    """Checks that each unit stands in the pool of one topic at most, the same one beside any others, and alone."""
     rule = plan.topics.rule
     name, declared = str(rule.name), (rule.declared or ())[:3]
     texts = [" ".join(declared[:size]) for size in range(len(declared) + 1)]

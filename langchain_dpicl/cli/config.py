@@ -400,6 +400,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "instruction": ("instruction", "public description of the task"),
     "max_tokens": ("max_tokens", "cap of a text"),
     "max_queries": ("max_queries", "answers that the share pays for"),
+    "part": ("part", "half of the units that is read, by a public hash: choose or test"),
     "component": ("component", "name in the ledger; found again by the same command"),
     "checkpoint": ("checkpoint", "file from which the same command continues"),
     "memo": ("serving.memo", "file of answers; what it holds is not charged again"),
@@ -418,6 +419,7 @@ _METAVARS: Mapping[str, str] = {
     "delta": "D",
     "ledger": "WHERE",
     "label": "LABEL",
+    "part": "HALF",
     "instruction": "TEXT",
     "adjacency": "A",
 }
