@@ -157,6 +157,10 @@ def check_ticket(
     if gap > 0 and reservation.delta == 0:
         msg = f"ticket: expected one of a share with delta for coins with the declared gap {gap:.3g}, found delta 0."
         raise PrivacyBudgetError(f"{msg} {NEEDS_DELTA}")
+    if reservation.blocks != private.blocks:
+        wanted_blocks, found_blocks = private.blocks, reservation.blocks
+        msg = f"ticket: expected a ticket for the blocks that are read, {wanted_blocks}, found one for {found_blocks}."
+        raise PrivacyBudgetMismatchError(msg)
     if not is_certified(SYSTEM_RANDOM):
         raise PrivacyBudgetError("ticket: expected the operating system's coins, found another generator.")
 

@@ -144,6 +144,9 @@ def _lines(data: Json) -> Iterator[str]:
     yield f"  limit     epsilon {limits['epsilon']:g}, delta {limits['delta']:g}"
     sums = f"epsilon {format_rounded_up(promised['epsilon'])}, delta {format_rounded_up(promised['delta'])}"
     yield f"  promised  {sums} (an upper bound)"
+    if "stream" in data:
+        yield f"  {data['stream']['promise']}"
+        yield "  Longer stays: " + "; ".join(stay_words(row) for row in data["stream"]["longer_stays"]) + "."
     yield f"  adjacency {data['adjacency']}: {data['adjacency_means']}"
     for dataset in data["datasets"]:
         yield f"  data set  {dataset['dataset_id']!r}: unit = {dataset['unit']}, size = {size_words(dataset)}"
@@ -167,6 +170,13 @@ def _lines(data: Json) -> Iterator[str]:
         yield "  Made with " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
     if not ledger["durable"]:
         yield "  " + DIES
+
+
+def stay_words(row: Json) -> str:
+    """Returns what a stay of several windows costs, in words."""
+    if row["epsilon"] is None:
+        return f"{row['blocks']} blocks: no finite bound"
+    return f"{row['blocks']} blocks: at most epsilon {format_rounded_up(row['epsilon'], 3)}, delta {row['delta']:.3g}"
 
 
 def report_recipients(data: Json) -> list[str]:
@@ -266,12 +276,22 @@ def _head(data: Json) -> Iterator[str]:
         "ledger": f"{code_span(ledger['ledger_id'])}, {code_span(ledger['storage'])}",
         "limit": f"epsilon {limits['epsilon']:g}, delta {limits['delta']:g}",
         "promised to shares": f"{sums} (upper bounds, for everything the shares can ever release together)",
+        **_stream_rows(data, sums),
         "adjacency": f"{code_span(data['adjacency'])}: {data['adjacency_means']}",
     }
     yield from table_of(("", ""), rows.items())
     if not ledger["durable"]:
         yield f"**{DIES}**"
         yield ""
+
+
+def _stream_rows(data: Json, sums: str) -> dict[str, str]:
+    """Returns what differs where the promise is for windows."""
+    if "stream" not in data:
+        return {}
+    rows = "; ".join(stay_words(row) for row in data["stream"]["longer_stays"])
+    promised = f"{sums} (upper bounds, of the window where most is promised)"
+    return {"promised to shares": promised, "promise": data["stream"]["promise"], "longer stays": rows}
 
 
 def _datasets(data: Json) -> Iterator[str]:

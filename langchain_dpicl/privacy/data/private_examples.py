@@ -38,7 +38,7 @@ from langchain_dpicl.privacy.data.units import (
 __all__ = ["Pool", "PrivateExamples"]
 
 
-class _UnitBinding:
+class UnitBinding:
     """The state that all declarations of the same units share."""
 
     __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock", "warned_of")
@@ -131,8 +131,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         exact_size_is_public: bool = False,
         allow_large_delta: bool = False,
     ) -> None:
-        wrong_container = _container_fault(records)
-        source = iter(()) if wrong_container else _each_record(records)
+        wrong_container = container_fault(records)
+        source = iter(()) if wrong_container else each_record(records)
         del records
         if wrong_container:
             raise ConfigurationError(wrong_container)
@@ -165,7 +165,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         if has_moved(label_of, declared):
             del units, label_of
             raise RecordError(_MOVED)
-        self._adopt(declared, make_opaque_pool(units), _UnitBinding(_keeping(label_of, declared)))
+        self._adopt(declared, make_opaque_pool(units), UnitBinding(_keeping(label_of, declared)))
 
     def redeclared(
         self,
@@ -238,7 +238,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         return again
 
     def _adopt(
-        self, declared: Declaration, sealed: Sealed, bond: _UnitBinding, root: PrivateExamples | None = None
+        self, declared: Declaration, sealed: Sealed, bond: UnitBinding, root: PrivateExamples | None = None
     ) -> None:
         self._declared = declared
         self._open, self._remove, self._redeclare = sealed
@@ -289,6 +289,11 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
     def records_per_unit(self) -> int:
         """Records kept of each unit."""
         return self._declared.records_per_unit
+
+    @property
+    def blocks(self) -> tuple[int, int] | None:
+        """Of a range of a stream: its first and last block; None: the examples are of no stream."""
+        return None
 
     @property
     def declaration(self) -> dict[str, Any]:
@@ -491,7 +496,7 @@ def _as_text(declared: Any) -> Any:
     return tuple(map(label_text, declared)) if is_listed else declared
 
 
-def _container_fault(records: Any) -> str:
+def container_fault(records: Any) -> str:
     """Returns what is wrong with the container of records, by its type alone."""
     if isinstance(records, DocumentLoader):
         return ""
@@ -501,7 +506,7 @@ def _container_fault(records: Any) -> str:
     return ""
 
 
-def _each_record(records: Any) -> Iterator[Any]:
+def each_record(records: Any) -> Iterator[Any]:
     """Yields what a frame, a loader or any other iterable holds."""
     if isinstance(records, DocumentLoader):
         yield from records.lazy_load()
