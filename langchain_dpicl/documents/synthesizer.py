@@ -81,6 +81,7 @@ class _Findings:
       words: released words by place; a place whose ticket was lost has none.
       pairs: released pairs by place.
       dropped: released words that the review took out; None: not all words are released.
+      is_reviewed: whether there was a review, in this process or in the one that wrote the checkpoint.
     """
 
     counts: dict[str, float] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class _Findings:
     words: dict[str, tuple[Weight, ...]] = field(default_factory=dict)
     pairs: dict[str, tuple[Weight, ...]] = field(default_factory=dict)
     dropped: frozenset[str] | None = None
+    is_reviewed: bool = False
     ticket: Reservation | None = None
     done: bool = False
     busy: bool = False
@@ -318,8 +320,12 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
 
     @property
     def counts(self) -> dict[str, float]:
-        """The noisy count of every keyword, or weight of every word, as this process released it (public)."""
-        return dict(self._found.counts)
+        """The noisy count of every keyword, or weight of every word, as this process released it (public).
+
+        With a review, of words those that became topics and that it left: it sees no others.
+        """
+        is_reviewed = self._look is not None and isinstance(self.plan.topics, WordRelease)
+        return dict(self.topics) if is_reviewed else dict(self._found.counts)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -327,7 +333,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         if not self.plan.releases_words:
             return super().report
         dropped = self._found.dropped
-        shown = None if self._look is None or dropped is None else {"words_dropped": len(dropped)}
+        shown = {"words_dropped": len(dropped)} if dropped is not None and self._found.is_reviewed else None
         return report_of(self._budget, self.share, self.plan, review=shown)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -351,9 +357,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         for place, topic in self._topics.items() if self.plan.words is not None else ():
             self._release_words(item, place, frozenset(words_of(topic)), events)
         if item.dropped is None and self.plan.releases_words:
-            dropped = self._reviewed()
-            self._record({"dropped": sorted(dropped)})
-            item.dropped = dropped
+            item.dropped, item.is_reviewed = self._reviewed(), self._look is not None
+            self._record({"dropped": sorted(item.dropped), "is_reviewed": item.is_reviewed})
         self._write(item)
 
     def _release_topics(self, ticket: Reservation) -> tuple[Weight, ...]:
@@ -416,7 +421,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         elif "place" in entry:
             self._restore_words(entry)
         else:
-            self._restore_review(entry.get("dropped"))
+            self._restore_review(entry)
 
     def _checked(self, found: Any) -> tuple[Weight, ...]:
         """Returns topics from a checkpoint; refuses those that the paid release cannot have released."""
@@ -447,10 +452,16 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             raise fail("checkpoint", "words of a release that was made", "a ledger on which none was")
         held[place] = items
 
-    def _restore_review(self, dropped: Any) -> None:
+    def _restore_review(self, entry: Mapping[str, Any]) -> None:
+        dropped, is_reviewed = entry.get("dropped"), entry.get("is_reviewed")
         if not isinstance(dropped, list) or not all(isinstance(word, str) for word in dropped):
             raise fail("checkpoint", "what a review dropped", type(dropped).__name__)
-        self._found.dropped = frozenset(dropped)
+        if not isinstance(is_reviewed, bool) or (dropped and not is_reviewed):
+            raise fail("checkpoint", "whether there was a review", type(is_reviewed).__name__)
+        if self._look is not None and not is_reviewed:
+            advice = "Texts may hold its words. Leave the review out, and take words out with documents.without(...)."
+            raise fail("Topics.review", "None, as in the run that wrote the checkpoint", "a review", advice)
+        self._found.dropped, self._found.is_reviewed = frozenset(dropped), is_reviewed
         self._write(self._found)
 
     def _name(self, topics: tuple[Weight, ...]) -> None:

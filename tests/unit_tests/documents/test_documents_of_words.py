@@ -31,6 +31,7 @@ from langchain_dpicl.privacy.extensions.word_release import UnitWords, WordRelea
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs import release_run
+from langchain_dpicl.runs.journal import RunJournal
 from langchain_dpicl.stores import SQLiteStore
 from tests.canary import locals_in
 from tests.contracts.neighbours import NeighbourContract, fault, owned, unstamped
@@ -156,6 +157,47 @@ class TestTheReview:
         left = budget.remaining_epsilon
         assert held(made.run(progress=False))["card"] == {"declined", "grenko"}
         assert budget.remaining_epsilon == left
+
+    def test_of_words_that_an_earlier_run_went_on_with_is_refused_and_never_reported(self, tmp_path: Path) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.jsonl"
+        budget = house(store=SQLiteStore.new(path))
+        maker(budget, checkpoint=kept, component="store").run(progress=False)
+        budget.close()
+        ledger._IDENTITIES.clear()
+        topics = Topics(VOCABULARY, 3, min_units=100, review=lambda _: ["grenko"])
+        with pytest.raises(ConfigurationError, match=r"Topics\.review"):
+            maker(Budget.open(SQLiteStore(path)), topics=topics, checkpoint=kept, component="store")
+
+    def test_of_a_run_that_could_not_store_it_is_stored_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, kept, real = tmp_path / "ledger.db", tmp_path / "kept.jsonl", RunJournal.flush
+        budget, is_full = house(store=SQLiteStore.new(path)), [True]
+
+        def flush(self: Any) -> None:
+            if is_full and b"dropped" in self._pending:
+                is_full.clear()
+                raise OSError(28, "full")
+            real(self)
+
+        monkeypatch.setattr(RunJournal, "flush", flush)
+        topics = Topics(VOCABULARY, 3, min_units=100, review=lambda _: ["grenko"])
+        made = maker(budget, topics=topics, checkpoint=kept, component="store")
+        with pytest.raises((OSError, RunInterruptedError)):
+            made.run(progress=False)
+        found = made.run(progress=False)
+        budget.close()
+        ledger._IDENTITIES.clear()
+        again = maker(Budget.open(SQLiteStore(path)), topics=topics, checkpoint=kept, component="store")
+        assert again.run(progress=False).documents == found.documents
+        assert kept.read_text().count('"dropped"') == 1
+        assert again.report["review"] == {"words_dropped": 1}
+
+    def test_leaves_no_word_that_it_has_not_seen_or_took_out_in_the_counts(self) -> None:
+        made = maker(topics=Topics(num_topics=2, review=lambda words: [words[-1]]))
+        found = made.run(progress=False)
+        assert made.counts == dict(found.topics)
+        assert len(made.counts) == 1
 
     def test_is_a_function(self) -> None:
         with pytest.raises(ConfigurationError, match="review"):
