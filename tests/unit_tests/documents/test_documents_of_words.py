@@ -193,6 +193,27 @@ class TestTheReview:
         assert kept.read_text().count('"dropped"') == 1
         assert again.report["review"] == {"words_dropped": 1}
 
+    def test_takes_out_topics_before_the_ledger_and_the_report_name_them(self, tmp_path: Path) -> None:
+        path, kept, seen = tmp_path / "ledger.db", tmp_path / "kept.jsonl", list[tuple[str, ...]]()
+
+        def look(words: tuple[str, ...]) -> list[str]:
+            seen.append(words)
+            return [word for word in words if word in {"card", "declined"}]
+
+        budget, topics = house(store=SQLiteStore.new(path)), Topics(num_topics=6, review=look)
+        found = maker(budget, topics=topics, checkpoint=kept, component="store").run(progress=False)
+        assert {"card", "declined"} <= set(seen[0])
+        assert {"grenko", "late", "transfer", "wulbo"} == {topic for topic, _ in found.topics}
+        assert found.report["review"] == {"words_dropped": 2}
+        assert "declined" not in found.to_json() + repr(budget.report().to_dict())
+        assert verify_report(found).ok
+        budget.close()
+        ledger._IDENTITIES.clear()
+        asked = len(seen)
+        again = maker(Budget.open(SQLiteStore(path)), topics=topics, checkpoint=kept, component="store")
+        assert again.run(progress=False).documents == found.documents
+        assert len(seen) == asked
+
     def test_leaves_no_word_that_it_has_not_seen_or_took_out_in_the_counts(self) -> None:
         made = maker(topics=Topics(num_topics=2, review=lambda words: [words[-1]]))
         found = made.run(progress=False)
