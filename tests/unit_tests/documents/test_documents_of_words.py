@@ -346,6 +346,14 @@ class TestThePlan:
         wide = plan_documents(vocabulary, num_topics=4, adjacency=adjacency, pairs=True, **given, **more)
         assert wide.words_from() > plan.words_from()
 
+    @pytest.mark.parametrize("changed", [{"denied": []}, {"public_words": "others"}])
+    def test_words_of_topics_are_denied_and_ranked_as_topics_are(self, changed: dict[str, Any]) -> None:
+        given: dict[str, Any] = {"public_size": 4_000, "documents_per_topic": 0, "epsilon": 2.0, "delta": 1e-6}
+        shown = json.loads(json.dumps(plan_documents(None, deny=["velda"], **given).to_dict()))
+        shown["words"]["rule"] |= changed
+        with pytest.raises(ConfigurationError, match="denied words"):
+            DocumentsPlan.rebuild(shown)
+
     def test_words_beside_texts_cost_half_of_epsilon_alone(self) -> None:
         given: dict[str, Any] = {"public_size": 4_000, "epsilon": 2.0, "delta": 1e-6, "max_tokens": 10}
         plan = plan_documents(VOCABULARY, documents_per_topic=1, words=8, **given)
