@@ -9,22 +9,18 @@ the quickest first, run against one change: a change that a longer test would ha
 
 from __future__ import annotations
 
+import argparse
+import fnmatch
+import json
+import math
 import os
-
-for threads in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(threads, "1")  # forked processes must not wait for threads that stayed behind
-
-import argparse  # noqa: E402
-import fnmatch  # noqa: E402
-import json  # noqa: E402
-import math  # noqa: E402
-import random  # noqa: E402
-import re  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
-import tomllib  # noqa: E402
-from collections.abc import Iterable, Sequence  # noqa: E402
-from pathlib import Path  # noqa: E402
+import random
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

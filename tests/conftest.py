@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pytest_socket import disable_socket, enable_socket
 
 from langchain_dpicl.backends import allow_wrappers
@@ -24,6 +25,11 @@ from tests.ordering import shuffled
 from tests.traced import is_traced
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# A busy machine is slow: Hypothesis neither times examples nor how they are made, which it takes for a fault of the test.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+if settings.get_current_profile_name() == "default":  # another one was asked for where changes of the source are tested
+    settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:

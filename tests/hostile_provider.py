@@ -8,6 +8,7 @@ the second one did, to which redirects point.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import json
 import socketserver
@@ -94,14 +95,19 @@ def says_nothing(_: Any, __: bytes, ___: str, served: Served) -> None:
 
 def bomb(encoding: str, megabytes: int) -> Manner:
     """A small body that is large when it is decoded."""
-    pack = {"gzip": _deflated(31), "deflate": _deflated(15), "raw deflate": _deflated(-15), "zstd": _zstd, "br": _br}
-    body = pack[encoding](megabytes)
+    body = _bomb(encoding, megabytes)
 
     def answer(plain: Any, _: bytes, __: str, ___: Served) -> None:
         name = encoding.rsplit(maxsplit=1)[-1].encode()
         plain.sendall(OK_HEADERS + b"content-encoding: %s\r\ncontent-length: %d\r\n\r\n" % (name, len(body)) + body)
 
     return answer
+
+
+@functools.cache
+def _bomb(encoding: str, megabytes: int) -> bytes:
+    pack = {"gzip": _deflated(31), "deflate": _deflated(15), "raw deflate": _deflated(-15), "zstd": _zstd, "br": _br}
+    return pack[encoding](megabytes)
 
 
 def packed(encoding: str) -> Manner:

@@ -1,4 +1,4 @@
-"""Audits: what can be told apart of neighbouring data sets, against what was charged. Offline, with fake models.
+"""Audits: how well neighbouring data sets can be distinguished, against what was charged. Offline, with fake models.
 
 `audit` and `assert_private` take a component, a plan, or the JSON of `dpicl plan --json`. What they cannot see is part
 of every report; see docs/audits.md.

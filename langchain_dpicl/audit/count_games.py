@@ -413,7 +413,7 @@ def check_keywords(release: CountPlan) -> AuditResult:
 
 
 def check_topics(plan: DocumentsPlan) -> AuditResult:
-    """Checks that each unit stands in the pool of one topic at most, the same one whoever else is there, and alone."""
+    """Checks that each unit stands in the pool of one topic at most, the same one beside any others, and alone."""
     rule = plan.topics.rule
     declared = (plan.topics.rule.declared or ())[:3] if isinstance(plan.topics, CountPlan) else _VOCABULARY[:3]
     name = str(rule.name)

@@ -258,7 +258,7 @@ PARTS = "parts: a unit is in one half, by itself"
 
 
 def check_parts() -> AuditResult:
-    """Checks that each unit is in one half, the same one whoever else is there, with names and without."""
+    """Checks that each unit is in one half, the same one with any other units beside it, with names and without."""
     texts, faults = [f"text {place}" for place in range(60)], set[str]()
     for key in (None, "user"):
         whole = _halves(texts, key)

@@ -383,7 +383,7 @@ class MembershipResult:
         """Returns the result as JSON values, marked as what it is.
 
         Args:
-          with_scores: whether every single score is told too.
+          with_scores: whether every single score is shown too.
         """
         band = self.band()
         values: dict[str, Any] = {

@@ -309,7 +309,7 @@ def _colors(results: Sequence[MembershipResult]) -> list[str]:
 
 
 def _claims(results: Sequence[MembershipResult]) -> list[Claim]:
-    """Returns the distinct claims whose line can be told from the top left corner."""
+    """Returns the distinct claims whose line differs visibly from the top left corner."""
     distinct = dict.fromkeys(result.claim for result in results if result.claim is not None)
     return [claim for claim in distinct if claim.auc < 0.995]
 

@@ -252,7 +252,7 @@ _FAULTS = {
 
 
 def check_nothing_else_shown(rows: str) -> AuditResult:
-    """Checks that all a component shows beside its votes is the same whoever is exhausted, or not there at all."""
+    """Checks that all a component shows beside its votes is the same with any units exhausted or missing."""
     check = "balances: none is shown"
     seen = []
     for units in ((), (f"{YES} a 1",), tuple(f"{NO} a 0.9" for _ in range(_CROWD))):

@@ -130,7 +130,7 @@ def _checks_of(releases: Mapping[str, WordRelease | None]) -> Iterator[Named]:
 
 
 def check_contribution(release: WordRelease, what: str = "words") -> AuditResult:
-    """Checks that no unit moves the sums by more than is charged, whoever else is there, and moves no other unit."""
+    """Checks that no unit moves the sums by more than is charged, beside any others, and moves no other unit."""
     rule, limit = release.rule, (1 if release.adjacency == "add_remove" else 2) * WEIGHT_STEPS**2
     some = [made_up(place) for place in range(rule.max_words + 4)]
     known: Any = some if isinstance(rule, UnitPairs) else public_words()

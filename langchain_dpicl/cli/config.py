@@ -401,6 +401,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "documents_per_topic": ("documents_per_topic", "texts of each topic; 0: words of each topic alone"),
     "max_tokens": ("max_tokens", "cap of a text"),
     "max_queries": ("max_queries", "answers that the share pays for"),
+    "part": ("part", "half of the units that is read, by a public hash: choose or test"),
     "component": ("component", "name in the ledger; found again by the same command"),
     "checkpoint": ("checkpoint", "file from which the same command continues"),
     "memo": ("serving.memo", "file of answers; what it holds is not charged again"),
@@ -419,6 +420,7 @@ _METAVARS: Mapping[str, str] = {
     "delta": "D",
     "ledger": "WHERE",
     "label": "LABEL",
+    "part": "HALF",
     "instruction": "TEXT",
     "adjacency": "A",
 }

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.cli.config import Settings, read_settings
@@ -27,7 +27,8 @@ from langchain_dpicl.cli.spending import (
     say_report,
 )
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_choice, fail
+from langchain_dpicl.privacy.extensions.part_split import Part, name_of_parts, sizes_of_parts
 
 if TYPE_CHECKING:
     from langchain_dpicl.cli.parser import Parser
@@ -84,7 +85,7 @@ def _add_rest(command: Parser) -> None:
     command.add_argument("--evaluator", metavar="NAME", help="a Score or Judge, as module:name (default: the label)")
     command.add_argument("--sample", type=int, metavar="N", help="records that are read, on average (default: all)")
     command.add_argument("--out", type=Path, metavar="FILE", help="JSON for result and report")
-    add_shared(command, "model")
+    add_shared(command, "model", "part")
 
 
 def run_evaluate(arguments: argparse.Namespace, *, say: Say, complain: Say) -> int:
@@ -196,7 +197,7 @@ def _share(settings: Settings) -> dict[str, Any]:
     if name is None and settings.budget.ledger is not None:
         name = f"{settings.method}-{settings.data.dataset_id}"
     epsilon = settings.get("epsilon", settings.budget.epsilon)
-    return {**settings.only("inputs", "timeout"), "component": name, "epsilon": epsilon}
+    return {**settings.only("inputs", "timeout", "part"), "component": name, "epsilon": epsilon}
 
 
 # -- a dry run -------------------------------------------------------------------------------------------------------
@@ -236,13 +237,19 @@ def _bound(call: Call, evaluator: Any) -> BoundEvaluator:
 
 def _terms(call: Call) -> dict[str, Any]:
     settings = on_ledger(call.settings)
+    part, size = settings.get("part"), sum(settings.data.sizes().values())
+    name = settings.data.dataset_id or "private-examples"
+    if part is not None:
+        check_choice("part", part, get_args(Part))
+        size, name = sizes_of_parts(size)[part], name_of_parts(name)
     return {
-        "public_size": sum(settings.data.sizes().values()),
+        "public_size": size,
+        "part": part,
         "epsilon": settings.share_epsilon,
         "delta": settings.share_delta,
         "sample": _sample(call),
         "adjacency": settings.adjacency,
-        "partition": settings.data.dataset_id or "private-examples",
+        "partition": name,
     }
 
 

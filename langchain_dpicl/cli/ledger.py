@@ -195,8 +195,14 @@ def _path(where: str) -> Path:
 
 @contextlib.contextmanager
 def _open_ledger(arguments: argparse.Namespace) -> Iterator[LedgerStore]:
-    """Opens an existing ledger for as long as the command runs."""
-    store = _store(arguments.where, arguments.name)
+    with opened_store(arguments.where, arguments.name) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def opened_store(where: str, name: str | None) -> Iterator[LedgerStore]:
+    """Opens an existing ledger, or an exported file, for as long as the command runs."""
+    store = _store(where, name)
     try:
         yield store
     finally:
@@ -256,7 +262,7 @@ def _create(arguments: argparse.Namespace) -> CommandOutput:
         # Only now: where a ledger stands already, no anchor is left behind that knows nothing.
         anchor = _anchor(arguments.anchor, may_make=True)
         budget = Budget(**limits, store=store, anchor=anchor)
-        words = "none: a restored older copy could not be told" if anchor is None else anchor.description
+        words = "none: a restored older copy could not be found out" if anchor is None else anchor.description
         return CommandOutput(DONE, "\n".join(_creation_lines(budget, store, words)))
 
 
@@ -455,11 +461,12 @@ def _export(arguments: argparse.Namespace) -> CommandOutput:
         lines = list(export_lines(store))
     if arguments.out is None:
         return CommandOutput(DONE, "\n".join(lines))
-    _write_new(arguments.out, "\n".join(lines) + "\n")
+    write_new(arguments.out, "\n".join(lines) + "\n")
     return CommandOutput(DONE, f"{len(lines) - 2} lines of {store.description} in {arguments.out}")
 
 
-def _write_new(path: Path, text: str) -> None:
+def write_new(path: Path, text: str) -> None:
+    """Writes a file that is not there yet."""
     from langchain_dpicl.stores.sqlite_file import check_new_name
 
     check_new_name(path, "--out")

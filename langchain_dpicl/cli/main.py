@@ -23,10 +23,11 @@ from langchain_dpicl.cli.documents import add_documents, run_documents
 from langchain_dpicl.cli.evaluate import add_choose, add_evaluate, run_choose, run_evaluate
 from langchain_dpicl.cli.exit_codes import BAD_INPUT, DONE, INTERRUPTED, exit_code_of
 from langchain_dpicl.cli.inputs import read_json
-from langchain_dpicl.cli.ledger import add_ledger, redact, run_bench, run_ledger
+from langchain_dpicl.cli.ledger import CommandOutput, add_ledger, redact, run_bench, run_ledger
 from langchain_dpicl.cli.parser import CommandGroup, CommandParser, page_of
 from langchain_dpicl.cli.plan import add_plan, plan_output
 from langchain_dpicl.cli.rehearse import add_rehearse, add_try, run_rehearse, run_try
+from langchain_dpicl.cli.report import add_report, run_report
 from langchain_dpicl.cli.runs import (
     add_evolve,
     add_generate,
@@ -105,6 +106,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_ledger(budgets, run=_ledger, bench=functools.partial(run_bench, say=_say))
 
     trust = CommandGroup(commands, "trust")
+    add_report(trust, run=_report)
     add_audit(trust, run=functools.partial(run_audit, say=_say))
     _add_epsilon(trust)
 
@@ -229,11 +231,18 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _ledger(arguments: argparse.Namespace) -> int:
-    output = run_ledger(arguments)
+    return _show(run_ledger(arguments), [arguments.where])
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    return _show(run_report(arguments), [arguments.ledger or ""])
+
+
+def _show(output: CommandOutput, typed: Sequence[str]) -> int:
     if output.text:
         _say(output.text)
     for complaint in output.complaints:
-        _complain(redact(complaint, [arguments.where]))
+        _complain(redact(complaint, typed))
     return output.code
 
 

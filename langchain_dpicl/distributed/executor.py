@@ -46,7 +46,7 @@ MOST_DEATHS = 4
 """Workers that may die over one job, or as they start, before a run stops."""
 
 START_SECONDS = 900.0
-"""How long to wait for the first worker, unless told otherwise: a model may have to be loaded."""
+"""How long to wait for the first worker, by default: a model may have to be loaded."""
 
 BUSY_SECONDS = 180.0
 """How long a job is held out again while another run has its turn; at least for two turns as the memo has them."""
@@ -137,11 +137,11 @@ class _RunningJob:
 
 
 class Executor(ABC):
-    """Hands jobs to workers. What they are and where they run is said by whoever derives from it.
+    """Hands jobs to workers. A subclass says what they are and where they run.
 
     Formal guarantees:
       - A worker has one job at a time. One that died is replaced; its job is handed out again behind all others.
-      - An answer that came is told, whatever came of others; a fault stops the handing out, not what is under way.
+      - An answer that came is returned, whatever came of others; a fault stops the handing out, not what is under way.
       - What was under way when a run was left is collected by the next one.
 
     Attributes:
@@ -374,7 +374,7 @@ class _JobQueue(Generic[JobKey]):
 
 @dataclass(frozen=True, slots=True)
 class RemoteExecution:
-    """Workers, and what they are told.
+    """Workers, and what they get.
 
     Attributes:
       executor: who hands out the jobs.
@@ -451,7 +451,7 @@ class Workplace(Uncopyable):
         """Returns examples, budget and memo for work that spends, if all workers share ledger and memo.
 
         Args:
-          ledger_id: the ledger of whoever hands out the jobs.
+          ledger_id: the ledger of the process that hands out the jobs.
           num_jobs: answers that the memo has to hold.
 
         Raises:

@@ -195,7 +195,7 @@ class RayExecutor(Executor):
             raise fail("num_gpus", f"at most the {available:g} GPUs of this machine", needed, advice)
 
     def _init(self, **options: Any) -> None:
-        """Connects Ray; of what it raises only the class is told, as its words name hosts and files."""
+        """Connects Ray; of what it raises only the class is named, as its text names hosts and files."""
         try:
             self._ray.init(**options)
         except Exception as error:  # noqa: BLE001  whatever Ray raises
@@ -209,7 +209,7 @@ class RayExecutor(Executor):
 
     def _hire(self) -> Any:
         self._connect()
-        is_one_host = self.is_one_host  # of the cluster that the worker is started in, whoever connected it
+        is_one_host = self.is_one_host  # of the cluster that the worker is started in, however it was connected
         # Ray would start an actor again, or repeat what it was at: a second run on the first one's ticket.
         once = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1}
         actor = self._ray.remote(Worker).options(**once, **self._needs)
@@ -303,7 +303,7 @@ def _import_ray(*, starts_its_own: bool) -> ModuleType:
 
 
 def _check_closed(ray: Any) -> None:
-    """Refuses to start a cluster that whoever reaches its ports may use. Ray reads this once, as it is imported.
+    """Refuses to start a cluster that everybody who reaches its ports may use. Ray reads this once, as it is imported.
 
     Raises:
       ConfigurationError: Ray asks for no token.

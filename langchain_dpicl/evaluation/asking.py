@@ -10,7 +10,13 @@ import numpy as np
 
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, read_silently
 from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
-from langchain_dpicl.backends.sync_async import EffectGenerator, run_async, run_sync
+from langchain_dpicl.backends.sync_async import (
+    EffectGenerator,
+    limit_concurrency,
+    run_async,
+    run_in_thread,
+    run_sync,
+)
 from langchain_dpicl.evaluation.chains import Answer, SilentChain
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator, cell_of
 from langchain_dpicl.exceptions import CapabilityError
@@ -21,6 +27,39 @@ ANSWER = "answer"
 """The variable of a judge's template that shows what the chain under test answered."""
 
 Box = OpaqueValue[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Probe:
+    """Starts the threads, and calls every model once with public words: a wrong key or address costs nothing.
+
+    Each call goes the way that the private ones will go, blocking or awaited.
+
+    Attributes:
+      question: what will be asked.
+      limit: calls in flight at once that the run's config allows.
+
+    Raises:
+      ConfigurationError: the system starts no more threads.
+      ModelCallError: a model could not be called.
+    """
+
+    question: Question
+    limit: int | None
+
+    def run(self) -> None:
+        """Runs, blocking."""
+        with limit_concurrency(self.limit):
+            for chain in self.question.silent:
+                chain.calls.start()
+                chain.probe()
+
+    async def arun(self) -> None:
+        """Runs, awaiting."""
+        with limit_concurrency(self.limit):
+            for chain in self.question.silent:
+                await run_in_thread(chain.calls.start)
+                await chain.aprobe()
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -49,6 +88,11 @@ class Question:
             expected = "expected a text where Exact or a Judge compares it, found a parser that makes another object"
             msg = f"{expected}. End the chain in StrOutputParser(), or in RunnableLambda(Pure(function))."
             raise CapabilityError(msg)
+
+    @property
+    def silent(self) -> tuple[SilentChain, ...]:
+        """All chains that see records: those under test, and the judges."""
+        return (*self.chains, *filter(None, self.judges))
 
     @property
     def identity(self) -> tuple[Hashable, ...]:

@@ -142,7 +142,7 @@ class SilentChain:
             msg = f"{name}: expected a parser behind a chat model, found a function, which the chain gives a message."
             raise CapabilityError(f"{msg} Here it would get the text: put StrOutputParser() between.")
         gives_text = not rest or type(rest[-1]) in {StrOutputParser, RunnableLambda}
-        calls = CallPool(silent, policy, DEFAULT_CONCURRENCY, crew=_CREW)
+        calls = CallPool(silent, policy, None, crew=_CREW)
         # What makes two chains the same for a kept result; it keeps the model alive, which is compared by identity.
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         sent = (_settings(model, **quiet_settings(model)), _value(quiet_arguments(bound)), _value(stops))
@@ -159,14 +159,20 @@ class SilentChain:
           ModelCallError: the model could not be called.
           UnsilencableModelError: the call started LangChain runs.
         """
+        answer_or_raise(self.calls.model.name, self.calls.probe(self._public_request()))
+
+    async def aprobe(self) -> None:
+        """Async twin of `probe`, which is another method of the model."""
+        answer_or_raise(self.calls.model.name, await self.calls.aprobe(self._public_request()))
+
+    def _public_request(self) -> Request:
         word = f"{SYSTEM_RANDOM.integer_below(10**_DIGITS):0{_DIGITS}}"
         prompt = self.prompt.format_prompt(**dict.fromkeys(self.fields, f"{word} is a public example"))
         if self.fields and word not in prompt.to_string():
             expected = f"expected a template that shows the first {_DIGITS} characters of a field"
             msg = f"{expected}, found fewer. Leave format specifications such as {{text:.5}} out."
             raise CapabilityError(msg)
-        request = self._request(OpaqueValue(prompt), explain="kind", watch=word)
-        answer_or_raise(self.calls.model.name, self.calls.probe(request))
+        return self._request(OpaqueValue(prompt), explain="kind", watch=word)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what reports show of it."""

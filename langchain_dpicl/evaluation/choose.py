@@ -11,10 +11,17 @@ from langchain_core.runnables import RunnableConfig
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
-from langchain_dpicl.evaluation.asking import Question
-from langchain_dpicl.evaluation.evaluate import declared_share, examples_of, question_report, silent_question, terms_of
-from langchain_dpicl.evaluation.evaluators import Evaluator, Same
-from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside
+from langchain_dpicl.evaluation.asking import Probe, Question
+from langchain_dpicl.evaluation.evaluate import (
+    ONE_OF_THEM,
+    declared_share,
+    examples_of,
+    question_report,
+    silent_question,
+    terms_of,
+)
+from langchain_dpicl.evaluation.evaluators import Evaluator
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import ChoicePlan, plan_choice, plan_evaluation
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
@@ -107,11 +114,12 @@ def _choosing(
     check_config(config)
     spender = resolve_budget(budget, config)
     if not isinstance(chains, Mapping) or len(chains) < 2 or not all(isinstance(name, str) for name in chains):
-        raise fail("chains", "two or more chains by name", type(chains).__name__)
+        found = f"{len(chains)} by {list(chains)}" if isinstance(chains, Mapping) else type(chains).__name__
+        raise fail("chains", "a mapping of two or more chains by name", found)
     if not isinstance(evaluator, Evaluator):
         raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__)
     question = silent_question(private, chains, evaluator, inputs=inputs, timeout=timeout, is_choice=True)
-    source = examples_of(private, part, spender.adjacency)
+    source = examples_of(private, part)
     plan = plan_choice(
         source.public_size_of(part),
         candidates=len(chains),
@@ -126,16 +134,21 @@ def _choosing(
     )
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
-    def make() -> Choosing:
+    def declare() -> Share:
         named: dict[str, Any] = {"prefix": "choice", "component": component, "shown": shown, "epsilon": epsilon}
-        if part != "choose":
-            paid = declared_share(source, spender, plan, question, **named)
-        else:
-            paid = _with_a_test(source, spender, plan, question, **named)
-        return Choosing(source, question, chains, plan=plan, budget=spender, share=paid)
+        # A unit that is replaced may leave one half and join the other: then both count, and each pays for itself.
+        is_free = part == "choose" and spender.adjacency == "add_remove"
+        declared = _with_a_test if is_free else declared_share
+        return declared(source, spender, plan, question, **named)
 
-    key = ("choose", component, epsilon, canonical_json(shown), Same(private), *question.identity)
-    return KeptCall.of(spender, key, make)
+    key = ("choose", component, epsilon, canonical_json(shown), identity_of(private), *question.identity)
+    return KeptCall.of(
+        spender,
+        *key,
+        probe=Probe(question, (config or {}).get("max_concurrency")),
+        declare=declare,
+        build=lambda paid: Choosing(source, question, chains, plan=plan, budget=spender, share=paid),
+    )
 
 
 def _with_a_test(
@@ -168,11 +181,11 @@ def _with_a_test(
             test,
             component=f"{paid.component} test",
             epsilon=epsilon,
-            public={**test.to_dict(), **report, "of": "one of the chains"},
-            engines=[one.calls for one in (*question.chains, *filter(None, question.judges))],
+            public={**test.to_dict(), **report, "of": ONE_OF_THEM},
+            engines=[one.calls for one in question.silent],
         )
     chains = tuple(one.identity for one in question.chains)
-    SetAside(other, test, epsilon, (Same(source), "test", None, terms_of(question)), chains).keep(budget)
+    SetAside(other, test, epsilon, (identity_of(source), "test", None, terms_of(question)), chains).keep(budget)
     return paid
 
 
@@ -213,7 +226,7 @@ def dp_choose(
       inputs: see `dp_evaluate`; of all chains.
       timeout: see `dp_evaluate`.
       part: "choose": reads one half of the units only, by a public hash, and sets aside, at no further cost, one
-        evaluation of a candidate on the half "test"; see `dp_evaluate`.
+        evaluation of a candidate on the half "test" (not on a ledger with "replace_one"); see `dp_evaluate`.
       component: see `dp_evaluate`.
       progress: see `dp_evaluate`.
       config: see `dp_evaluate`.

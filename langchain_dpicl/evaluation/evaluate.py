@@ -12,14 +12,14 @@ from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.sync_async import EffectGenerator, run_in_thread
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
-from langchain_dpicl.evaluation.asking import ANSWER, Question
+from langchain_dpicl.evaluation.asking import ANSWER, Probe, Question
 from langchain_dpicl.evaluation.chains import SilentChain
-from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, Same, paired
+from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, paired
 from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
-from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside
+from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
 from langchain_dpicl.planning.share_plan import SharePlan
-from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_positive, fail
+from langchain_dpicl.privacy._validate import check_choice, check_positive, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.outcome_counts import Tables
@@ -31,7 +31,7 @@ from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.runs.door import UNDECLARED
 
 DEFAULT_EPSILON = 0.1
-"""Share of an evaluation: with 2,000 units and an accuracy of .8, the 95 % interval is +-2.4 points; +-1.8 at .5."""
+"""Share of an evaluation: with 2,000 units, an accuracy of .8 and two outcomes, the 95 % interval is +-2.1 points."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,9 @@ class Evaluation(OneRelease[Tables, EvaluationResult]):
             name: dict(zip(one.cells, counts, strict=True))
             for (name, one), counts in zip(evaluators.items(), self.released, strict=True)
         }
-        draws_records = self._private.records_per_unit > 1
-        return EvaluationResult(tables, evaluators, self.plan, self.report, self._question.is_paired, draws_records)
+        return EvaluationResult(
+            tables, evaluators, self.plan, self.report, self._question.is_paired, self._draws_records
+        )
 
 
 def silent_question(
@@ -234,11 +235,11 @@ def _evaluation(
     spender = resolve_budget(budget, config)
     chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}
     question = silent_question(private, chains, evaluators, inputs=inputs, timeout=timeout)
-    source = examples_of(private, part, spender.adjacency)
+    source = examples_of(private, part)
     # A choice may have set a share aside for the other half.
     aside = SetAside.find(
         spender,
-        terms=(Same(source), part, sample, terms_of(question)),
+        terms=(identity_of(source), part, sample, terms_of(question)),
         chain=question.chains[0].identity if baseline is None else None,
         epsilon=epsilon,
     )
@@ -257,36 +258,35 @@ def _evaluation(
     )
     shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
 
-    def make() -> Evaluation:
-        if aside is not None and aside.plan == plan and aside.free:
-            probe(question)
-            if aside.take(question.chains[0].identity):
-                return Evaluation(source, question, plan=plan, budget=spender, share=aside.share)
+    def declare() -> Share:
+        if aside is not None and aside.plan == plan and aside.take(question.chains[0].identity):
+            return aside.share
         named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
-        paid = declared_share(source, spender, plan, question, epsilon=share, **named)
-        return Evaluation(source, question, plan=plan, budget=spender, share=paid)
+        return declared_share(source, spender, plan, question, epsilon=share, **named)
 
-    key = ("evaluate", component, share, canonical_json(shown), Same(private), *question.identity)
-    return KeptCall.of(spender, key, make)
+    key = ("evaluate", component, share, canonical_json(shown), identity_of(private), *question.identity)
+    return KeptCall.of(
+        spender,
+        *key,
+        probe=Probe(question, (config or {}).get("max_concurrency")),
+        declare=declare,
+        build=lambda paid: Evaluation(source, question, plan=plan, budget=spender, share=paid),
+    )
 
 
-def examples_of(private: PrivateExamples, part: Part | None, adjacency: Adjacency) -> PrivateExamples:
+def examples_of(private: PrivateExamples, part: Part | None) -> PrivateExamples:
     """Returns the examples that are read: these, or their declaration in parts.
 
     Args:
       private: the examples.
       part: the half, or None.
-      adjacency: of the ledger.
 
     Raises:
-      ConfigurationError: an unknown part, or an adjacency under which a unit may go from one half to the other.
+      ConfigurationError: an unknown part, or fewer than two declared units.
     """
     if part is None:
         return private
     check_choice("part", part, get_args(Part))
-    if adjacency != "add_remove":
-        advice = "A unit that changes may go from one half to the other, which costs both."
-        raise fail("part", "a ledger with adjacency='add_remove'", adjacency, advice)
     return split_in_parts(private)
 
 
@@ -311,7 +311,7 @@ def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
         one.name: judge.to_dict() for one, judge in zip(question.evaluators, question.judges, strict=True) if judge
     }
     assumed = [
-        *(word for chain in (*question.chains, *filter(None, question.judges)) for word in chain.assumed),
+        *(word for chain in question.silent for word in chain.assumed),
         *(word for one in question.evaluators for word in one.assumed),
     ]
     chains = {name: chain.to_dict() for name, chain in zip(names, question.chains, strict=True)}
@@ -334,7 +334,7 @@ def declared_share(
     component: str | None,
     shown: Mapping[str, Any],
 ) -> Share:
-    """Calls every model once with public words, and then declares the share.
+    """Declares the share, and holds a report under its name to what is asked.
 
     Args:
       private: the examples.
@@ -348,9 +348,7 @@ def declared_share(
 
     Raises:
       ConfigurationError: a report under that name would show another question: a call that asked it left its ticket.
-      ModelCallError: a model could not be called; nothing was declared.
     """
-    probe(question)
     name = budget.fresh_name(prefix) if component is None else component
     share = declare_share(
         private,
@@ -359,29 +357,27 @@ def declared_share(
         component=name,
         epsilon=epsilon,
         public=shown,
-        engines=[one.calls for one in (*question.chains, *filter(None, question.judges))],
+        engines=[one.calls for one in question.silent],
     )
     declared = (one for each in budget.report().to_dict()["shares"] for one in each["components"])
     public = next((one["public"] for one in declared if one["name"] == name), shown)
-    if canonical_json({key: public.get(key) for key in shown}) != canonical_json(shown):
+    if not _is_declared(public, shown):
         advice = "Its ticket is for that question. Give another component=, or none."
         raise fail("component", "the chains, judges and outcomes that were declared under this name", name, advice)
     return share
 
 
-def probe(question: Question) -> None:
-    """Starts the threads, and calls every model once with public words: a wrong key or address costs nothing.
+ONE_OF_THEM = "one of the chains"
+"""What reports show of an evaluation that a choice set aside: it is of one of its candidates."""
 
-    Args:
-      question: what is asked.
 
-    Raises:
-      ConfigurationError: the system starts no more threads.
-      ModelCallError: a model could not be called.
-    """
-    for chain in (*question.chains, *filter(None, question.judges)):
-        chain.calls.start()
-        chain.probe()
+def _is_declared(public: Mapping[str, Any], shown: Mapping[str, Any]) -> bool:
+    """Whether what was declared is this question, or was set aside for one of several chains, of which this is one."""
+    if public.get("of") == ONE_OF_THEM and set(map(canonical_json, shown["chains"].values())) <= set(
+        map(canonical_json, public["chains"].values())
+    ):
+        shown = {**shown, **{key: public[key] for key in ("chains", "order")}}
+    return canonical_json({key: public.get(key) for key in shown}) == canonical_json(shown)
 
 
 def dp_evaluate(
@@ -416,14 +412,16 @@ def dp_evaluate(
       private: the examples; bound to the budget's ledger here. Of a unit with several records one is drawn.
       evaluators: one or several of `Exact`, `Score` and `Judge`; noise grows with their number.
       budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig with a handler; None: the context's.
-      epsilon: this evaluation's share of the budget; None: 0.1, enough for an accuracy on 2,000 units.
+      epsilon: this evaluation's share of the budget; None: 0.1, enough for two outcomes on 2,000 units.
       sample: units that are read, on average; None: all. Fewer cost fewer calls and less noise, and widen intervals.
       inputs: declared field by variable of the template, where the names differ.
       baseline: another chain, measured on the same records: outcomes are then pairs, with `difference`.
       timeout: seconds that one attempt of a call over HTTP may take.
       part: "choose" or "test": reads one half of the units only, by a public hash. After `dp_choose(part="choose")` the
-        evaluation of a candidate on the half "test", with the same evaluator, is paid for already (`epsilon` None).
-      component: name in the ledger.
+        evaluation of a candidate on the half "test", with the same evaluator, is paid for already (`epsilon` None). On
+        a ledger with adjacency "replace_one" both pay, as a unit that is replaced may change the half.
+      component: name in the ledger. What `dp_choose(component="NAME", part="choose")` set aside for the half "test" has
+        the name "NAME test": under it, with the same epsilon, another process evaluates a candidate.
       progress: True shows a bar, False hides it, None shows it on a terminal only.
       config: a RunnableConfig: its callbacks hear of charges, its `max_concurrency` limits the calls in flight.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -172,7 +174,7 @@ class Score(Evaluator):
     `inputs` are the record's fields without the label, `outputs` the chain's answer (a text where the chain has no
     parser), `reference` or `reference_outputs` the label (None without labels). An empty answer has the least mark
     without a call. Anything that is not one of the declared marks, an exception, and a call that failed, counts as the
-    least mark. True and False are the marks 1 and 0.
+    least mark. True and False are the marks 1 and 0; of a mapping, as LangSmith takes it, "score" counts.
 
     Args:
       function: a `Pure` function.
@@ -207,7 +209,8 @@ class Score(Evaluator):
             inputs = {name: record[name] for name in shown if name in record}
             reference = None if label_key is None else record[label_key]
             given = {"inputs": inputs, "outputs": answer, "reference": reference, "reference_outputs": reference}
-            return places.get(float(self.function(**{name: given[name] for name in taken})))
+            found = self.function(**{name: given[name] for name in taken})
+            return places.get(float(found["score"] if isinstance(found, Mapping) else found))
 
         own = {"assumed": (self.function.name,), "identity": (Same(self.function.function),)}
         return _of_marks(self.name, self.marks, place, label_key=label_key, **own)
@@ -236,7 +239,9 @@ class Judge(Evaluator):
     """The mark that a judge, a model with a prompt, gives to an answer.
 
     The prompt may use the record's fields, the label among them, and `answer`, what the chain under test answered. The
-    judge's own answer has to name one of the marks; anything else counts as the least mark.
+    judge's own answer counts if it begins with one of the marks, at once or behind a few words and a colon, and holds
+    no other number: "4", "**Score:** 4.0", "4 - it is right". Anything else counts as the least mark: "4/5",
+    "4 out of 5", "not 4", "4 or 5".
 
     Args:
       chain: `prompt | model`, refused and silenced as the chain under test is; sees private records too.
@@ -258,13 +263,43 @@ class Judge(Evaluator):
         """Returns the evaluator; see `Evaluator.bind`."""
         del fields, labels
         check_name("name", self.name)
-        names = ChoiceNames(list(map(_shown, self.marks)))
+        places: dict[float | None, int] = {mark: place for place, mark in enumerate(self.marks)}
 
         def place(record: Mapping[str, Any], answer: Any, judged: Any) -> int | None:
             del record, answer
-            return names.named(judged)
+            return places.get(_number_in(judged))
 
         return _of_marks(self.name, self.marks, place, judge=self.chain, label_key=label_key)
+
+
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
+_MOST_BEFORE = 80
+_BEFORE = re.compile(r"\W*(?:[^\W\d]+(?:[ '-][^\W\d]+){0,4}[*_\"' ]*[:=])?[\s*_\"'`(\[{<]*")
+_ENDS = ".,;:!?)"
+_CLOSING = _ENDS + "*_\"'`]}>"
+
+
+def _number_in(judged: Any) -> float | None:
+    """Returns the one number that a judge's answer names, None where it may mean another one; see `Judge`."""
+    if isinstance(judged, int | float):
+        return float(judged)
+    text = unicodedata.normalize("NFKC", judged).replace("\u2212", "-").strip()
+    found = _NUMBER.search(text)
+    if found is None or found.start() > _MOST_BEFORE:
+        return None
+    before, after = text[: found.start()], text[found.end() :]
+    if any(unicodedata.category(character)[0] == "N" for character in before + after):
+        return None
+    return float(found[0]) if _BEFORE.fullmatch(before) and _stops(after) else None
+
+
+def _stops(after: str) -> bool:
+    """Whether no word follows directly: the end, a new line, a mark of the end or a dash comes first."""
+    rest = after.lstrip(_CLOSING)
+    if not rest or rest.lstrip(" \t").startswith(("\n", "\r")):
+        return True
+    is_ended = any(end in after[: len(after) - len(rest)] for end in _ENDS)
+    return rest[0].isspace() and (is_ended or rest.lstrip().startswith(("(", "-", "\u2013", "\u2014")))
 
 
 def checked_marks(marks: Any) -> tuple[float, ...]:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 
-from langchain_dpicl.backends.sync_async import AcquireGate, Blocking, EffectGenerator, FairSemaphore, run_in_thread
+from langchain_dpicl.backends.sync_async import (
+    AcquireGate,
+    Blocking,
+    Effect,
+    EffectGenerator,
+    FairSemaphore,
+    run_in_thread,
+)
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.evaluation.asking import Question
+from langchain_dpicl.evaluation.evaluators import Same
 from langchain_dpicl.exceptions import RunInterruptedError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -78,6 +86,7 @@ class OneRelease(ReleaseRun[T, Result]):
         self._item: Released[T] = Released()
         super().__init__(private, [self._item], **run)
         self._question = question
+        self._draws_records = private.records_per_unit > 1
         (self._kind,) = self.plan.tickets()
 
     @abstractmethod
@@ -106,6 +115,11 @@ class OneRelease(ReleaseRun[T, Result]):
         call.events.tickets += 1
         yield from self._release(ticket, item.keep)
         call.tick()
+
+    def _rest(self) -> None:
+        super()._rest()
+        if self.is_finished:  # the budget keeps the run, and would keep the examples
+            vars(self).pop("_private", None)
 
     def _give_back(self, item: Released[T], events: RunEvents) -> None:
         if item.ticket is not None:
@@ -182,9 +196,14 @@ class SetAside:
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """The place of one call's run; the same calls at once wait here for the first of them, and others do not."""
+    """What one call left: its finished run, or a share with an unburnt ticket; the same calls at once wait here.
+
+    Formal guarantees:
+      - It holds no private examples: a finished run has dropped them, and any other run is left to its error.
+    """
 
     run: OneRelease[Any, Any] | None = None
+    share: Share | None = None
     home: int = 0
     gates: dict[int, FairSemaphore] = field(default_factory=dict)
 
@@ -193,33 +212,65 @@ class Kept:
         """The gate of this process: one that a forked thread held would never open here."""
         return self.gates.setdefault(os.getpid(), FairSemaphore(1))
 
-    def made(self, make: Callable[[], OneRelease[Any, Any]]) -> OneRelease[Any, Any]:
-        """Returns the kept run, or a new one where there is none, it is lost, or it was under way before a fork."""
-        run = self.run
-        if run is None or (not run.is_finished and (self.home != os.getpid() or run.is_lost)):
-            run = make()
-            self.run, self.home = run, os.getpid()
-        return run
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept."""
+        return self.run is None and self.share is None
+
+    def left(self, build: Callable[[Share], OneRelease[Any, Any]]) -> OneRelease[Any, Any] | None:
+        """Returns a run on the kept share, None where its ticket is gone or another process has it.
+
+        Args:
+          build: makes a run on a share.
+        """
+        if self.share is None:
+            return None
+        run = build(self.share)
+        if self.home == os.getpid() and not run.is_lost:
+            return run
+        self.share = None
+        return None
+
+    def keep_share(self, share: Share) -> Share:
+        """Keeps a share that was declared, and returns it."""
+        self.share, self.home = share, os.getpid()
+        return share
+
+    def keep(self, run: OneRelease[Any, Any]) -> None:
+        """Keeps a run that has ended, if it has released something."""
+        if run.is_finished:
+            self.run, self.share = run, None
 
 
 @dataclass(frozen=True, slots=True)
 class KeptCall:
-    """A call with its place and what makes its run, which declares the share."""
+    """A call with the places of all calls on its budget, one of which is its own.
 
-    kept: Kept
-    make: Callable[[], OneRelease[Any, Any]]
+    Attributes:
+      places: by key.
+      key: everything that was asked.
+      probe: the public calls that come first: what they find wrong is not charged.
+      declare: declares the share.
+      build: makes the run on a share.
+    """
+
+    places: dict[Hashable, Kept]
+    key: Hashable
+    probe: Effect
+    declare: Callable[[], Share]
+    build: Callable[[Share], OneRelease[Any, Any]]
 
     @classmethod
-    def of(cls, budget: Budget, key: Hashable, make: Callable[[], OneRelease[Any, Any]]) -> KeptCall:
+    def of(cls, budget: Budget, *key: Hashable, **made: Any) -> KeptCall:
         """Returns the call of these arguments.
 
         Args:
           budget: that pays.
-          key: everything that was asked.
-          make: builds the run.
+          *key: everything that was asked.
+          **made: the other attributes.
         """
         # In the budget itself: it lives as long as the runs, which hold it.
-        return cls(vars(budget).setdefault("_kept_evaluations", {}).setdefault(key, Kept()), make)
+        return cls(vars(budget).setdefault("_kept_evaluations", {}), key, **made)
 
     def answer(self, *, progress: bool | None, config: RunnableConfig | None) -> Any:
         """Returns the result, kept or released now.
@@ -228,27 +279,77 @@ class KeptCall:
           progress: as of `ReleaseRun.run`.
           config: as of `ReleaseRun.run`.
         """
-        with self._alone():
-            run = self.kept.made(self.make)
-            return run.result if run.is_finished else run.run(progress=progress, config=config)
+        with self._alone() as kept:
+            if kept.run is not None:
+                return kept.run.result
+            run = kept.left(self.build)
+            if run is None:
+                self.probe.run()
+                run = self.build(kept.keep_share(self.declare()))
+            try:
+                return run.run(progress=progress, config=config)
+            finally:
+                kept.keep(run)
 
     async def aanswer(self, *, progress: bool | None, config: RunnableConfig | None) -> Any:
         """Async twin of `answer`."""
-        async with self.kept.gate:
-            run = await run_in_thread(lambda: self.kept.made(self.make))
-            if run.is_finished:
-                return await run_in_thread(lambda: run.result)
-            return await run.arun(progress=progress, config=config)
+        async with self._aalone() as kept:
+            if (finished := kept.run) is not None:
+                return await run_in_thread(lambda: finished.result)
+            run = await run_in_thread(lambda: kept.left(self.build))
+            if run is None:
+                await self.probe.arun()
+                run = await run_in_thread(lambda: self.build(kept.keep_share(self.declare())))
+            try:
+                return await run.arun(progress=progress, config=config)
+            finally:
+                kept.keep(run)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        gate = self.kept.gate
-        if not AcquireGate(gate).run():
-            advice = (
-                "Await dp_aevaluate or dp_achoose: a call that blocks the loop cannot wait for one that runs in it."
-            )
-            raise fail("call", "no other call of these arguments at work on this event loop", "one", advice)
-        try:
-            yield
-        finally:
-            gate.__exit__(None, None, None)
+    def _alone(self) -> Iterator[Kept]:
+        while True:
+            kept = self._place()
+            if not AcquireGate(kept.gate).run():
+                advice = (
+                    "Await dp_aevaluate or dp_achoose: a call that blocks the loop cannot wait for one that runs in it."
+                )
+                raise fail("call", "no other call of these arguments at work on this event loop", "one", advice)
+            try:
+                if self._is_its_place(kept):
+                    yield kept
+                    return
+            finally:
+                self._leave(kept)
+
+    @asynccontextmanager
+    async def _aalone(self) -> AsyncIterator[Kept]:
+        while True:
+            kept = self._place()
+            await AcquireGate(kept.gate).arun()
+            try:
+                if self._is_its_place(kept):
+                    yield kept
+                    return
+            finally:
+                self._leave(kept)
+
+    def _place(self) -> Kept:
+        return self.places.setdefault(self.key, Kept())
+
+    def _is_its_place(self, kept: Kept) -> bool:
+        """Whether the call that was waited for has left its place for this one: it took an empty one away."""
+        return self.places.get(self.key) is kept
+
+    def _leave(self, kept: Kept) -> None:
+        if kept.is_empty and self._is_its_place(kept):
+            del self.places[self.key]
+        kept.gate.__exit__(None, None, None)
+
+
+def identity_of(private: PrivateExamples) -> Hashable:
+    """Returns what stands for these examples in what is kept, and does not hold them.
+
+    Args:
+      private: the examples.
+    """
+    return Same(private._identity)  # noqa: SLF001  by which the ledger knows them too

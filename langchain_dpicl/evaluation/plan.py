@@ -71,18 +71,19 @@ class EvaluationPlan(SharePlan):
         return Cost(calls, 0, calls * record_tokens, calls)
 
     def expected(self, accuracy: float = 0.8, confidence: float = 0.95) -> dict[str, float]:
-        """Returns the expected half widths of the interval of a rate, in points of 1.
+        """Returns the expected half widths of the interval of a rate, in points of 1; at most, of the widest table.
+
+        Each outcome brings noise of its own: one of them is right, and all others are wrong.
 
         Args:
           accuracy: public guess of the rate.
           confidence: of the interval.
         """
         check_real("accuracy", accuracy, low=0.0, high=1.0)
-        right = round(self.sample * accuracy)
-        counts = (right, self.sample - right)
-        ratio = NoisyRatio(
-            counts, (1.0, 0.0), (0.0, 1.0), float(self.release.scale), self.release.sampler.sampling_rate
-        )
+        right, width = round(self.sample * accuracy), max(self.release.table.widths)
+        counts = (right, self.sample - right, *(0,) * (width - 2))
+        scores = (1.0, *(0.0,) * (len(counts) - 1))
+        ratio = NoisyRatio(counts, scores, (0.0, 1.0), float(self.release.scale), self.release.sampler.sampling_rate)
         ofs: tuple[Of, ...] = ("population", "data")
         return {of: ratio.estimate(confidence=confidence, of=of).half_width for of in ofs}
 

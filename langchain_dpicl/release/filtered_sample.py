@@ -105,13 +105,13 @@ class FilteredSample(Opaque):
       - A unit takes part where one of its own texts reaches the public similarity to the query and it has a
         participation left: a function of that unit, public values and what was released.
       - Everybody who takes part is debited, together and durably where balances are, before the model is asked for
-        anybody; the ledger is told so before that, too. Nothing gives a participation back: not a failure, not a stop,
+        anybody; the ledger holds that line before, too. Nothing gives a participation back: not a failure, not a stop,
         not that no row was left for it.
-      - Queries are compared and debited one after the other, in the order in which they come, whoever takes part.
+      - Queries are compared and debited one after the other, in the order in which they come.
       - A fork while anything is asked goes on in both processes; the child releases nothing.
       - Each release is `plan.release` of the rows of those who have one; a row that fails is all zeros, and a row of
         nobody, which is asked the public question, counts for nothing.
-      - With slots the model is asked the same number of rows every time, whoever takes part, and also when nobody does.
+      - With slots the model is asked the same number of rows every time, with any units taking part or none.
 
     Args:
       pool: the units, opened by the curator.
@@ -229,7 +229,7 @@ class FilteredSample(Opaque):
         return self._gates.get(here) or self._gates.setdefault(here, FairSemaphore(1))
 
     def _assign_rows(self, near: OpaqueRows, settled: int) -> Seated:
-        """Debits whoever takes part, and says who has a row."""
+        """Debits the units that take part, and returns those that have a row."""
         # A unit that was removed while the model was asked has no name.
         present = [(place, own) for place, own in enumerate(near.take()) if own and self._private.name(place)]
         has_one = self._balances.debit([self._private.name(place) for place, _ in present], settled)

@@ -237,7 +237,7 @@ def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]],
 def public_side(
     backend: Any, render: Callable[[Sequence[Record]], str], num_rows: int | None, length: int
 ) -> PublicRowContext | None:
-    """Returns what an engine that carries the public prompt is told of it; None for the others."""
+    """Returns what an engine that carries the public prompt gets of it; None for the others."""
     if not isinstance(backend, FullBackend):
         return None
     return PublicRowContext(render(()), getattr(render, "shared", ""), num_rows, max_new_tokens=length)

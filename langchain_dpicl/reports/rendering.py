@@ -84,21 +84,21 @@ def are_words_of(data: Mapping[str, Any], name: str, adjacency: Adjacency, epsil
 
 def own_version() -> str:
     """Returns the version of this package, or "unknown" where it is not installed."""
-    return _version_of(PACKAGE, importlib.metadata.version)
+    return _version_of(PACKAGE)
 
 
 def package_versions() -> dict[str, str]:
     """Returns the versions of what computes prices in this process."""
     return {
         PACKAGE: own_version(),
-        **{name: _version_of(name, _installed_version) for name in PRICED_WITH},
+        **{name: _version_of(name) for name in PRICED_WITH},
         "python": PYTHON,
     }
 
 
-def _version_of(name: str, read: Callable[[str], str]) -> str:
+def _version_of(name: str) -> str:
     try:
-        return read(name)
+        return _installed_version(name)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

@@ -33,7 +33,7 @@ class RunJournal:
       - Each line has a digest of itself and of all lines above it. A file that was changed, belongs to another run, or
         was continued by another process is refused, and nothing is written to it.
 
-    The file is untrusted: whoever reads `entries` checks their values.
+    The file is untrusted: readers of `entries` check their values.
 
     Args:
       path: file to create or continue; its folder must exist.

@@ -61,7 +61,7 @@ class PrivateTool(BaseTool):
     """True: refusals are messages."""
 
     def standing(self, config: RunnableConfig) -> dict[str, Any]:
-        """Returns what the budget stands at, and the allowance of whoever asks, for `config["metadata"]`.
+        """Returns what the budget stands at, and the allowance of the tenant who asks, for `config["metadata"]`.
 
         Args:
           config: of a run; it names the thread and the tenant.

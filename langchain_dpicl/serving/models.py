@@ -114,7 +114,7 @@ class ServedFields(HidesInput):
         }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
-        """What tracers are told: the engine's name, and who serves it."""
+        """What tracers get: the engine's name, and who serves it."""
         params = super()._get_ls_params(stop=stop if stop is not None else self.stop, **kwargs)  # type: ignore[misc]
         return {"ls_model_name": self.backend.name, **params, "ls_provider": "dpicl"}
 

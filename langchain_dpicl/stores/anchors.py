@@ -38,8 +38,8 @@ class FileAnchor:
         another hash.
 
     It protects from an older copy of the ledger, restored by mistake, if it is on another disk. It does not protect
-    from somebody who may write to both files, and whoever spends must be able to: against that use `PostgresAnchor`
-    under another role than the owner of its table.
+    from somebody who may write to both files, as the process that spends must: against that use `PostgresAnchor` under
+    another role than the owner of its table.
 
     Args:
       path: the file. Its mode and owner stay as they are, as far as the writer may give a file away.
@@ -150,7 +150,7 @@ class FileAnchor:
         end = time.monotonic() + self._timeout
         while True:
             with self._opened() as number:
-                # Whoever wrote meanwhile put a new file in its place: the lock of the old one is worth nothing.
+                # Another process put a new file in its place meanwhile: the lock of the old one is worth nothing.
                 if self._lock(number):
                     owner = os.getpid()
                     try:

@@ -72,8 +72,8 @@ class SQLiteBalances(Opaque):
     Formal guarantees:
       - A unit is let in at most as often as declared, over all processes, forks and threads; the debits of a release
         stand on the disk, together, when `debit` returns, and nothing gives one back. A kill leaves all or none.
-      - The file belongs to one filter of one ledger, by the line that paid for it, for ever. Whoever took it up debits
-        no other's: what stands in the file's place is looked at in each transaction.
+      - The file belongs to one filter of one ledger, by the line that paid for it, permanently. The process that took
+        it up debits no other's: what stands in the file's place is looked at in each transaction.
       - An older copy of it, or one of two copies that go on, is refused: the ledger counts releases, too, and a file
         that knows of fewer has missed some. It is looked at before the debits and once more when the ledger has them.
       - A unit stands in it under a keyed hash of its name, and how often it took part. The key stands there as well, so

@@ -18,10 +18,10 @@ from langchain_dpicl.privacy._validate import fail
 
 
 MOST_ANSWERS = 4096
-"""Answers kept of one component for one tenant, unless told otherwise."""
+"""Answers kept of one component for one tenant, by default."""
 
 TURN_SECONDS = 30.0
-"""How long others wait for the process that asked first, unless told otherwise."""
+"""How long others wait for the process that asked first, by default."""
 
 
 class MemoKey(NamedTuple):
@@ -73,17 +73,17 @@ def check_stored_answer(key: MemoKey, told: object, digest: object, *, where: st
     if isinstance(told, str) and digest == digest_of(key, told):
         return told
     raise MemoError(
-        f"memo {where}: expected the answer that was kept, found a broken one. It is not told, and nothing was "
+        f"memo {where}: expected the answer that was kept, found a broken one. It is not returned, and nothing was "
         "charged. Restore a copy; or start a new memo, and what is asked again is charged again."
     )
 
 
 @runtime_checkable
 class ReleaseMemo(Protocol):
-    """Where a component keeps what it told, beside the ledger and outside of any graph's state.
+    """Where a component keeps what it answered, beside the ledger and outside of any graph's state.
 
     An implementation has to hold what the docstrings say; then an answer that stands in the memo is never charged
-    again, and whoever is killed loses at most the ticket that was under way.
+    again, and a process that is killed loses at most the ticket that was under way.
     """
 
     @property
@@ -311,7 +311,7 @@ class StoreMemo(ReleaseMemo):
         """Does nothing: there are no turns."""
 
     def _ask_store(self, action: Callable[[], Any]) -> Any:
-        """Asks the store; of what it raises only the kind is told, as its text may hold a password."""
+        """Asks the store; of what it raises only the class is named, as its text may hold a password."""
         try:
             return action()
         except Exception as error:  # noqa: BLE001  whatever the store raises

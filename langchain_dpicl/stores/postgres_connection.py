@@ -64,7 +64,7 @@ class _SilentServerError(psycopg.OperationalError):
 
 
 class _Connection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that does not wait for ever for a server that stopped answering."""
+    """A connection that ends its wait for a server that stopped answering."""
 
     patience = math.inf
 

@@ -303,7 +303,7 @@ class PostgresStore(_PostgresTables):
       - A line stands on the server's disk, and on its synchronous standbys, before anything is granted for it.
       - Writers follow one another over all hosts: each holds the lock of the ledger's row and sees every earlier line.
       - A wait for a lock, an answer or a connection ends in `LedgerUnavailableError`. Where the answer to a COMMIT is
-        lost the charge may stand, and whoever reads next sees it.
+        lost the charge may stand, and the next reader sees it.
       - Neither repr, description nor any error shows the password.
 
     Args:

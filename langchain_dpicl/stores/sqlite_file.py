@@ -354,7 +354,7 @@ def _use_log(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings older tables to this version, once, whoever comes first."""
+    """Brings older tables to this version, once, in the first process that comes."""
     newest = len(MIGRATIONS)
     version = _number(connection, "user_version")
     if version < newest:
@@ -449,7 +449,7 @@ class OpenFiles:
         Where others moved the log into the file and began it anew meanwhile, they synchronised both before that.
         """
         sync_log(self._number)
-        if not self._is_named:  # whoever made the log may have died before it had its name written
+        if not self._is_named:  # the process that made the log may have died before it wrote its name
             sync_folder(self.path)
             self._is_named = True
 

@@ -22,7 +22,9 @@ CASES = (("slots", "add_remove"), ("units", "add_remove"), ("slots", "replace_on
 NAN, INF = float("nan"), float("inf")
 
 # One inherited test serves several classes; without an example database there is nothing that could be mixed up.
-LAW = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.differing_executors])
+LAW = settings(
+    deadline=None, database=None, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow]
+)
 
 # Neighbours that honest but careless sums get wrong; every case of the table is in here.
 REPLACED = (

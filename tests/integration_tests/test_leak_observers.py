@@ -208,8 +208,8 @@ def test_the_collector_reads_chunks_and_compressed_bodies() -> None:
 
     address, bodies = collector({"digest": "d"})
     for encode in (gzip.compress, zlib.compress, bytes):
-        assert requests.put(f"{address}/a", data=encode(RECORD.encode()), timeout=9).json() == {"digest": "d"}
-    requests.post(f"{address}/b", data=iter([VOTE.encode(), b" and more"]), timeout=9)
+        assert requests.put(f"{address}/a", data=encode(RECORD.encode()), timeout=60).json() == {"digest": "d"}
+    requests.post(f"{address}/b", data=iter([VOTE.encode(), b" and more"]), timeout=60)
     assert bodies == [*[f"/a {RECORD}"] * 3, f"/b {VOTE} and more"]
 
 

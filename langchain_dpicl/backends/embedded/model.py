@@ -609,7 +609,7 @@ class EmbeddedModel:
         temperature: float = 0.0,
         rng: Generator | None = None,
     ) -> Iterator[tuple[Ints, Rows]]:
-        """Yields, for ever, the next token of every row int64[rows] and the rows float64[rows, V] it was taken from."""
+        """Yields without end the next token of every row, int64[rows], and the rows that gave it, float64[rows, V]."""
         if not temperature >= 0:
             raise ConfigurationError(f"expected temperature >= 0, found temperature={temperature}")
         batch = InductionBatch(self._tables, prompts, self._induction)

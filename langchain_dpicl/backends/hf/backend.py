@@ -47,7 +47,7 @@ class HuggingFaceBackend:
         into evaluation mode.
       tokenizer: its tokenizer, or a path; None: from the model's folder.
       max_prompt_tokens: length that every prompt is padded or cut to; public.
-      max_new_tokens: tokens for which a session makes room unless it is told otherwise; it grows.
+      max_new_tokens: tokens for which a session makes room by default; it grows.
       row_batch: rows that run together where their number is secret.
       device: "cpu", "cuda", "cuda:1", ...; None: a folder is loaded to "cuda" if there is one, an object stays.
       dtype: "float32", "bfloat16" or "float16" for a folder; None: as it was saved.

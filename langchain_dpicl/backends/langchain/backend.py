@@ -50,7 +50,7 @@ class LangChainBackend:
       llm: a chat or completion model, bound or not; bound arguments are sent with every call, but for those that are
         ours: temperature, max_tokens, logprobs and top_logprobs are set, stop, stream, n, best_of and echo left out.
       continuation: how a prefix is continued; None: "completion" for completion models, "prefill" for chat models.
-      prefill: how the server is told to go on writing an assistant message: "plain" (it does so by itself, as
+      prefill: how the server is asked to continue an assistant message: "plain" (it does so by itself, as
         llama.cpp), "vllm" (by `continue_final_message`); taken at its word. None: the first of them that the probe
         sees working.
       max_top_k: top tokens that one call reports; asked for in every call, and the probe must bring them, or else a
@@ -138,7 +138,7 @@ class LangChainBackend:
 
     @property
     def prefill(self) -> Prefill | None:
-        """How the server is told to go on writing an assistant message; None where none is continued."""
+        """How the server is asked to continue an assistant message; None where none is continued."""
         return self._wire.prefill
 
     @property

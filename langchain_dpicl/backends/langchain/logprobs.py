@@ -450,7 +450,7 @@ class ReplyFormat:
     Args:
       is_chat: whether the model takes messages.
       continuation: how a prefix is continued.
-      prefill: how a server is told to continue: "plain" (it does so by itself), "vllm" (by `VLLM_SWITCHES`); None
+      prefill: how a server is asked to continue: "plain" (it does so by itself), "vllm" (by `VLLM_SWITCHES`); None
         where no message is continued, or while it is unknown.
       asked: top tokens to ask for.
       extra_body: what the model and its bindings add to each request; the switches go on top.

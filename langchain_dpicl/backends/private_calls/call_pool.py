@@ -71,6 +71,10 @@ class CallPool:
         """Makes one public call, with the few retries of a probe."""
         return self._model.ask(request, retry=ProbePolicy.of(self._retry))
 
+    async def aprobe(self, request: Request) -> Reply:
+        """Async twin of `probe`."""
+        return await self._model.aask(request, retry=ProbePolicy.of(self._retry))
+
     async def aone(self, request: Request) -> Reply:
         """Async twin of `one`."""
         limit = call_limit()
@@ -115,8 +119,22 @@ class CallPool:
         return [replies[place] for place in range(len(requests))]
 
     async def amany(self, requests: Sequence[Request]) -> list[Reply]:
-        """Async twin of `many`."""
-        return list(await asyncio.gather(*map(_task, map(self.aone, requests))))
+        """Async twin of `many`: no more tasks than calls are allowed at once, as others can count tasks."""
+        allowed = call_limit()
+        limit = self.limit if allowed is None else min(self.limit, allowed.most)
+        replies: dict[int, Reply] = {}
+        waiting = deque(enumerate(requests))
+
+        async def work() -> None:
+            while waiting:
+                place, request = waiting.popleft()
+                replies[place] = await self.aone(request)
+
+        try:
+            await asyncio.gather(*(_task(work()) for _ in range(min(limit, len(waiting)))))
+        finally:
+            waiting.clear()
+        return [replies[place] for place in range(len(requests))]
 
     def _through(self, gates: _Gates, request: Request, stop: threading.Event | None) -> Reply:
         outer, inner = gates
@@ -143,39 +161,42 @@ class CallPool:
         return self._processes.get(key) or self._processes.setdefault(key, _Process(self.limit, self._crew))
 
 
-def _task(call: Coroutine[Any, Any, Reply]) -> asyncio.Task[Reply]:
+def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """Returns a task of a constant name: asyncio numbers those without one, and later names would show their number."""
-    return asyncio.get_running_loop().create_task(call, name=TASK_NAME)
+    return asyncio.get_running_loop().create_task(work, name=TASK_NAME)
 
 
 class Crew:
     """Threads that several call pools share; all of them start at once, so their number tells no number of calls.
 
     Args:
-      size: how many.
+      size: how many; where more calls are allowed at once, twice as many, or four times, and so on.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._pools: dict[tuple[int, bool], ThreadPoolExecutor] = {}
+        self._pools: dict[tuple[int, int, bool], ThreadPoolExecutor] = {}
         self._gates: dict[int, threading.Lock] = {}
 
-    def here(self, *, inside_a_loop: bool = False) -> ThreadPoolExecutor:
+    def here(self, limit: int = 1, *, inside_a_loop: bool = False) -> ThreadPoolExecutor:
         """Returns the threads of this process: neither they nor a lock that is held survive a fork.
 
         Args:
+          limit: calls at once, public; at least so many threads.
           inside_a_loop: those for a blocking call that stops a running loop, which others do not wait in.
 
         Raises:
           ConfigurationError: the system starts no more threads.
         """
-        number = os.getpid()
+        number, size = os.getpid(), self._size
+        while size < limit:
+            size *= 2
         with self._gates.setdefault(number, threading.Lock()):
-            if (pool := self._pools.get((number, inside_a_loop))) is None:
-                pool = ThreadPoolExecutor(self._size, thread_name_prefix="dpicl-in-loop" if inside_a_loop else "dpicl")
-                _start_all(pool, self._size)
+            if (pool := self._pools.get((number, size, inside_a_loop))) is None:
+                pool = ThreadPoolExecutor(size, thread_name_prefix="dpicl-in-loop" if inside_a_loop else "dpicl")
+                _start_all(pool, size)
                 # Only now: work of another caller would take the place of a start.
-                self._pools[number, inside_a_loop] = pool
+                self._pools[number, size, inside_a_loop] = pool
         return pool
 
 
@@ -198,7 +219,7 @@ class _Process:
     def __init__(self, limit: int, crew: Crew | None) -> None:
         self.gate = FairSemaphore(limit)
         self.gate_inside_a_loop = FairSemaphore(limit)
-        self._crew = crew
+        self._crew, self._limit = crew, limit
         # None of these starts before its first work. Threads of the first may wait for awaited calls of the loop that a
         # blocking call stops, so a call inside a loop takes the second.
         self._own = (
@@ -208,7 +229,9 @@ class _Process:
 
     def threads(self, *, inside_a_loop: bool) -> ThreadPoolExecutor:
         """Returns the threads for blocking calls."""
-        return self._own[inside_a_loop] if self._crew is None else self._crew.here(inside_a_loop=inside_a_loop)
+        if self._crew is None:
+            return self._own[inside_a_loop]
+        return self._crew.here(self._limit, inside_a_loop=inside_a_loop)
 
 
 def check_whole(name: str, value: object) -> int:

@@ -101,7 +101,7 @@ ALLOWED = (
 """What may stand before a private call, and why; of `torch` and `transformers` themselves any code may.
 
 Not here: OpenTelemetry's urllib3 instrumentation, whose metrics hold the size of each body, and Datadog's of httpx,
-which hands bodies to whoever subscribes.
+which hands bodies to every subscriber.
 """
 
 SHOWING = frozenset({

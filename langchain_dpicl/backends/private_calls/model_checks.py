@@ -565,8 +565,8 @@ def _is_memoised(value: Any) -> bool:
 
 def _keeping_attribute(name: str, value: Any) -> str:
     """Says why an attribute stores texts; "" if nothing shows that it does."""
-    stored = [item for item in _inside(value) if any(_has(item, methods) for methods in _STORING)]
-    if stored and not isinstance(value, str | bytes):
+    kinds = {type(item) for item in _inside(value)}  # of which a vocabulary has few
+    if any(_has(kind, methods) for kind in kinds for methods in _STORING):
         return f"which holds a store or cache in {name!r}"
     if isinstance(value, _MEMOISED):
         return f"which remembers arguments in {name!r}"
@@ -577,5 +577,5 @@ def _keeping_attribute(name: str, value: Any) -> str:
     return "" if is_folder else f"which has a cache in {name!r}"
 
 
-def _has(item: Any, methods: tuple[str, ...]) -> bool:
-    return all(callable(getattr(type(item), method, None)) for method in methods)
+def _has(kind: type, methods: tuple[str, ...]) -> bool:
+    return all(callable(getattr(kind, method, None)) for method in methods)

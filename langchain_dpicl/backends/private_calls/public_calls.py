@@ -114,7 +114,7 @@ FACTS = (
         advice=f"{TAKE_ANOTHER} In a test take `langchain_dpicl.backends.fake.FakeBackend`. {VOTES}",
     ),
     AdviceRow(kind=r"\w*Anthropic", advice=f"Anthropic reports none. {TAKE_ANOTHER} {VOTES}"),
-    AdviceRow(model=r"claude", advice=f"Anthropic reports none, whoever serves it. {TAKE_ANOTHER} {VOTES}"),
+    AdviceRow(model=r"claude", advice=f"Anthropic reports none, on any host. {TAKE_ANOTHER} {VOTES}"),
     AdviceRow(
         kind=r"(Chat)?(GoogleGen|VertexAI|Google)",
         advice=f"LangChain's classes for Gemini pass none on, whatever the API reports. {TAKE_ANOTHER} {VOTES}",

@@ -541,7 +541,7 @@ class PromptEngine(Uncopyable):
             return model_checks.digest(self.prompted.model)
 
     def weights_fingerprint(self) -> str:
-        """Says which weights these are, at a glance and in any precision; "" where it cannot be told."""
+        """Says which weights these are, at a glance and in any precision; "" where that is unknown."""
         with self._lock:
             return model_checks.fingerprint(self.prompted.model)
 

@@ -35,7 +35,7 @@ class PromptTask:
       template: the input. `{text}` once; `{pair}` where there is a second text; `{mask}` once for a masked model. Of a
         causal model the answer follows right behind. "": `{text}\nLabel:` of a causal model, `{text} {mask}` of a
         masked one, and for a head the text, or the two as the tokenizer joins them.
-      labels: what is told apart; () for a causal model that writes free text.
+      labels: the classes; () for a causal model that writes free text.
       words: one per label, as it stands in the text behind the template, with its space where there is one; each is
         one token. (): each label behind a space; none for free text and for a head, whose outputs are the labels in
         their order.

@@ -171,21 +171,25 @@ class MomentBound:
         return math.inf
 
     def _epsilon(self, pairs: list[Profile], delta: float) -> float:
-        parts = [loss_masses(pair, grid_step(self.inside, is_coarse=False)) for pair in pairs]
-        step = grid_step(self.inside, is_coarse=False)
         counts = [count for _, count in self.inside]
-        left = delta - math.fsum(count * cut for count, (_, _, cut) in zip(counts, parts, strict=True))
+        step = grid_step(self.inside, is_coarse=False)
+        moments, cut = _log_moments(tuple(zip(pairs, counts, strict=True)), step)
+        left = delta - cut
         if left <= 0.0:
             return math.inf
+        return max(0.0, min((moment + peak - math.log(left)) / power for power, moment, peak in moments))
 
-        def at(power: float) -> float:
-            logs = [_log_moment(low, masses, power * step) for low, masses, _ in parts]
-            total = math.fsum(count * log for count, log in zip(counts, logs, strict=True))
-            # Canonne, Kamath, Steinke 2020, Proposition 12, with order 1 + power
-            peak = power * math.log(power / (1.0 + power)) - math.log1p(power)
-            return (total + peak - math.log(left)) / power
 
-        return max(0.0, min(at(power) for power in np.geomspace(1e-2, 1e4, 120).tolist()))
+@lru_cache(maxsize=4)
+def _log_moments(parts: tuple[tuple[Profile, int], ...], step: float) -> tuple[list[tuple[float, float, float]], float]:
+    """Each power with the logarithm of E e^(power * loss) and its peak, and the mass cut off as infinite loss."""
+    found = [(*loss_masses(pair, step), count) for pair, count in parts]
+    moments = []
+    for power in np.geomspace(1e-2, 1e4, 120).tolist():
+        moment = math.fsum(count * _log_moment(low, masses, power * step) for low, masses, _, count in found)
+        # Canonne, Kamath, Steinke 2020, Proposition 12, with order 1 + power
+        moments.append((power, moment, power * math.log(power / (1.0 + power)) - math.log1p(power)))
+    return moments, math.fsum(count * cut for _, _, cut, count in found)
 
 
 def _log_moment(lowest: int, masses: FloatArray, pull: float) -> float:
@@ -249,7 +253,7 @@ def _trim_tails(masses: FloatArray, count: int) -> tuple[int, int]:
     for tilt in np.geomspace(8.0 / math.sqrt(count), 20.0, 2 + math.ceil(math.log2(2.5 * math.sqrt(count)) * 2.0)):
         grown = np.exp(index * (tilt / cells))
         for weights, sign in ((grown, 1), (1.0 / grown, -1)):
-            moment = float(masses @ weights)
+            moment = float((masses * weights).sum())  # a product of so many wakes BLAS threads, which then spin
             if not 0.0 < moment < math.inf:
                 continue
             end = (count * math.log(moment) + room) * cells / (sign * tilt)

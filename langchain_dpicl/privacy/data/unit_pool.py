@@ -84,7 +84,7 @@ def make_opaque_pool(units: Units) -> Sealed:
         position = units.positions.pop(name, None)
         if position is not None:
             units.contents[position] = ()
-            units.version += 1  # last: whoever reads it first and the contents then may keep what is made of them
+            units.version += 1  # last: a reader of this number, then of the contents, may keep what is made of them
 
     def redeclare(labels: tuple[str, ...], split: Split) -> OpenPool | None:
         return _run_guarded(lambda: _split_units(units, labels, split))

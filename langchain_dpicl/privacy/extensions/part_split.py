@@ -1,4 +1,4 @@
-"""Splits private examples in two halves by a public hash of each unit, so that releases about both cost the larger.
+"""Splits private examples in two halves by a public hash of each unit, so that releases about both compose in parallel.
 
 Proof: docs/proofs/outcome-counts.md.
 """
@@ -20,7 +20,6 @@ Part: TypeAlias = Literal["choose", "test"]
 """The two halves."""
 
 _KEY = "part by hash"
-_NAMED = ", in parts"
 
 
 class _HashedPools:
@@ -62,12 +61,31 @@ def part_of(name: str) -> Part:
     return parts[digest[0] & 1]
 
 
+def sizes_of_parts(total: int) -> Mapping[Part, int]:
+    """Returns the declared units of each half.
+
+    Args:
+      total: declared units of both.
+    """
+    return {"choose": (total + 1) // 2, "test": total // 2}
+
+
+def name_of_parts(dataset_id: str) -> str:
+    """Returns the declared name of data that are split in halves.
+
+    Args:
+      dataset_id: their name before.
+    """
+    return f"{dataset_id}, in parts"
+
+
 def split_in_parts(private: PrivateExamples) -> PrivateExamples:
     """Declares the same units again, split in the halves "choose" and "test".
 
     Formal guarantees:
       - A unit is in one half, by a public hash of its name, or of its record where each record is a unit: a unit more
-        or less moves no other. So releases about different halves compose in parallel.
+        or less moves no other. So under `add_remove` releases about different halves compose in parallel. Under
+        `replace_one` a unit may leave one half and join the other, so they compose in sequence.
       - The same units on the same ledger; no record is read before a pool of a half is opened.
       - The same declaration again is the same object.
 
@@ -85,8 +103,8 @@ def split_in_parts(private: PrivateExamples) -> PrivateExamples:
     root, bond = private._root or private, private._bond  # noqa: SLF001
     origin: dict[str, Any] = {"from": root.dataset_id, "fold_case": None, "rule": SPLIT_RULE, "by": PARTS}
     declared = make_declaration(
-        dataset_id=old.dataset_id + _NAMED,
-        public_size={"choose": (total + 1) // 2, "test": total // 2},
+        dataset_id=name_of_parts(old.dataset_id),
+        public_size=sizes_of_parts(total),
         text_key=old.text_key,
         label_key=_KEY,
         labels=get_args(Part),

@@ -55,7 +55,7 @@ class TopicExamples(PrivateExamples):
     """The units of other examples, split by topics that are named once, later. Made by `split_by_topics`.
 
     Formal guarantees:
-      - As for `PrivateExamples.redeclared`: the same units on the same ledger, for ever.
+      - As for `PrivateExamples.redeclared`: the same units on the same ledger, permanently.
       - The places of the topics are declared before any topic is known, so what is released from them can be priced
         before a record is read. Until topics are named, all units can be read together, those of a place by nobody.
       - A unit belongs to one place at most, by a rule that looks at it and at the named topics alone, and topics are

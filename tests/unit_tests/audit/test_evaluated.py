@@ -140,6 +140,7 @@ def test_a_planted_mistake_is_found_in_the_part_it_is_in(name: str, monkeypatch:
     assert check().verdict == "violated"
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("plan", [EVALUATION, CHOICE], ids=["evaluation", "choice"])
 def test_half_of_the_noise_is_found_by_the_game(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (game,) = games_of(Subject.of(plan))

@@ -149,7 +149,7 @@ def test_the_loop_goes_on_while_the_ledger_is_written(make: Callable[[InMemorySt
         def at_commit(_: list[str]) -> None:
             gone_on.clear()
             loop.call_soon_threadsafe(gone_on.set)
-            assert gone_on.wait(10), "the loop stood still"
+            assert gone_on.wait(60), "the loop stood still"
 
         store.at_commit = at_commit
         return await guest.run()
@@ -170,7 +170,7 @@ async def test_the_loop_waits_for_nobody_who_waits_for_the_ledger() -> None:
         reads.append(1)
         gone_on.clear()
         loop.call_soon_threadsafe(loop.call_later, 0.01, gone_on.set)
-        assert gone_on.wait(10), "the loop stood still"
+        assert gone_on.wait(60), "the loop stood still"
 
     store.at_read = at_read
     grown = [selector.aadd_example({"text": text}) for text in texts]
@@ -196,11 +196,11 @@ async def test_the_loop_waits_for_no_lock_that_is_held_over_a_read_of_the_ledger
     def hold() -> None:
         with lock:
             held.set()
-            in_time.append(gone_on.wait(5))
+            in_time.append(gone_on.wait(60))
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert held.wait(5)
+    assert held.wait(60)
     asyncio.get_running_loop().call_later(0.2, gone_on.set)
     await acts[act]()
     holder.join()
@@ -232,7 +232,7 @@ def test_cancelled_at_any_wait_the_charge_stays_and_nothing_is_left_half_done(
         open_now = sum(left.count for left in ledger.dangling())
         assert open_now == after["reserve"] - after["commit"] - after["give_back"]
         # Nobody waits at a gate that a cancelled run still holds, and the ledger is at rest.
-        assert asyncio.run(asyncio.wait_for(_again(guest), 20)) is not None
+        assert asyncio.run(asyncio.wait_for(_again(guest), 60)) is not None
     assert cancelled >= min(waits, 5) // 2
     assert min(charges) < guest.most or guest.most == 1
     assert len(charges) >= 2
@@ -240,7 +240,7 @@ def test_cancelled_at_any_wait_the_charge_stays_and_nothing_is_left_half_done(
 
 def _some(waits: int) -> list[int]:
     """The first waits, and a spread of the later ones."""
-    step = max(1, waits // 24)
+    step = max(1, waits // 12)
     return sorted({*range(min(waits, 10)), *range(0, waits, step)})
 
 

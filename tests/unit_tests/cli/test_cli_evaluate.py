@@ -11,6 +11,7 @@ import pytest
 
 from langchain_dpicl import verify_report
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.privacy.extensions.part_split import part_of
 
 CANARY = "canary-7f3a"
 TERMS = ("--epsilon", "2", "--delta", "1e-5", "--public-size", "400", "--label-key", "queue")
@@ -117,6 +118,37 @@ def test_a_dry_run_reads_nothing_and_asks_no_model(
     assert sorted(here.iterdir()) == before
 
 
+@pytest.mark.parametrize("command", ["evaluate", "choose"])
+@pytest.mark.parametrize("given", [("--part", "test"), ("--set", "part=test")], ids=["flag", "setting"])
+def test_a_half_of_the_records_is_read_and_planned(
+    command: str, given: tuple[str, str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = ("--prompt", "good.txt", *(("--prompt", "bad.txt") if command == "choose" else ()))
+    assert dpicl(command, *prompts, *given, "--dry-run", "--json") == 0
+    planned = json.loads(capsys.readouterr().out)["plan"]
+    assert (planned["part"], planned["public_size"]) == ("test", 200)
+    assert dpicl(command, *prompts, *given, "--out", "out.json", "--quiet") == 0
+    found = json.loads((here / "out.json").read_text())
+    (share,) = found["budget"]["shares"]
+    public = share["components"][0]["public"]
+    assert {name: public[name] for name in planned} == planned
+    assert verify_report(json.dumps(found)).ok
+
+
+def test_halves_of_one_run_are_different_records(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Records of one half alone are right: the other half has none of them."""
+    rows = [{"text": f"it was declined {number}", "queue": "card"} for number in range(400)]
+    (here / "r.jsonl").write_text("\n".join(json.dumps(row) for row in rows if part_of_row(row) == "choose"))
+    for part, least, most in (("choose", 100, 300), ("test", -30, 30)):
+        assert dpicl("evaluate", "--prompt", "good.txt", "--part", part, "--out", "out.json", "--quiet") == 0
+        counts = json.loads((here / "out.json").read_text())["released"]["exact"]["counts"]
+        assert least < sum(count for *_, count in counts) < most
+
+
+def part_of_row(row: dict[str, str]) -> str:
+    return part_of(json.dumps([row], sort_keys=True))
+
+
 FAULTS = [
     ("evaluate", (), 2, "--prompt: expected one file"),
     ("evaluate", ("--prompt", "good.txt", "--prompt", "bad.txt"), 2, "dpicl choose"),
@@ -128,6 +160,8 @@ FAULTS = [
     ("evaluate", ("--prompt", "label.txt", "--out", "o.json"), 2, "reference"),
     ("evaluate", ("--prompt", "good.txt", "--evaluator", "evaluation_models:llm", "--out", "o.json"), 2, "--evaluator"),
     ("evaluate", ("--prompt", "good.txt", "--set", "zzz=1", "--out", "o.json"), 2, "zzz"),
+    ("evaluate", ("--prompt", "good.txt", "--part", "train", "--out", "o.json"), 2, "'choose', 'test'"),
+    ("evaluate", ("--prompt", "good.txt", "--part", "all", "--dry-run"), 2, "found 'all'"),
     (
         "evaluate",
         ("--prompt", "good.txt", "--model", "evaluation_models:down", "--out", "o.json"),
@@ -151,14 +185,46 @@ def test_faults_are_explained_without_a_record(
     assert not (here / "o.json").exists()
 
 
-def test_a_ledger_pays_once_and_then_refuses(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def later(monkeypatch: pytest.MonkeyPatch, *asked: str) -> int:
+    """Runs a command as another process would, which knows no object of this one."""
+    monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})
+    return main([*asked])
+
+
+def test_a_ledger_pays_once_and_then_refuses(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["ledger", "create", "b.db", "--epsilon", "3", "--delta", "1e-5"]) == 0
     rest = ("r.jsonl", "--public-size", "400", "--label-key", "queue", *LABELS, "--ledger", "b.db", "--epsilon", "2")
     asked = ("evaluate", *rest, "--model", "evaluation_models:llm", "--prompt", "good.txt", "--component", "one")
     assert main([*asked, "--dry-run"]) == 0
     assert main([*asked, "--out", "out.json"]) == 0
-    assert main([*asked, "--out", "again.json"]) == 3
+    assert later(monkeypatch, *asked, "--out", "again.json") == 3
+    assert "'one'" in capsys.readouterr().err
     assert main([*asked, "--delta", "1e-6", "--out", "again.json"]) == 2
     assert not (here / "again.json").exists()
     assert main(["ledger", "verify", "b.db"]) == 0
     assert "--delta" in capsys.readouterr().err
+
+
+def test_on_a_ledger_a_later_command_measures_a_candidate_on_the_other_half_for_free(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ledger", "create", "b.db", "--epsilon", "3", "--delta", "1e-5"]) == 0
+    terms = ("--public-size", "400", "--label-key", "queue", *LABELS, "--ledger", "b.db", "--epsilon", "2", "--set",
+             "data.dataset_id=tickets", "--model", "evaluation_models:llm")  # fmt: skip
+    prompts = ("--prompt", "bad.txt", "--prompt", "good.txt")
+    rest = ("--part", "choose", "--component", "pick", "--out", "best.json")
+    assert main(["choose", "r.jsonl", *terms, *prompts, *rest]) == 0
+    (here / "third.txt").write_text("Another one: {text}\n")
+    test = ("evaluate", "r.jsonl", *terms, "--part", "test", "--component", "pick test")
+    assert later(monkeypatch, *test, "--prompt", "third.txt", "--out", "third.json") == 2
+    assert "another component=" in capsys.readouterr().err
+    assert later(monkeypatch, *test, "--prompt", "good.txt", "--out", "found.json") == 0
+    assert "remaining epsilon 1," in capsys.readouterr().out
+    assert later(monkeypatch, *test, "--prompt", "bad.txt", "--out", "again.json") == 3
+    assert "pick test" in capsys.readouterr().err
+    found = (here / "found.json").read_text()
+    assert json.loads(found)["released"]["exact"]["mean"][0] > 0.8
+    assert verify_report(found).ok
+    assert main(["ledger", "verify", "b.db"]) == 0

@@ -18,8 +18,11 @@ import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_debug, set_llm_cache
 from langchain_core.language_models import FakeListChatModel
+from langchain_core.language_models.chat_models import agenerate_from_stream
 from langchain_core.language_models.llms import LLM
+from langchain_core.messages import AIMessageChunk
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.prompts import ChatPromptTemplate, FewShotPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.context import collect_runs
@@ -27,7 +30,7 @@ from scipy import stats
 
 from langchain_dpicl import Budget, PrivateExamples, verify_report
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
-from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_aevaluate, dp_evaluate
+from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_achoose, dp_aevaluate, dp_evaluate
 from langchain_dpicl.evaluation.evaluate import silent_question
 from langchain_dpicl.exceptions import (
     CapabilityError,
@@ -233,6 +236,29 @@ class Relay(LLM):
         return answer.result()
 
 
+class AwaitedRelay(Reader):
+    """Does so only where it is awaited."""
+
+    relay: Any
+
+    async def _acall(self, prompt, stop=None, run_manager=None, **kwargs):
+        return await asyncio.to_thread(self.relay, prompt)
+
+
+class ChatRelay(FakeListChatModel):
+    """A chat model of the same kind, whose awaited answer is put together from its stream."""
+
+    relay: Any
+    responses: tuple[str, ...] = ("card",)
+
+    async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
+        said = await asyncio.to_thread(self.relay, messages[0].content)
+        yield ChatGenerationChunk(message=AIMessageChunk(said))
+
+    async def _agenerate(self, messages, stop=None, run_manager=None, **kwargs):
+        return await agenerate_from_stream(self._astream(messages))
+
+
 @pytest.fixture
 def relay():
     asked = queue.SimpleQueue()
@@ -269,6 +295,31 @@ def test_a_model_that_starts_runs_in_an_older_thread_is_refused_and_nothing_is_c
         set_llm_cache(None)
     assert "declined" not in str(seen._cache)
     assert spender.remaining_epsilon == 20.0
+
+
+AWAITED = {
+    "a completion model": lambda relay: AwaitedRelay(rule={"declined": "card"}, relay=relay._call),
+    "a chat model": lambda relay: ChatRelay(relay=relay._call),
+}
+
+
+@pytest.mark.parametrize("kind", AWAITED)
+async def test_a_model_that_does_so_only_where_it_is_awaited_is_refused_where_it_would_be(kind, relay):
+    seen, spender, model = InMemoryCache(), budget(), AWAITED[kind](relay)
+    call = {"chain": TEMPLATE | model, "evaluators": Exact(), "private": examples(), "budget": spender, "epsilon": 1.0}
+    set_llm_cache(seen)
+    try:
+        with pytest.raises(UnsilencableModelError, match="starts LangChain runs"):
+            await dp_aevaluate(**call)
+        with pytest.raises(UnsilencableModelError, match="starts LangChain runs"):
+            await dp_achoose(
+                {"a": TEMPLATE | reader(), "b": TEMPLATE | model}, call["private"], evaluator=Exact(), budget=spender
+            )
+        assert spender.remaining_epsilon == 20.0
+        await asyncio.to_thread(lambda: dp_evaluate(**call))  # blocking, it goes another way
+    finally:
+        set_llm_cache(None)
+    assert "declined" not in str(seen._cache)
 
 
 def test_a_template_that_shows_too_little_of_a_text_to_recognize_it_is_refused():

@@ -12,7 +12,7 @@ from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_evaluate
 from langchain_dpicl.evaluation.evaluate import silent_question
-from langchain_dpicl.evaluation.evaluators import BoundEvaluator
+from langchain_dpicl.evaluation.evaluators import BoundEvaluator, cell_of
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 from tests.unit_tests.evaluation.test_evaluating import BROKEN, CARD, FAR, SENT, TEMPLATE, examples, reader
 
@@ -189,6 +189,60 @@ def test_an_answer_that_is_no_text_is_refused_where_a_text_is_compared(parser, p
     own = RunnableLambda(Pure(str))
     assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 1)
     assert rows([[CARD]], Score(Pure(keyword_only)), chain=chain).shape == (1, 1)
+
+
+TEN = tuple(range(1, 11))
+
+
+@pytest.mark.parametrize(("found", "place"), [
+    ({"key": "right", "score": True}, 1), ({"score": 0}, 0), ({"key": "right"}, 0), ({"score": None}, 0), (1.0, 1),
+    ([1], 0), (None, 0),
+], ids=repr)  # fmt: skip
+def test_an_own_function_may_return_what_one_for_langsmith_does(found, place):
+    assert rows([[CARD]], Score(Pure(lambda outputs: found))).item() == place
+
+
+NAMED = [
+    (TEN, "8", 8), (TEN, "10", 10), (TEN, "1", 1), (TEN, "**8**", 8), (TEN, "Score: 8", 8), (TEN, "**Score:** 8.", 8),
+    (TEN, 'The score is: "8"', 8), (TEN, "8.0", 8), (TEN, "8.", 8), (TEN, "\n8\nIt is right.", 8), (TEN, "+8", 8),
+    (TEN, "8 - it is right", 8), (TEN, "8, as it is right", 8), (TEN, "8. It is right", 8), (TEN, "8: right", 8),
+    (TEN, "(8)", 8), (TEN, "\uff18", 8), (TEN, "8 (right)", 8), (TEN, "score = 8", 8), (TEN, "- 8", 8),
+    ((-1, 0, 1), "-1", -1), ((-1, 0, 1), "\u22121", -1), ((-1, 0, 1), "+1", 1), ((-1, 0, 1), "Mark: -1", -1),
+    ((0, 0.5, 1), ".5", 0.5), ((0, 0.5, 1), "0.50", 0.5), ((0, 1e-5), "1e-05", 1e-5), ((0, 1e-5), "0.00001", 1e-5),
+]  # fmt: skip
+UNCLEAR = [
+    "8/10", "8 / 10", "8 of 10", "8 out of 10", "8 out of ten", "8\u204410", "\u00bd", "8\u00bd", "8 or 9", "7-8", "8, 9",
+    "not 8", "not good", "I would not give 8", "8 is too much", "8 is wrong", "8th", "8%", "8 %", "8+", "8.5", "8,000",
+    "1,0", "1. Polite\n2. Right\nScore: 8", "8\nor 9", "Politeness: 8\nScore: 9", "score 8", "-8", "8e1", "v8", "x-8",
+    "eight", "", " ", "\x00", "11", "0", "Score: not 8", "8x", "8 * 2", "8\u00b2", "nan", "inf", "8points", "8 stars",
+    "Score: 8/10", "Is it 8? No.", "a-" * 50_000 + "8", "8" + "*" * 100_000 + "a", "(" * 100_000 + "8",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("marks", "said", "mark"), NAMED, ids=[repr(said) for _, said, _ in NAMED])
+def test_a_judge_that_names_one_mark_gives_it(marks, said, mark):
+    bound = Judge(None, marks=marks).bind(("text",), None, None)
+    assert bound.scores[cell_of(bound, {}, "an answer", said)] == mark
+
+
+@pytest.mark.parametrize("said", UNCLEAR, ids=lambda said: repr(said[:20]))
+def test_a_judge_whose_mark_is_unclear_gives_the_least_one(said):
+    bound = Judge(None, marks=(-1.5, *TEN)).bind(("text",), None, None)
+    assert bound.scores[cell_of(bound, {}, "an answer", said)] == -1.5
+    assert cell_of(bound, {}, "an answer", None) == 0
+
+
+@pytest.mark.parametrize(("said", "mark"), [(8, 8), (8.0, 8), ({"score": 8}, -1.5), ([8], -1.5), (float("nan"), -1.5)])
+def test_a_judge_may_give_its_mark_as_a_number_that_a_pure_step_has_read(said, mark):
+    bound = Judge(None, marks=(-1.5, *TEN)).bind(("text",), None, None)
+    assert bound.scores[cell_of(bound, {}, "an answer", said)] == mark
+
+
+@pytest.mark.parametrize("said", ["not good", "good, not bad", "bad or good", "not bad", "good/bad", "good or bad?"])
+def test_an_answer_that_may_mean_another_label_names_none(said):
+    names = ("good", "bad")
+    bound = Exact().bind(("text", "label"), "label", names)
+    assert bound.cells[cell_of(bound, {"label": "good"}, said, None)] == ("good", "other")
 
 
 QUESTION = PromptTemplate.from_template("{question}")

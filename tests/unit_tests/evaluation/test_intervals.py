@@ -9,6 +9,7 @@ from scipy import stats
 from langchain_dpicl.evaluation.intervals import NoisyRatio
 from langchain_dpicl.evaluation.plan import plan_evaluation
 from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 ALARM = 1e-6
 RUNS = 300
@@ -106,3 +107,16 @@ def test_two_thousand_units_at_half_an_epsilon_are_within_a_tenth_of_no_noise():
     expected = plan_evaluation(2_000, widths=[2], epsilon=0.5, delta=1e-6).expected(0.8)
     assert expected["population"] <= 1.1 * 1.96 * (0.8 * 0.2 / 2_000) ** 0.5
     assert expected["data"] < 0.005
+
+
+@pytest.mark.parametrize("width", [2, 6, 110])
+def test_the_expected_width_allows_for_the_noise_of_every_outcome(width):
+    """Of 15 tables with all right answers in one cell: the median width of what is found is what the plan says."""
+    plan = plan_evaluation(2_000, widths=[width], epsilon=0.5, delta=1e-6)
+    rows = np.repeat([0.0, 1.0], [1_600, 400])[:, None]
+    scores, found = (1.0, *(0.0,) * (width - 1)), []
+    for _ in range(15):
+        (counts,) = plan.release.release(rows, rng=SYSTEM_RANDOM)
+        ratio = NoisyRatio(tuple(counts), scores, (0.0, 1.0), float(plan.release.scale), 1.0)
+        found.append(ratio.estimate().half_width)
+    assert np.median(found) == pytest.approx(plan.expected()["population"], rel=0.1)

@@ -7,7 +7,16 @@ import pytest
 from scipy import stats
 
 from langchain_dpicl import Budget, PrivateExamples, verify_report
-from langchain_dpicl.evaluation import Exact, Pure, Score, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
+from langchain_dpicl.evaluation import (
+    Exact,
+    Pure,
+    Score,
+    dp_achoose,
+    dp_aevaluate,
+    dp_choose,
+    dp_evaluate,
+    plan_evaluation,
+)
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy.extensions.part_split import part_of, split_in_parts
 from langchain_dpicl.release.curator import pool_without_privacy
@@ -118,14 +127,35 @@ def test_only_the_half_that_is_asked_for_is_read():
     assert set(seen) == members(tickets(), "test")
 
 
-def test_parts_are_refused_where_a_unit_may_go_from_one_to_the_other():
-    spent = Budget(epsilon=20.0, delta=1e-5, adjacency="replace_one")
-    for part, private, words in (("test", tickets(), "replace_one"), ("train", tickets(), "part")):
+@pytest.mark.parametrize("declared", [{}, {"unit_key": "user"}], ids=["records", "users"])
+def test_under_replace_one_choosing_and_measuring_cost_the_sum(declared):
+    spent, private = Budget(epsilon=20.0, delta=1e-5, adjacency="replace_one"), tickets(**declared)
+    best = dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=2.0, part="choose")
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(2.0, rel=1e-6)
+    found = dp_evaluate(best.chain, private, evaluators=EXACT, budget=spent, epsilon=2.0, part="test")
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(4.0, rel=1e-6)
+    assert found.accuracy.low > 0.8
+    for report in (best.report, found.report, spent.report()):
+        assert verify_report(report).ok, verify_report(report).problems
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_what_a_unit_that_moves_to_the_other_half_changes_is_covered_by_the_price(adjacency):
+    """The accountant's price of both halves in one share: the larger, or the sum where a unit may move."""
+    ledger = Budget(epsilon=20.0, delta=1e-5, adjacency=adjacency)
+    private = split_in_parts(tickets())
+    ledger.bind(private)
+    each = {"widths": [2], "epsilon": 1.0, "delta": 1e-6, "adjacency": adjacency, "partition": private.dataset_id}
+    both = [ticket for part in ("choose", "test") for ticket in plan_evaluation(200, part=part, **each).tickets()]
+    share = ledger.declare("both", tickets=both, partition=private.dataset_id, delta=1e-6)
+    assert share.epsilon == pytest.approx(1.0 if adjacency == "add_remove" else 2.0, rel=1e-3)
+
+
+def test_an_unknown_part_and_a_half_of_one_unit_are_refused():
+    spent = Budget(epsilon=20.0, delta=1e-5)
+    for part, private, words in (("train", tickets(), "part"), ("test", tickets(1, public_size=1), "2 units")):
         with pytest.raises(ConfigurationError, match=words):
             dp_evaluate(TEMPLATE | MODEL, private, evaluators=EXACT, budget=spent, part=part)
-    one = tickets(1, public_size=1)
-    with pytest.raises(ConfigurationError, match="2 units"):
-        dp_evaluate(TEMPLATE | MODEL, one, evaluators=EXACT, budget=Budget(epsilon=1.0, delta=1e-5), part="test")
     assert spent.remaining_epsilon == 20.0
 
 

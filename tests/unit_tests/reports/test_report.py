@@ -19,6 +19,7 @@ from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent, 
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.reports import rendering
 from langchain_dpicl.reports.report import PrivacyReport, verify_report
 from tests.ledgers import use_simple_prices
 from tests.sealed_files import report_by_hand, sealed, with_digest
@@ -296,6 +297,7 @@ def test_the_version_is_unknown_where_the_package_is_not_installed(monkeypatch: 
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
+    rendering._installed_version.cache_clear()
     assert Budget(epsilon=1.0, delta=1e-6).report().version == "unknown"
 
 

@@ -171,8 +171,8 @@ class TestLogsThatWereRemoved:
                 for end in ("-wal", "-shm"):
                     Path(f"{path}{end}").unlink()
                 with pytest.raises(LedgerUnavailableError, match="another thread"):
-                    pool.submit(SQLiteStore, path).result(10)
-            assert pool.submit(lambda: numbers(SQLiteStore(path))).result(10) == numbers(store)
+                    pool.submit(SQLiteStore, path).result(60)
+            assert pool.submit(lambda: numbers(SQLiteStore(path))).result(60) == numbers(store)
 
 
 def delete_log(path: Path) -> None:
@@ -325,7 +325,7 @@ class TestLogsDeletedByHand:
 
         def slowly(connection: sqlite3.Connection, held: Any) -> None:
             with pytest.raises(LedgerUnavailableError, match="another thread"):
-                pool.submit(SQLiteStore, path).result(10)
+                pool.submit(SQLiteStore, path).result(60)
             leave(connection, held)
             left.append(held)
 

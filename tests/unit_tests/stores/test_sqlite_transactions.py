@@ -121,7 +121,7 @@ class TestTransactions:
             with store.transaction() as view:
                 reading = pool.submit(numbers, store)
                 view.append("note", {"n": 5})
-            assert reading.result(10) == [5]
+            assert reading.result(60) == [5]
 
 
 class TestForks:
@@ -188,10 +188,10 @@ class TestForks:
 
         with ThreadPoolExecutor(2) as pool:
             sqlite_ledger._before_fork()
-            pool.submit(fork_meanwhile).result(10)
-            assert not pool.submit(is_free).result(10)
+            pool.submit(fork_meanwhile).result(60)
+            assert not pool.submit(is_free).result(60)
             sqlite_ledger._in_parent()
-            assert pool.submit(is_free).result(10)
+            assert pool.submit(is_free).result(60)
 
     def test_a_fork_waits_for_the_transactions_of_other_threads(self, path: Path) -> None:
         store = made(path)
@@ -245,7 +245,7 @@ class TestBackup:
             with store.transaction() as view:
                 copying = pool.submit(store.backup, tmp_path / "copy.db")
                 view.append("note", {"n": 7})
-            copying.result(10)
+            copying.result(60)
         assert numbers(SQLiteStore(tmp_path / "copy.db")) == [7]
 
     def test_a_backup_that_fails_leaves_no_file(

@@ -211,7 +211,7 @@ class TestTls:
             port = server.getsockname()[1]
             waiting = threading.Thread(target=waits, daemon=True)
             waiting.start()
-            waiting.join(20.0)
+            waiting.join(60.0)
             assert silent == [Reply(fault="content")]
         ended.set()
 
@@ -282,7 +282,7 @@ class TestThreads:
             while True:
                 text, future = work.get()
                 try:
-                    future.set_result(requests.post(f"http://127.0.0.1:{port}/", data=text, timeout=9.0).text)
+                    future.set_result(requests.post(f"http://127.0.0.1:{port}/", data=text, timeout=60.0).text)
                 except Exception as error:
                     future.set_exception(error)
 
@@ -292,7 +292,7 @@ class TestThreads:
                 started[0].start()
             future: Future[str] = Future()
             work.put((text, future))
-            return future.result(9.0)
+            return future.result(60.0)
 
         def answer(talk: Any, body: bytes) -> None:
             if TARGET.encode() in body:

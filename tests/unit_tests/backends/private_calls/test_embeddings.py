@@ -121,7 +121,7 @@ class TestRows:
             barrier: Any = None
 
             async def aembed_documents(self, texts: list[str]) -> Any:
-                await asyncio.wait_for(self.barrier.wait(), 5)
+                await asyncio.wait_for(self.barrier.wait(), 60)
                 return self.embed_documents(texts)
 
         model = Meeting()
@@ -449,7 +449,7 @@ class StartingElsewhere(ScriptedEmbeddings):
     def embed_documents(self, texts: list[str]) -> Any:
         done = threading.Event()
         QUEUE.append((texts[0], done))
-        done.wait(5)
+        done.wait(60)
         return super().embed_documents(texts)
 
 

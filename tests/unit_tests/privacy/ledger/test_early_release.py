@@ -241,7 +241,7 @@ def test_a_child_writes_no_commit_of_its_parent_and_waits_for_no_thread_of_it() 
             desk, code = ledger._desk, 1
             try:
                 with desk.lock:
-                    code = 0 if desk._flushing.acquire(timeout=10) and not desk._waiting else 2  # type: ignore[attr-defined]
+                    code = 0 if desk._flushing.acquire(timeout=60) and not desk._waiting else 2  # type: ignore[attr-defined]
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -198,7 +198,9 @@ def test_float_sums_fit_and_get_what_remains(simple_prices: Any) -> None:
     assert ledger.remaining_epsilon == 0.0
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(epsilons=st.lists(st.floats(0.01, 3.0), min_size=1, max_size=8), limit=st.floats(0.5, 8.0))
 def test_no_sequence_of_shares_exceeds_either_limit(simple_prices: Any, epsilons: list[float], limit: float) -> None:
     ledger = budget(epsilon=limit, delta=1e-5)

@@ -79,7 +79,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> LedgerState:
     return sealed()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(lines=st.lists(LINES, max_size=14))
 def test_any_line_fits_the_rules_or_is_refused_and_changes_nothing(start: LedgerState, lines: list[Any]) -> None:
     state = copy.deepcopy(start)

@@ -1,0 +1,113 @@
+"""Runs `dpicl report`: sign the file of a report or a release, and verify both."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl.cli.ledger import DONE, WRONG, CommandOutput, opened_store, write_new
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.reports.rendering import format_rounded_up
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy.ledger.store import LedgerStore
+
+_SUFFIX = ".signature.json"
+_NOTES = """\
+A key pair: `ssh-keygen -t ed25519 -N "" -f KEY` makes KEY and KEY.pub. Keep KEY from everybody, and give KEY.pub to
+those who verify, by another way than the report.
+"""
+
+
+def add_report(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None:
+    """Adds `dpicl report` and its two commands."""
+    command = commands.add_parser("report", help="sign a report or a release, and verify it", notes=_NOTES)
+    command.set_defaults(run=run, act=None)
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    sign = _action(actions, "sign", _sign, "sign a file with an Ed25519 key")
+    sign.add_argument("--key", type=Path, required=True, help="private key without a password, PEM or OpenSSH")
+    sign.add_argument("--signer", default="-", help="public name of who signs")
+    sign.add_argument("--out", type=Path, help=f"file to make (default: FILE{_SUFFIX})")
+    verify = _action(actions, "verify", _verify, "compute a report anew, and verify its signature if --key is given")
+    verify.add_argument("--key", type=Path, help="public key that you trust, PEM or OpenSSH")
+    verify.add_argument("--signature", type=Path, help=f"file of the signature (default: FILE{_SUFFIX})")
+
+
+def _action(
+    actions: Any, name: str, act: Callable[[argparse.Namespace], CommandOutput], text: str
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("file", type=Path, help="report as JSON or HTML, or a saved release")
+    command.add_argument("--ledger", help="its ledger; its last line becomes part of the signature")
+    command.add_argument("--name", help="which of the ledgers there (default: budget)")
+    command.set_defaults(act=act)
+    return command
+
+
+def run_report(arguments: argparse.Namespace) -> CommandOutput:
+    """Runs the command that was typed."""
+    output: CommandOutput = arguments.act(arguments)
+    return output
+
+
+@contextlib.contextmanager
+def _ledger(arguments: argparse.Namespace) -> Iterator[LedgerStore | None]:
+    if arguments.ledger is None:
+        yield None
+        return
+    with opened_store(arguments.ledger, arguments.name) as store:
+        yield store
+
+
+def _sign(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.reports.signatures import sign_file
+
+    with _ledger(arguments) as store:
+        signature = sign_file(arguments.file, key=arguments.key, ledger=store, signer=arguments.signer)
+    out = arguments.out or _beside(arguments.file)
+    write_new(out, signature.to_json())
+    line = "" if signature.ledger is None else f", with line {signature.ledger['line']} of its ledger"
+    return CommandOutput(DONE, f"{arguments.file} is signed in {out}{line}")
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + _SUFFIX)
+
+
+def _verify(arguments: argparse.Namespace) -> CommandOutput:
+    words, problems = _recomputed(arguments.file)
+    if arguments.key is not None:
+        wrong = list(_unsigned(arguments))
+        problems.extend(wrong)
+        words.append(f"  signature  {'NOT ' if wrong else ''}that of the given key")
+    elif arguments.signature is not None or arguments.ledger is not None:
+        raise ConfigurationError("--key: expected the public key that you trust, found none. A signature needs one.")
+    else:
+        words.append("  signature  not verified: no --key was given")
+    words.insert(0, f"{arguments.file}: {'NOT ' if problems else ''}verified")
+    return CommandOutput(WRONG if problems else DONE, "\n".join(words), tuple(f"not verified: {p}" for p in problems))
+
+
+def _recomputed(path: Path) -> tuple[list[str], list[str]]:
+    """Returns what a report costs, computed anew, and what is wrong with it; of a page only a signature says more."""
+    from langchain_dpicl._plain_files import read_plain
+    from langchain_dpicl.reports.report import verify_report
+    from langchain_dpicl.reports.signatures import MOST_BYTES
+
+    if path.suffix.lower() in {".html", ".htm"}:
+        return ["  prices     not computed anew: this is a page; verify the JSON report too"], []
+    found = verify_report(read_plain(path, MOST_BYTES))
+    price = f"epsilon {format_rounded_up(found.epsilon)}, delta {format_rounded_up(found.delta)}"
+    return [f"  prices     {price}, computed anew from the tickets"], list(found.problems)
+
+
+def _unsigned(arguments: argparse.Namespace) -> Iterator[str]:
+    from langchain_dpicl._plain_files import read_plain
+    from langchain_dpicl.reports.signatures import MOST_BYTES, Signature, signature_problems
+
+    signature = Signature.from_json(read_plain(arguments.signature or _beside(arguments.file), MOST_BYTES))
+    with _ledger(arguments) as store:
+        yield from signature_problems(arguments.file, signature, public_key=arguments.key, ledger=store)

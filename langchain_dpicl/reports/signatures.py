@@ -1,0 +1,244 @@
+"""Signs files of reports and releases with Ed25519, and verifies the signatures."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from langchain_dpicl._plain_files import read_plain
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.ledger.amounts import check_name
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    from langchain_dpicl.privacy.ledger.store import LedgerStore
+
+FileName: TypeAlias = "str | os.PathLike[str]"
+
+FORMAT, VERSION = "langchain-dpicl/signature", 1
+MOST_BYTES = 256 * 2**20
+"""Largest file that is signed or verified."""
+_MOST_OF_KEY = 64 * 1024
+_PURPOSE = b"langchain-dpicl signature 1\n"
+"""Stands before what is signed, so that a signature of ours is none of another protocol."""
+_MADE_BY = "Make one with `ssh-keygen -t ed25519 -N '' -f KEY`, or `openssl genpkey -algorithm ed25519 -out KEY`."
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A signed statement about one file; everything in it is public.
+
+    Attributes:
+      sha256: of the bytes of the file, hex.
+      ledger: `ledger_id`, `line` and `hash` of the last line of a ledger at that time; None: no ledger was named.
+      signer: who signs, in the signer's own words.
+      public_key: Ed25519, 32 bytes as base64. Compare it with a key that you got in another way.
+      value: the signature, 64 bytes as base64.
+    """
+
+    sha256: str
+    ledger: Mapping[str, Any] | None
+    signer: str
+    public_key: str
+    value: str
+
+    def to_json(self) -> str:
+        """Returns the text of a signature file."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Signature:
+        """Reads the text of a signature file.
+
+        Args:
+          text: from `to_json`.
+
+        Raises:
+          ConfigurationError: it is no signature of this version.
+        """
+        expected = f"a signature file of format {FORMAT!r}, version {VERSION}"
+        try:
+            data = json.loads(text)
+            if (data.pop("format"), data.pop("version")) == (FORMAT, VERSION):
+                return cls(**_checked(data))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            pass
+        raise fail("signature", expected, "something else", "Sign the file anew with `dpicl report sign`.")
+
+
+def _checked(data: dict[str, Any]) -> dict[str, Any]:
+    ledger = data["ledger"]
+    texts = [data[name] for name in ("sha256", "signer", "public_key", "value")]
+    if ledger is not None:
+        texts.extend((ledger["ledger_id"], ledger["hash"]))
+        if set(ledger) != {"ledger_id", "line", "hash"} or type(ledger["line"]) is not int or ledger["line"] < 0:
+            raise ValueError
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return data
+
+
+def sign_file(path: FileName, *, key: FileName, ledger: LedgerStore | None = None, signer: str = "-") -> Signature:
+    """Signs the bytes of a file: a report as JSON or HTML, or a saved release.
+
+    Formal guarantees:
+      - The signature covers the file's bytes, the last line of `ledger` and `signer`; changing any of them breaks it.
+      - It says that who holds the key signed the file. It says neither when, nor that the file is right: verify the
+        report as well.
+
+    Args:
+      path: the file, at most 256 MB.
+      key: file of an Ed25519 private key without a password, PEM or OpenSSH.
+      ledger: ledger whose last line is named in the signature, so that one that is set back later is found.
+      signer: public name of who signs.
+
+    Raises:
+      ConfigurationError: the key is no such key, the file is no plain file, or `cryptography` is not installed.
+      LedgerError: the ledger cannot be read.
+    """
+    private = _private_key(key)
+    public = _base64(private.public_key().public_bytes_raw())
+    unsigned = Signature(_digest(path), _head_of(ledger), check_name("signer", signer), public, "")
+    return dataclasses.replace(unsigned, value=_base64(private.sign(_statement(unsigned))))
+
+
+def signature_problems(
+    path: FileName, signature: Signature, *, public_key: FileName, ledger: LedgerStore | None = None
+) -> Iterator[str]:
+    """Says what is wrong with a signature; nothing means that the holder of the key signed exactly this file.
+
+    Args:
+      path: the signed file.
+      signature: what was kept beside it.
+      public_key: file of the Ed25519 public key that you trust, PEM or OpenSSH.
+      ledger: the ledger today; it must still hold the line that the signature names.
+
+    Raises:
+      ConfigurationError: the key is no such key, the file is no plain file, or `cryptography` is not installed.
+      LedgerError: the ledger cannot be read.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    trusted = _public_key(public_key)
+    if signature.public_key != _base64(trusted.public_bytes_raw()):
+        yield "key: the file was signed with another key than the one given"
+    if signature.sha256 != _digest(path):
+        yield "file: it was changed after it was signed"
+    try:
+        trusted.verify(base64.b64decode(signature.value, validate=True), _statement(signature))
+    except (InvalidSignature, binascii.Error, ValueError):
+        yield "signature: it does not fit this key and this statement"
+    if ledger is not None:
+        yield from _ledger_problems(signature.ledger, ledger)
+
+
+def _ledger_problems(signed: Mapping[str, Any] | None, ledger: LedgerStore) -> Iterator[str]:
+    header = ledger.header()
+    if signed is None:
+        yield "ledger: the signature names none"
+    elif header is None or header.ledger_id != signed["ledger_id"]:
+        yield "ledger: the signature names another one"
+    elif not _holds(ledger, header.digest, signed):
+        yield f"ledger: line {signed['line']} is not the one that was signed; the ledger was set back or changed"
+
+
+def _holds(ledger: LedgerStore, digest: str, signed: Mapping[str, Any]) -> bool:
+    if signed["line"] == 0:
+        return bool(signed["hash"] == digest)
+    return [line.hash for line in ledger.records(signed["line"] - 1, limit=1)] == [signed["hash"]]
+
+
+def _head_of(ledger: LedgerStore | None) -> dict[str, Any] | None:
+    if ledger is None:
+        return None
+    header = ledger.header()
+    if header is None:
+        raise fail("ledger", "one that was created", "none")
+    known = getattr(ledger, "head", None)  # stores may have it; exported files do not
+    line, digest = _last(ledger, header.digest) if known is None else known()
+    return {"ledger_id": header.ledger_id, "line": line, "hash": digest}
+
+
+def _last(ledger: LedgerStore, digest: str) -> tuple[int, str]:
+    lines = ledger.records()
+    return (lines[-1].seq, lines[-1].hash) if lines else (0, digest)
+
+
+def _statement(signature: Signature) -> bytes:
+    """The bytes that are signed: everything in the signature but its value."""
+    return _PURPOSE + canonical_json({**dataclasses.asdict(signature), "value": ""}).encode()
+
+
+def _digest(path: FileName) -> str:
+    data = read_plain(path, MOST_BYTES)
+    if len(data) > MOST_BYTES:
+        raise fail("path", f"a file of at most {MOST_BYTES:,} bytes", "a larger one")
+    return hashlib.sha256(data).hexdigest()
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _private_key(path: FileName) -> Ed25519PrivateKey:
+    load = _loaders()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    found = _loaded(path, load.private, load.ssh_private)
+    if not isinstance(found, Ed25519PrivateKey):
+        raise fail("key", "the file of an Ed25519 private key without a password", "something else", _MADE_BY)
+    return found
+
+
+def _public_key(path: FileName) -> Ed25519PublicKey:
+    load = _loaders()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    found = _loaded(path, load.public, load.ssh_public)
+    if not isinstance(found, Ed25519PublicKey):
+        advice = "KEY.pub of ssh-keygen, or the output of `openssl pkey -in KEY -pubout`."
+        raise fail("key", "the file of an Ed25519 public key", "something else", advice)
+    return found
+
+
+def _loaded(path: FileName, *readers: Any) -> object:
+    """Returns what the first reader that can read the file makes of it; None where none can."""
+    data = read_plain(path, _MOST_OF_KEY)
+    for read in readers:
+        with contextlib.suppress(Exception):  # its messages may quote the key
+            return read(data)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaders:
+    private: Any
+    ssh_private: Any
+    public: Any
+    ssh_public: Any
+
+
+def _loaders() -> _Loaders:
+    try:
+        from cryptography.hazmat.primitives import serialization as forms
+    except ModuleNotFoundError:
+        raise ConfigurationError(
+            "signature: expected cryptography, found none. Install langchain-dpicl[sign]."
+        ) from None
+    return _Loaders(
+        lambda data: forms.load_pem_private_key(data, None),
+        lambda data: forms.load_ssh_private_key(data, None),
+        forms.load_pem_public_key,
+        forms.load_ssh_public_key,
+    )
