@@ -237,6 +237,10 @@ def _check_words(topics: CountPlan | WordRelease, words: WordRelease | None, pai
     of_topics, of_words = ((one.rule.name, one.adjacency) for one in (topics, words))
     if not isinstance(words.rule, UnitWords) or of_topics != of_words:
         raise fail("words", f"words of the texts of the topics: {of_topics}", (words.rule.kind, of_words))
+    if isinstance(topics.rule, UnitWords) and words.rule != dataclasses.replace(
+        topics.rule, max_words=words.rule.max_words
+    ):
+        raise fail("words", f"the denied words and public ones of the topics: {topics.rule.to_dict()}", words.to_dict())
     if pairs is not None and pairs != words.for_pairs():
         raise fail("pairs", f"the noise, threshold and field of the words: {words.for_pairs().to_dict()}", pairs)
 
