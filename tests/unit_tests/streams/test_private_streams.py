@@ -8,6 +8,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl import DPVotingRunnable, PrivateExamples
+from langchain_dpicl import DPVotingRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.baselines import demonstrations_without_privacy, real_demonstrations_without_privacy
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.evaluation import Pure, Score, dp_choose, dp_evaluate
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -343,3 +345,15 @@ def test_what_reads_no_streams_refuses_a_range_before_a_line_is_written_or_a_poo
         other_readers()[reader](some.last(7), budget)
     assert not budget._store.records()
     Budget(epsilon=1.0, delta=1e-6, per="30 days").bind(some.last(7))  # nothing was read without a charge
+
+
+def test_a_limit_is_not_shown_without_the_window_that_it_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for per, shown in (("30 days", True), ("life", False)):
+        place = tmp_path / f"{per[:2]}.db"
+        budget = PrivacyBudgetCallbackHandler.create(place, epsilon=1.0, delta=1e-6, per=per)
+        assert ("per='30 days'" in repr(budget)) is shown
+        budget.budget.close()
+        assert main(["ledger", "verify", str(place)]) == 0
+        assert ("per 30 days" in capsys.readouterr().out) is shown
