@@ -36,6 +36,7 @@ from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 DELTA = 1e-6
 NUM_TOPICS, PER_TOPIC, MAX_TOKENS = 12, 4, 20
+WORD_TOPICS = 48
 NEIGHBOURS = 9
 BANK = Path("bank")
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -80,6 +81,7 @@ def recalls(texts: Sequence[str], *, noise: str, draws: int) -> Iterator[tuple[f
         plan = plan_documents(
             words,
             public_size=len(texts),
+            documents_per_topic=PER_TOPIC,
             epsilon=2 * epsilon,
             topic_share=0.5,
             delta=DELTA,
@@ -139,12 +141,24 @@ def synthetic(texts: Sequence[str], *, epsilon: float) -> tuple[list[str], list[
         llm=EmbeddedLLM(),
         budget=Budget(epsilon=epsilon, delta=DELTA),
         epsilon=epsilon,
-        topics=Topics(num_topics=NUM_TOPICS),
+        topics=Topics(public_vocabulary(), NUM_TOPICS),
         documents_per_topic=PER_TOPIC,
         max_tokens=MAX_TOKENS,
     )
     found = made.run(progress=False)
     return [text.text for text in found.texts if text.text], [topic for topic, _ in found.topics]
+
+
+def of_words(texts: Sequence[str], *, epsilon: float, vocabulary: Sequence[str] | None) -> list[str]:
+    """Returns the documents of a store of released words, with topics of a public vocabulary or released ones."""
+    made = DocumentSynthesizer.from_private_examples(
+        PrivateExamples(texts, public_size=len(texts), exact_size_is_public=True, max_chars=400),
+        topics=Topics(None if vocabulary is None else tuple(vocabulary), WORD_TOPICS),
+        documents_per_topic=0,
+        budget=Budget(epsilon=epsilon, delta=DELTA),
+        epsilon=epsilon,
+    )
+    return [document.page_content for document in made.run(progress=False).documents]
 
 
 def from_instruction(topics: Sequence[str]) -> list[str]:
@@ -178,12 +192,21 @@ def retrieval(path: Path, *, size: int, questions: int, draws: int) -> Iterator[
             sizes.append(len(written))
             scores.append(judge.score(written) if written else (0.0, 0.0))
         yield {"store": f"synthetic, epsilon {epsilon:g}", **_columns(scores), "documents": statistics.mean(sizes)}
-    words = topics or list(public_vocabulary(size=NUM_TOPICS))
-    yield {
-        "store": "instruction only, the topics of epsilon 4",
-        **_columns([judge.score(from_instruction(words)) for _ in range(draws)]),
-        "documents": few,
-    }
+    for name, vocabulary in (("released", None), ("public", public_vocabulary())):
+        for epsilon in EPSILONS:
+            stores = [of_words(texts, epsilon=epsilon, vocabulary=vocabulary) for _ in range(draws)]
+            yield {
+                "store": f"words, {name} topics, epsilon {epsilon:g}",
+                **_columns([judge.score(store) if store else (0.0, 0.0) for store in stores]),
+                "documents": statistics.mean(map(len, stores)),
+            }
+    common_words = list(public_vocabulary(size=NUM_TOPICS))
+    for name, words in (("the topics of epsilon 4", topics or common_words), ("public topics, no data", common_words)):
+        yield {
+            "store": f"instruction only, {name}",
+            **_columns([judge.score(from_instruction(words)) for _ in range(draws)]),
+            "documents": few,
+        }
     common = max(Counter(label for _, label in judge.questions).values()) / questions
     yield {"store": "always the commonest class", "hits": [100 * common], "near": [0.0], "documents": 0}
 

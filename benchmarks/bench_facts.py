@@ -16,6 +16,7 @@ values and wordings are made here, and are far easier to find than free prose. N
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import random
 import re
 import statistics
@@ -44,11 +45,13 @@ from langchain_dpicl import (
     WordDiscovery,
 )
 from langchain_dpicl.backends import LocalEmbeddings
-from langchain_dpicl.options import Topics
+from langchain_dpicl.options import Decoding, Topics
 
 DELTA = 1e-6
 NEAR = 8
 """Texts that the reader sees."""
+TEXTS, TOKENS = 3, 16
+"""Texts of a creature in a store of texts, and tokens of each."""
 ANIMALS = ("otter", "raven", "lynx", "heron", "bison", "gecko", "moose", "tapir")
 VALUES: dict[str, tuple[str, ...]] = {
     "ability": ("anchor", "beacon", "cinder", "drift", "ember", "frost", "gale", "harvest"),
@@ -177,20 +180,44 @@ def words(made: Corpus, epsilon: float, *, pairs: bool) -> Answer:
     return Reader([document.page_content for document in finder.run(progress=False).documents]).ask
 
 
-def texts(made: Corpus, epsilon: float) -> Answer:
-    """A store of private texts as they are written without released words; the creatures are its public topics."""
+def store(made: Corpus, epsilon: float, *, are_named: bool) -> Answer:
+    """A store of words and pairs by topic: the creatures are its public vocabulary, or are found as released words."""
+    names = made.names if are_named else None
+    topics = Topics(names, len(made.names) * (1 if are_named else 3), keywords_per_unit=1 if are_named else None)
+    synthesizer = DocumentSynthesizer.from_private_examples(
+        PrivateExamples([each["text"] for each in made.documents], public_size=_declared(made)),
+        topics=topics.replace(pairs=True),
+        documents_per_topic=0,
+        budget=Budget(epsilon=epsilon, delta=DELTA),
+        epsilon=epsilon,
+    )
+    return Reader([document.page_content for document in synthesizer.run(progress=False).documents]).ask
+
+
+def texts(made: Corpus, epsilon: float, *, has_words: bool = False) -> Answer:
+    """A store of private texts, whose topics are the creatures; with released words, their words are candidates."""
     private = PrivateExamples([{"text": each["text"]} for each in made.documents], public_size=_declared(made))
     synthesizer = DocumentSynthesizer.from_private_examples(
         private,
         llm=EmbeddedLLM(),
-        topics=Topics(made.names, len(made.names), keywords_per_unit=1),
-        documents_per_topic=1,
-        max_tokens=16,
+        topics=Topics(made.names, len(made.names), keywords_per_unit=1, words=8 if has_words else 0),
+        documents_per_topic=TEXTS,
+        max_tokens=TOKENS,
         budget=Budget(epsilon=epsilon, delta=DELTA),
         epsilon=epsilon,
+        rows=Rows(units=40, redraw_every="run"),
+        decoding=Decoding(released_words=True if has_words else None),
     )
     found = synthesizer.run(progress=False)
     return Reader([f"{text.topic}\n{text.text}" for text in found.texts]).ask
+
+
+def instructed(made: Corpus) -> Answer:
+    """As many texts as a store of texts has, by the model from the instruction and the creature's name alone."""
+    names = [name for name in made.names for _ in range(TEXTS)]
+    model = EmbeddedLLM(max_tokens=TOKENS, stop=["\n"], temperature=1.0)
+    asked = model.batch([f"Write a text for the given topic.\n\ntopic: {name}\ntext:" for name in names])
+    return Reader([f"{name}\n{text}" for name, text in zip(names, asked, strict=True)]).ask
 
 
 def votes(made: Corpus, epsilon: float, threshold: float) -> Answer:
@@ -272,14 +299,18 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         systems: dict[str, Callable[[Corpus, float, int, float], Answer]] = {
             "words": lambda made, epsilon, _, __: words(made, epsilon, pairs=False),
             "pairs": lambda made, epsilon, _, __: words(made, epsilon, pairs=True),
+            "store": lambda made, epsilon, _, __: store(made, epsilon, are_named=True),
+            "store, names found": lambda made, epsilon, _, __: store(made, epsilon, are_named=False),
             "texts": lambda made, epsilon, _, __: texts(made, epsilon),
+            "texts, released words": lambda made, epsilon, _, __: texts(made, epsilon, has_words=True),
+            "instruction only": lambda made, *_: instructed(made),
             "retrieved votes": lambda made, epsilon, _, threshold: votes(made, epsilon, threshold),
             "sampled votes": lambda made, epsilon, number, _: sampled(made, epsilon, number),
             "documents, no privacy": lambda made, *_: Reader([each["text"] for each in made.documents]).ask,
             "no private data": lambda *_: Reader([]).ask,
         }
         for name in arguments.systems:
-            for epsilon in arguments.epsilon if name not in {"documents, no privacy", "no private data"} else [None]:
+            for epsilon in arguments.epsilon if name not in FREE else [None]:
                 start, found = time.monotonic(), []
                 for made, keys, threshold in runs:
                     found.append(right(systems[name](made, epsilon, len(keys), threshold), made, keys))
@@ -331,19 +362,50 @@ def real_rows(path: Path, epsilons: Sequence[float], *, seeds: int, size: int, q
         yield ["names and words", f"{epsilon:g}", _shown(found)]
 
 
-SYSTEMS = ("words", "pairs", "texts", "retrieved votes", "sampled votes", "documents, no privacy", "no private data")
+FREE = ("instruction only", "documents, no privacy", "no private data")
+"""Systems that spend no budget."""
+SYSTEMS = (
+    *("words", "pairs", "store", "store, names found", "texts", "texts, released words", "retrieved votes"),
+    *("sampled votes", *FREE),
+)
+
+
+def chart(found: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws the share of right answers by epsilon, a panel for each number of documents of a fact."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = sorted({row["per"] for row in found})
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), sharey=True, squeeze=False)
+    for axis, per in zip(axes[0], panels, strict=True):
+        for name in SYSTEMS:
+            line = [row for row in found if (row["per"], row["system"]) == (per, name)]
+            right = [float(row["own"].split()[0]) for row in line]
+            if line and line[0]["epsilon"] == "-":
+                axis.axhline(right[0], linestyle=":", linewidth=1, color="grey")
+                axis.annotate(name, (0.02, right[0]), xycoords=("axes fraction", "data"), fontsize=6)
+            elif line:
+                axis.plot([float(row["epsilon"]) for row in line], right, marker="o", markersize=3, label=name)
+        axis.set(title=f"{per} documents of a fact", xlabel="epsilon", xscale="log", ylim=(-0.03, 1.03))
+    axes[0][0].set_ylabel("right answers")
+    axes[0][-1].legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path)
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--creatures", type=int, default=96)
     parser.add_argument("--attributes", type=int, default=6, help="of 14; the fifth and the sixth share their values")
-    parser.add_argument("--per", type=int, nargs="*", default=[50, 100], help="documents of a fact")
-    parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0, 2.0, 4.0])
+    parser.add_argument("--per", type=int, nargs="*", default=[50, 100, 300], help="documents of a fact")
+    parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0, 2.0, 4.0, 8.0])
     parser.add_argument("--questions", type=int, default=100, help="asked of each system in a run")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), choices=SYSTEMS)
     parser.add_argument("--data", type=Path, nargs="*", default=[], help="labelled JSON lines instead, with a split")
+    parser.add_argument("--chart", type=Path, help="picture of all lines, .svg or .png")
     parser.add_argument("--full", action="store_true", help="600 creatures, 14 attributes, epsilon 8, 300, five seeds")
     arguments = parser.parse_args(argv)
     if arguments.full:
@@ -356,13 +418,19 @@ def main(argv: list[str] | None = None) -> None:
             for line in real_rows(path, arguments.epsilon, **options):
                 print(f"| {path.name.split('.')[0]} | {' | '.join(line)} |", flush=True)
         return
+    if arguments.chart is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--chart: expected the package matplotlib, found none")
     size = f"{arguments.creatures} creatures, {arguments.attributes} attributes"
     print(f"{size}, delta {DELTA:g}, seeds {arguments.seeds}")
     print("| documents a fact | system | epsilon | right | right, values of several attributes | seconds |")
     print("|---|---|---|---|---|---|")
+    found = []
     for row in rows(arguments):
+        found.append(row)
         shown = [row[name] for name in ("per", "system", "epsilon", "own", "shared")]
         print(f"| {' | '.join(map(str, shown))} | {row['seconds']:.0f} |", flush=True)
+    if arguments.chart is not None:
+        chart(found, arguments.chart)
 
 
 if __name__ == "__main__":

@@ -231,8 +231,11 @@ def demonstrations_from_instruction(
         raise fail("label_key, labels", "both or neither", (label_key, labels))
     fields = (text_key,) if label_key is None else (text_key, label_key)
     given, writing = GenerationTask.of(task, instruction), option_of("decoding", decoding, Decoding)
-    if given != GenerationTask(given.instruction, given.record_prompt) or writing.grammar is not None:
-        raise fail("task, decoding", "no open label, variation_prompt, hints or grammar", "one of them")
+    if given != GenerationTask(given.instruction, given.record_prompt) or (
+        writing.grammar is not None or writing.released_words is not None
+    ):
+        expected = "no open label, variation_prompt, hints, grammar or released_words"
+        raise fail("task, decoding", expected, "one of them")
     wording = generation_wording(text_key, label_key, fields, given.instruction, given.record_prompt)
     backend = as_backend(llm)
     rules = check_rules(backend, writing)

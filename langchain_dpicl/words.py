@@ -30,7 +30,6 @@ from langchain_dpicl.privacy.extensions.word_release import (
     PAIR_TEMPLATE,
     WORD_TEMPLATE,
     ThresholdedGaussianMechanism,
-    UnitPairs,
     UnitWords,
     Weight,
     WordRelease,
@@ -136,16 +135,11 @@ class WordsPlan(SharePlan):
         second = None if pairs is None else word_release(pairs)
         if not isinstance(words.rule, UnitWords):
             raise fail("words", "a release of words", words.rule.kind)
-        if second is not None and second != _pairs_after(words):
-            raise fail("pairs", f"the noise, threshold and field of the words: {_pairs_after(words).to_dict()}", pairs)
+        if second is not None and second != words.for_pairs():
+            raise fail("pairs", f"the noise, threshold and field of the words: {words.for_pairs().to_dict()}", pairs)
         labels = tuple(check_name("label", label) for label in shown["labels"])
         terms = {"partition": shown["dataset_id"], "delta": check_delta(shown["delta"])}
         return with_price(cls(words, second, labels, epsilon=0.0, **terms))
-
-
-def _pairs_after(words: WordRelease) -> WordRelease:
-    """Returns the release of pairs that goes with one of words: the same noise, threshold and number for each unit."""
-    return WordRelease(UnitPairs(words.rule.name, words.rule.max_words), words.mechanism, words.adjacency)
 
 
 def _branches(labels: Sequence[str], adjacency: Adjacency) -> int:
@@ -198,7 +192,7 @@ def plan_words(
     def planned(noise: float) -> WordsPlan:
         threshold = least_threshold(noise, max_values, adjacency, failure)
         release = WordRelease(rule, ThresholdedGaussianMechanism(noise, threshold), adjacency)
-        second = _pairs_after(release) if pairs else None
+        second = release.for_pairs() if pairs else None
         return WordsPlan(release, second, split, partition=partition, epsilon=0.0, delta=delta)
 
     if noise_multiplier is None:

@@ -95,3 +95,18 @@ def records(store: InMemoryStore) -> list[tuple[str, Any]]:
 
 def share_of(ledger: Budget, **options: Any) -> Share:
     return ledger.declare("c", tickets=tickets(**options), epsilon=1.0)
+
+
+def spend_and_leave(path: str, count: int, tell: Any) -> None:
+    """Uses tickets in a process that is ended without closing its budget; says how many it holds then."""
+    from langchain_dpicl.privacy.ledger import purse, writer
+    from langchain_dpicl.stores import SQLiteStore
+
+    purse.time = writer.time = SimpleNamespace(monotonic=lambda: 1000.0)  # type: ignore[assignment]  a busy machine
+    ledger = Budget.open(SQLiteStore(path))
+    share = ledger.declare("c", tickets=tickets(5e-5, 10_000, refundable=True), epsilon=1.0)
+    for _ in range(count):
+        held = share.reserve("t")
+        held.burn()
+        held.commit()
+    tell.send(sum(ledger._desk.kept().values()))

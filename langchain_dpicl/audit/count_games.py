@@ -328,7 +328,6 @@ def documents_of(
             1,
             keywords_per_unit=2,
             epsilon_share=_SHARE,
-            noise="discrete_laplace",
             min_units=min_units,
         ),
         documents_per_topic=1,
@@ -351,7 +350,8 @@ class TopicGame(OnceGame):
     def release(self, made: DocumentSynthesizer) -> tuple[Mapping[str, int], int]:
         """Releases the histogram."""
         made.run(progress=False)
-        return made.counts, made.share.remaining(TOPIC_TEMPLATE)
+        counts = {keyword: int(count) for keyword, count in made.counts.items()}  # of a histogram
+        return counts, made.share.remaining(TOPIC_TEMPLATE)
 
     def outcome(self, counts: Mapping[str, int]) -> str:
         """Returns whether the counts of both its keywords speak for the target, and those of another against it."""
@@ -375,15 +375,17 @@ def document_games(*, adjacency: str) -> Iterator[TopicGame]:
 
 def document_checks(plan: DocumentsPlan) -> Iterator[Named]:
     """Yields the checks of histogram and topics, except for games."""
-    yield "keywords: one unit adds no more than charged", lambda: check_keywords(plan)
-    yield "noise: scale, at your own size", lambda: check_noise(plan.topics)
     yield "topics: one unit has one, by itself", lambda: check_topics(plan)
-    yield "topics: of the noisy counts alone", lambda: check_topic_choice(plan)
+    topics = plan.topics
+    if isinstance(topics, CountPlan):
+        yield "keywords: one unit adds no more than charged", lambda: check_keywords(topics)
+        yield "noise: scale, at your own size", lambda: check_noise(topics)
+        yield "topics: of the noisy counts alone", lambda: check_topic_choice(plan)
 
 
-def check_keywords(plan: DocumentsPlan) -> AuditResult:
+def check_keywords(release: CountPlan) -> AuditResult:
     """Checks that no unit, however much it writes, moves the histogram by more than is charged, in L1 and in L2."""
-    rule, release = plan.topics.rule, plan.topics
+    rule = release.rule
     name, declared = str(rule.name), rule.declared or ()
     some = declared[: 4 * rule.max_values]
     texts = [" ".join(some[:size]) for size in range(len(some) + 1)]
@@ -413,7 +415,8 @@ def check_keywords(plan: DocumentsPlan) -> AuditResult:
 def check_topics(plan: DocumentsPlan) -> AuditResult:
     """Checks that each unit stands in the pool of one topic at most, the same one beside any others, and alone."""
     rule = plan.topics.rule
-    name, declared = str(rule.name), (rule.declared or ())[:3]
+    declared = (plan.topics.rule.declared or ())[:3] if isinstance(plan.topics, CountPlan) else _VOCABULARY[:3]
+    name = str(rule.name)
     texts = [" ".join(declared[:size]) for size in range(len(declared) + 1)]
     texts += [" ".join(reversed(declared)), *declared, "nothing of it", "\x00"]
     labels = places(max(1, len(declared)))

@@ -418,8 +418,7 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
     if isinstance(subject.plan, EvaluationPlan | ChoicePlan):
         yield from (AuditCheck(*named) for named in evaluation_games.checks(subject.plan))
     elif isinstance(subject.plan, DocumentsPlan):
-        yield from (AuditCheck(*named) for named in count_games.document_checks(subject.plan))
-        yield from _row_checks(subject.texts, _rows_of(subject.texts))
+        yield from _document_checks(subject, subject.plan)
     elif isinstance(release, CountPlan):
         yield from (AuditCheck(*named) for named in count_games.count_checks(release))
     elif isinstance(subject.plan, WordsPlan):
@@ -434,6 +433,14 @@ def _checks(subject: Subject, *, controls: bool) -> Iterator[AuditCheck]:
             yield AuditCheck(f"control: {game.name}", partial(control, game))
     if isinstance(subject.plan, TrainingPlan):
         yield AuditCheck(ONE_RUN, lambda: _one_run(_run_options(subject)))
+
+
+def _document_checks(subject: Subject, plan: DocumentsPlan) -> Iterator[AuditCheck]:
+    """Yields the checks of a store: of its topics, its words and the rows of its texts."""
+    named = (*count_games.document_checks(plan), *word_games.document_checks(plan))
+    yield from (AuditCheck(*one) for one in named)
+    if plan.generation is not None:
+        yield from _row_checks(subject.texts, _rows_of(subject.texts))
 
 
 def _rows_of(subject: Subject) -> ReleasePlan:
@@ -542,11 +549,21 @@ def _other_games(subject: Subject) -> tuple[Game, ...]:
         return tuple(evaluation_games.games(plan))
     if isinstance(release, ParticipationPlan):
         return tuple(query_games.retrieval_cases(rows=release.row_shape))
+    if isinstance(plan, DocumentsPlan):
+        return tuple(_document_games(subject, plan))
     if isinstance(release, WordRelease):
         return tuple(word_games.word_games(adjacency=release.adjacency))
-    if isinstance(plan, DocumentsPlan):
-        return (*count_games.document_games(adjacency=plan.adjacency), *games_of(subject.texts))
     return tuple(count_games.count_games(adjacency=plan.adjacency))
+
+
+def _document_games(subject: Subject, plan: DocumentsPlan) -> Iterator[Game]:
+    """Yields the games of a store: of its histogram, of its words where any leave, and of its texts."""
+    if isinstance(plan.topics, CountPlan):
+        yield from count_games.document_games(adjacency=plan.adjacency)
+    if plan.releases_words:
+        yield from word_games.word_games(adjacency=plan.adjacency)
+    if plan.generation is not None:
+        yield from games_of(subject.texts)
 
 
 def _vote_games(

@@ -319,7 +319,7 @@ class Subject:
     @property
     def texts(self) -> Subject:
         """The texts of synthetic documents, which are a generation like any other; of other subjects the same one."""
-        if not isinstance(self.plan, DocumentsPlan):
+        if not isinstance(self.plan, DocumentsPlan) or self.plan.generation is None:
             return self
         plan = self.plan.generation
         return dataclasses.replace(self, method="generation", plan=plan, epsilon=plan.epsilon, component=None)

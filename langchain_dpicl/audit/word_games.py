@@ -17,6 +17,7 @@ from langchain_dpicl.audit.bounds import ALARM, clopper_pearson_lower
 from langchain_dpicl.audit.count_games import MINE, NOISE, OTHER, Named, OnceGame
 from langchain_dpicl.audit.game import AuditResult, result_of
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.documents.plan import DocumentsPlan
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, GaussianEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -110,7 +111,17 @@ def word_games(*, adjacency: str) -> Iterator[WordGame]:
 
 def word_checks(plan: WordsPlan) -> Iterator[Named]:
     """Yields the checks of one plan of words, except for games."""
-    for what, release in (("words", plan.release), ("pairs", plan.pairs)):
+    return _checks_of({"words": plan.release, "pairs": plan.pairs})
+
+
+def document_checks(plan: DocumentsPlan) -> Iterator[Named]:
+    """Yields the checks of what a store of documents releases as words: topics, words of topics, pairs."""
+    topics = plan.topics if isinstance(plan.topics, WordRelease) else None
+    return _checks_of({"topics": topics, "words": plan.words, "pairs": plan.pairs})
+
+
+def _checks_of(releases: Mapping[str, WordRelease | None]) -> Iterator[Named]:
+    for what, release in releases.items():
         if release is not None:
             yield f"{what}: one unit adds no more than charged", partial(check_contribution, release, what)
             yield f"{what}: noise, at your own size", partial(check_noise, release, what)

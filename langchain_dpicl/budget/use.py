@@ -259,7 +259,7 @@ def charged_part(state: LedgerState, component: str | None) -> float:
     """Returns which part is charged: of the ledger's limits, or of a component's slot of which least is left."""
     if component is None:
         limits = state.header.epsilon, state.header.delta
-        return float(max(spent / exact(limit) for spent, limit in zip(state.spent, limits, strict=True)))
+        return float(max(spent / exact(limit) for spent, limit in zip(state.spent, limits, strict=True) if limit))
     terms = state.sealed_component(component)
     if terms is None:
         return 0.0

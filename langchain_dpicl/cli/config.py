@@ -16,7 +16,7 @@ from typing import Any, Literal
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import OPTIONS, Option
-from langchain_dpicl.options.base import Count, CountOrZero, NotNegative, Positive, Probability, Share, Texts
+from langchain_dpicl.options.base import Count, CountOrZero, Delta, NotNegative, Positive, Share, Texts
 from langchain_dpicl.privacy._validate import Adjacency, check_epsilon, fail
 
 METHODS = {
@@ -95,13 +95,13 @@ class Limits(Option):
 
     Args:
       epsilon: of the budget; with a ledger, of this component.
-      delta: at most 1/(10 * all declared units).
+      delta: at most 1/(10 * all declared units); 0: pure differential privacy, for exact counts.
       adjacency: the neighbouring relation; None: that of the ledger, or add_remove.
       ledger: an existing ledger: a SQLite file, or a postgresql:// address without a password (PGPASSWORD gives it).
     """
 
     epsilon: Positive | None = None
-    delta: Probability | None = None
+    delta: Delta | None = None
     adjacency: Adjacency | None = None
     ledger: str | None = None
 
@@ -254,7 +254,8 @@ class Settings:
     @property
     def share_delta(self) -> float:
         """The component's delta: its own, or that of the budget."""
-        return float(getattr(self.get("noise"), "delta", None) or self.budget.new()["delta"])
+        own = getattr(self.get("noise"), "delta", None)
+        return float(self.budget.new()["delta"] if own is None else own)
 
     @property
     def adjacency(self) -> Adjacency:
@@ -398,6 +399,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "model": ("model.name", "embedded, a model's folder, provider:model, module:name"),
     "embeddings": ("model.embeddings", "provider:model or module:name; they see the records"),
     "instruction": ("instruction", "public description of the task"),
+    "documents_per_topic": ("documents_per_topic", "texts of each topic; 0: words of each topic alone"),
     "max_tokens": ("max_tokens", "cap of a text"),
     "max_queries": ("max_queries", "answers that the share pays for"),
     "part": ("part", "half of the units that is read, by a public hash: choose or test"),
@@ -413,7 +415,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
 _METAVARS: Mapping[str, str] = {
     **dict.fromkeys(("text_key", "label_key", "unit_key"), "FIELD"),
     **dict.fromkeys(("checkpoint", "memo", "rehearsal"), "FILE"),
-    **dict.fromkeys(("max_tokens", "max_queries", "public_inputs", "public_size"), "N"),
+    **dict.fromkeys(("documents_per_topic", "max_tokens", "max_queries", "public_inputs", "public_size"), "N"),
     **dict.fromkeys(("dataset_id", "component", "model", "embeddings"), "NAME"),
     "epsilon": "E",
     "delta": "D",
@@ -430,9 +432,10 @@ def add_flags(command: Any, names: Sequence[str]) -> None:
     for name in names:
         key, words = FLAGS[name]
         many: dict[str, Any] = {"action": "append"} if name in {"label", "public_size"} else {}
-        kind = {"epsilon": float, "delta": float, "max_tokens": int, "max_queries": int, "public_inputs": int}.get(name)
-        if kind is not None:
-            many["type"] = kind
+        if name in {"epsilon", "delta"}:
+            many["type"] = float
+        elif name in {"documents_per_topic", "max_tokens", "max_queries", "public_inputs"}:
+            many["type"] = int
         many["metavar"] = _METAVARS.get(name, "VALUE")
         command.add_argument(f"--{name.replace('_', '-')}", help=f"{words} [{key}]", **many)
 

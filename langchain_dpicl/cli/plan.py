@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
+from langchain_dpicl.cli.document_plans import documents_output, documents_text
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import Evolution, FewShotTask, LabelAnswers, LogitNoise, Noise, Rows
 from langchain_dpicl.options.rows import NoiseName, noise_of, noise_with
@@ -44,15 +45,15 @@ def add_plan(commands: Any, *, run: Callable[[argparse.Namespace], int]) -> None
     )
     command.add_argument("--method", choices=tuple(_PLANNERS), help="what is planned (default: generation)")
     add_flags(command, ("epsilon", "delta", "adjacency", "public_size", "max_queries", "max_tokens"))
-    add_flags(command, ("rehearsal", "public_inputs"))
+    add_flags(command, ("rehearsal", "public_inputs", "documents_per_topic"))
     add_settings(command)
     command.add_argument("--no-compare", action="store_true", help="skip the comparison of designs")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
     command.set_defaults(run=run)
 
 
-_NOT_REHEARSED = ("evolution", "training")
-"""The methods that have no rows."""
+_NOT_REHEARSED = ("documents", "evolution", "training")
+"""The methods that have no rows, or no rehearsal of them."""
 
 
 def plan_output(arguments: argparse.Namespace) -> str:
@@ -82,6 +83,7 @@ def _check_declarable(settings: Settings, sizes: Sizes) -> None:
 
     split: dict[str, Any] = {} if None in sizes else {"label_key": "label", "labels": tuple(map(str, sizes))}
     declared: Any = sizes.get(None, sizes)
+    split["allow_large_delta"] = settings.data.allow_large_delta
     PrivateExamples([], public_size=declared, **split).check_delta(settings.share_delta)
 
 
@@ -1094,6 +1096,7 @@ def _evolution_text(out: dict[str, Any]) -> str:
 
 _PLANNERS: Mapping[str, tuple[Callable[[Settings, Sizes, bool], Output], Callable[[Output], str]]] = {
     "generation": (_generation, _generation_text),
+    "documents": (documents_output, documents_text),
     "evolution": (_evolution, _evolution_text),
     "voting": (_voting, _voting_text),
     "retrieval": (_retrieval, _retrieval_text),

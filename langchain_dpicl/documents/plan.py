@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 from langchain_dpicl.generation.plan import GenerationPlan, Segment, _with_noise, plan_generation
 from langchain_dpicl.generation.token_mechanisms import TokenRule
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.planning.share_plan import Cost, SharePlan, pricing_delta, with_price
+from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, pricing_delta, with_price
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -19,10 +19,11 @@ from langchain_dpicl.privacy._validate import (
     check_delta,
     check_epsilon,
     check_int,
+    check_positive_delta,
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
+from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, GaussianEvent, PureEvent
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,
@@ -30,9 +31,28 @@ from langchain_dpicl.privacy.extensions.count_histograms import (
     count_release,
     noise_margin,
 )
-from langchain_dpicl.privacy.extensions.topic_partition import BY_COINS, TOPIC_TEMPLATE, places
+from langchain_dpicl.privacy.extensions.topic_partition import (
+    BY_COINS,
+    MOST_TOPICS,
+    PAIRS_OF_TOPIC_TEMPLATE,
+    TOPIC_TEMPLATE,
+    TOPIC_WORDS_TEMPLATE,
+    WORDS_OF_TOPIC_TEMPLATE,
+    places,
+)
 from langchain_dpicl.privacy.extensions.unit_values import UnitKeywords
-from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.extensions.word_release import (
+    MOST_PER_UNIT,
+    ThresholdedGaussianMechanism,
+    UnitWords,
+    WordRelease,
+    denied_words,
+    least_threshold,
+    word_release,
+)
+from langchain_dpicl.privacy.ledger.amounts import effective_delta
+from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
+from langchain_dpicl.reports.public_words import public_words
 
 TopicNoise: TypeAlias = Literal["discrete_laplace", "gaussian"]
 TOPIC_NOISES: tuple[TopicNoise, ...] = get_args(TopicNoise)
@@ -44,66 +64,92 @@ class DocumentsPlan(SharePlan):
     """Everything public about one store of synthetic documents.
 
     Formal guarantees:
-      - `tickets()` cover the histogram of `topics` and all texts of `generation`, whose branches are the places of
-        the topics; together they are (epsilon, delta)-DP under one adjacency.
+      - `tickets()` cover the release of `topics`, the words and pairs of every topic's place, and all texts of
+        `generation`, whose branches are the places; together they are (epsilon, delta)-DP under one adjacency.
 
     Attributes:
-      topics: the plan of the keyword histogram: vocabulary, keywords per unit, noise.
-      generation: the plan of the texts, by place of a topic.
-      least_units: minimum noisy count of a topic.
+      topics: how topics are found: a histogram of public keywords, or a release of words of all units.
+      num_topics: maximum number of topics: the number of declared places.
+      words: the release of words of one topic; None: no words leave but topics.
+      pairs: the same of pairs of released words; None: no pairs.
+      generation: the plan of the texts, by place of a topic; None: no texts leave.
+      least_units: minimum noisy count of a topic; None: topics are words, which have a threshold.
     """
 
     method: ClassVar[str] = "documents"
 
-    topics: CountPlan
-    generation: GenerationPlan
-    least_units: int
+    topics: CountPlan | WordRelease
+    num_topics: int
+    words: WordRelease | None
+    pairs: WordRelease | None
+    generation: GenerationPlan | None
+    least_units: int | None
 
     @property
-    def release(self) -> CountPlan:
-        """The histogram, which is released first."""
+    def release(self) -> CountPlan | WordRelease:
+        """The release of topics, which comes first."""
         return self.topics
 
     @property
     def sizes(self) -> Mapping[str | None, int]:
-        """Declared units by place of a topic."""
-        return self.generation.sizes
-
-    @property
-    def num_topics(self) -> int:
-        """Maximum number of topics: the number of declared places."""
-        return len(self.generation.branches)
+        """Declared units by place of a topic; nothing where no texts leave, which alone depend on them."""
+        return {} if self.generation is None else self.generation.sizes
 
     @property
     def documents_per_topic(self) -> int:
         """Texts of each topic."""
-        return self.generation.shots_per_label
+        return 0 if self.generation is None else self.generation.shots_per_label
 
     @property
     def implementation_delta(self) -> float:
-        """Declared gap between ideal and drawn noise, of both steps."""
-        return self.topics.implementation_delta + self.generation.implementation_delta
+        """Declared gap between ideal and drawn noise, of all steps that one unit takes part in."""
+        of_words = sum(one.implementation_delta for one in (self.words, self.pairs) if one is not None)
+        of_texts = 0.0 if self.generation is None else self.generation.implementation_delta
+        return (
+            self.topics.implementation_delta + of_words * _branches(self.num_topics, self.topics.adjacency) + of_texts
+        )
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise on the count of one keyword, in units."""
-        return _deviation(self.topics)
+        """Standard deviation of the noise on the count of one keyword, in units; of words, on a sum of weights."""
+        return _deviation(self.topics) if isinstance(self.topics, CountPlan) else self.topics.scale
+
+    @property
+    def releases_words(self) -> bool:
+        """Whether words that are not declared are released: of topics, or as topics."""
+        return self.words is not None or isinstance(self.topics, WordRelease)
+
+    @property
+    def topic_template(self) -> str:
+        """The ticket template of the release of topics."""
+        return TOPIC_TEMPLATE if isinstance(self.topics, CountPlan) else TOPIC_WORDS_TEMPLATE
 
     def tickets(self) -> tuple[Ticket, ...]:
-        """Returns the tickets of the share: one histogram over all units, then the texts of each place."""
-        return (*self.topics.tickets(TOPIC_TEMPLATE), *self.generation.tickets())
+        """Returns the tickets of the share: topics of all units, then words, pairs and texts of each place."""
+        first = Ticket(template=self.topic_template, event=self.topics.event, refundable=True)
+        of_topics = ((WORDS_OF_TOPIC_TEMPLATE, self.words), (PAIRS_OF_TOPIC_TEMPLATE, self.pairs))
+        words = (
+            Ticket(template=template, event=release.event, label=place, refundable=True)
+            for place in places(self.num_topics)
+            for template, release in of_topics
+            if release is not None
+        )
+        return (first, *words, *(() if self.generation is None else self.generation.tickets()))
 
     def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
-        """Returns model calls and tokens from public caps, as `GenerationPlan.cost`: the histogram calls no model.
+        """Returns model calls and tokens from public caps, as `GenerationPlan.cost`: topics and words call no model.
 
         Args:
           record_tokens: cap of a document.
           instruction_tokens: cap of the instruction.
         """
+        if self.generation is None:
+            check_counts(record_tokens=record_tokens)
+            return Cost(0, 0, 0, 0)
         return self.generation.cost(record_tokens=record_tokens, instruction_tokens=instruction_tokens)
 
     def found_from(self, confidence: float = 0.95) -> int:
-        """Returns how many units must hold a keyword for its noisy count to reach `least_units` with this probability.
+        """Returns how many units must hold a keyword for it to become a topic with this probability.
 
         Args:
           confidence: in (0, 1).
@@ -111,38 +157,88 @@ class DocumentsPlan(SharePlan):
         Raises:
           ConfigurationError: `confidence` out of range.
         """
-        return self.least_units + keyword_margin(self.topics, confidence)
+        if isinstance(self.topics, WordRelease):
+            return self.topics.found_from(confidence)
+        return (self.least_units or 0) + keyword_margin(self.topics, confidence)
+
+    def words_from(self, confidence: float = 0.95) -> int | None:
+        """Returns how many units of a topic must cast a word for it to be released; None: no words are.
+
+        Args:
+          confidence: probability of finding it, in (0, 1).
+
+        Raises:
+          ConfigurationError: `confidence` out of range.
+        """
+        return None if self.words is None else self.words.found_from(confidence)
 
     def expected(self, confidence: float = 0.95) -> dict[str, float]:
-        """Returns the deviation of a keyword's count, and how many units a topic needs to be found.
+        """Returns the deviation of a keyword's count, and how many units a topic, and a word of one, needs to be found.
 
         Args:
           confidence: probability of finding it, in (0, 1).
         """
-        return {"deviation": self.deviation, "found_from": self.found_from(confidence)}
+        found = {"deviation": self.deviation, "found_from": self.found_from(confidence)}
+        return found if self.words is None else {**found, "words_from": self.words.found_from(confidence)}
 
     def _numbers(self) -> dict[str, Any]:
         return {
             "topics": self.topics.to_dict(),
+            "num_topics": self.num_topics,
+            "words": None if self.words is None else self.words.to_dict(),
+            "pairs": None if self.pairs is None else self.pairs.to_dict(),
             "least_units": self.least_units,
-            "generation": self.generation.to_dict(),
+            "generation": None if self.generation is None else self.generation.to_dict(),
         }
 
     @classmethod
     def rebuild(cls, shown: Mapping[str, Any]) -> DocumentsPlan:
         """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
-        topics = count_release(shown["topics"])
-        if not isinstance(topics.rule, UnitKeywords):
-            raise fail("topics", "a histogram of keywords", topics.rule.kind)
-        generation = GenerationPlan.rebuild(shown["generation"])
-        _coin_drawn_design(generation.design)
-        least = check_int("least_units", shown["least_units"], low=1)
+        topics = _topics_shown(shown["topics"])
+        words, pairs = (None if shown[name] is None else word_release(shown[name]) for name in ("words", "pairs"))
+        num_topics = check_int("num_topics", shown["num_topics"], low=1, high=MOST_TOPICS)
+        generation = None if shown["generation"] is None else GenerationPlan.rebuild(shown["generation"])
+        least = shown["least_units"]
+        if isinstance(topics, CountPlan):
+            check_int("least_units", least, low=1)
+        elif least is not None:
+            raise fail("least_units", "None where topics are released words", least)
+        _check_words(topics, words, pairs)
+        if words is None and generation is None:
+            raise fail("words, generation", "one of them", None)
         terms = {"partition": shown["dataset_id"], "delta": check_delta(shown["delta"])}
-        of_texts = {"partition": generation.partition, "delta": generation.delta}
-        if (terms, topics.adjacency) != (of_texts, generation.adjacency):
-            found = {**of_texts, "adjacency": generation.adjacency}
-            raise fail("generation", f"the terms of its topics: {terms}, {topics.adjacency!r}", found)
-        return _priced(cls(topics, generation, least, epsilon=0.0, **terms))
+        if generation is not None:
+            _coin_drawn_design(generation.design)
+            of_texts = {"partition": generation.partition, "delta": generation.delta}
+            if (terms, topics.adjacency) != (of_texts, generation.adjacency):
+                found = {**of_texts, "adjacency": generation.adjacency}
+                raise fail("generation", f"the terms of its topics: {terms}, {topics.adjacency!r}", found)
+            if list(generation.sizes) != list(places(num_topics)):
+                raise fail("generation", f"texts of the {num_topics} places of topics", list(generation.sizes))
+        return _priced(cls(topics, num_topics, words, pairs, generation, least, epsilon=0.0, **terms))
+
+
+def _topics_shown(shown: Mapping[str, Any]) -> CountPlan | WordRelease:
+    """Returns the release of topics that a plan shows: of keywords, or of words."""
+    if shown["rule"].get("kind") == UnitWords.kind:
+        return word_release(shown)
+    made = count_release(shown)
+    if not isinstance(made.rule, UnitKeywords):
+        raise fail("topics", "a histogram of keywords, or a release of words", made.rule.kind)
+    return made
+
+
+def _check_words(topics: CountPlan | WordRelease, words: WordRelease | None, pairs: WordRelease | None) -> None:
+    """Refuses words that are not of the texts of the topics, and pairs that do not go with the words."""
+    if words is None:
+        if pairs is not None:
+            raise fail("pairs", "None without words", pairs.to_dict())
+        return
+    of_topics, of_words = ((one.rule.name, one.adjacency) for one in (topics, words))
+    if not isinstance(words.rule, UnitWords) or of_topics != of_words:
+        raise fail("words", f"words of the texts of the topics: {of_topics}", (words.rule.kind, of_words))
+    if pairs is not None and pairs != words.for_pairs():
+        raise fail("pairs", f"the noise, threshold and field of the words: {words.for_pairs().to_dict()}", pairs)
 
 
 def keyword_margin(release: CountPlan, confidence: float) -> int:
@@ -165,50 +261,57 @@ def _deviation(release: CountPlan) -> float:
 
 
 def plan_documents(
-    vocabulary: Sequence[str],
+    vocabulary: Sequence[str] | None,
     *,
     public_size: int,
+    documents_per_topic: int,
     epsilon: float | None,
     delta: float,
     adjacency: Adjacency = "add_remove",
     text_key: str = "text",
     num_topics: int = 10,
-    keywords_per_unit: int = 10,
-    topic_share: float = 0.2,
+    keywords_per_unit: int | None = None,
+    topic_share: float | None = None,
     topic_noise: TopicNoise | None = None,
     least_units: int | None = None,
     topic_size: int | None = None,
+    words: int | None = None,
+    pairs: bool = False,
+    deny: Iterable[str] = (),
     noise_multiplier: float | None = None,
     mechanism: str | TokenRule = "gumbel",
     design: RowDesign | None = None,
     redraw_every: int | Literal["run"] | None = None,
-    documents_per_topic: int = 4,
     max_tokens: int = 60,
     candidates: int = 101,
     partition: str = "private-examples by topic",
 ) -> DocumentsPlan:
-    """Chooses the noise of both steps so that together they cost at most `epsilon`.
+    """Chooses the noise of all steps so that together they cost at most `epsilon`.
 
     Args:
-      vocabulary: public keywords, each of which may become a topic.
+      vocabulary: public keywords, each of which may become a topic; None: topics are released words.
       public_size: declared number of units.
+      documents_per_topic: texts of each topic; their costs compose. 0: words alone.
       epsilon: target; the plan's epsilon is an upper bound at most this.
-      delta: the share's delta.
+      delta: the share's delta; half of it goes to the thresholds of released words.
       adjacency: neighbouring relation.
       text_key: field of the records that holds the text.
       num_topics: maximum number of topics. Their costs do not add up, but smaller topics have a higher sampling rate.
-      keywords_per_unit: keywords that a unit votes for at most; noise grows with it, Gaussian noise with its square
-        root.
-      topic_share: share of epsilon in (0, 1) that the histogram may cost by itself; the texts get the rest.
-      topic_noise: "discrete_laplace" or "gaussian"; None: the one with the smaller deviation.
+      keywords_per_unit: keywords that a unit votes for at most, or words that it casts for topics; noise grows with it,
+        Gaussian noise with its square root. None: 10 keywords, or 16 words.
+      topic_share: share of epsilon in (0, 1) that the topics may cost by themselves; None: a fifth, and of topics that
+        are released words beside words of topics, the noise of these.
+      topic_noise: of a histogram, "discrete_laplace" or "gaussian"; None: the one with the smaller deviation.
       least_units: minimum noisy count of a topic; None: so high that with probability 95 % no keyword without units
         reaches it.
       topic_size: declared number of units of a topic, for sampling rates; None: `public_size` spread evenly.
+      words: words of its topic that a unit casts at most; 0: none are released. None: 8 where no texts leave, else 0.
+      pairs: whether pairs of released words that are neighbours are released too.
+      deny: public words that are never released.
       noise_multiplier: noise on the texts in units of the sensitivity, instead of calibrating.
       mechanism: how a token is released; see `plan_generation`.
       design: shape of rows, with samples of no fixed size; by default `RowDesign.choose()`.
       redraw_every: tokens per secret sample, or "run": one sample for a text.
-      documents_per_topic: texts of each topic; their costs compose.
       max_tokens: cap of a text.
       candidates: width of the public domain per token.
       partition: public name under which topics split the units.
@@ -216,44 +319,175 @@ def plan_documents(
     Raises:
       ConfigurationError: a public parameter is out of range, or the noise costs more than epsilon.
 
-    >>> plan = plan_documents(["card", "transfer"], public_size=5_000, epsilon=2.0, delta=1e-6, num_topics=2)
+    >>> share = {"public_size": 5_000, "epsilon": 2.0, "delta": 1e-6, "num_topics": 2}
+    >>> plan = plan_documents(["card", "transfer"], documents_per_topic=4, **share)
     >>> plan.num_topics, plan.epsilon <= 2.0, round(plan.deviation, 1)
     (2, True, 7.1)
+    >>> plan_documents(["card", "transfer"], documents_per_topic=0, **share).words_from(0.95)
+    50
     """
-    check_delta(delta)
+    check_positive_delta(delta)
     check_int("public_size", public_size, low=1)
-    check_int("num_topics", num_topics, low=1)
-    if isinstance(vocabulary, str) or not isinstance(vocabulary, Iterable):
+    check_int("num_topics", num_topics, low=1, high=MOST_TOPICS)
+    check_int("documents_per_topic", documents_per_topic, low=0)
+    if vocabulary is not None and (isinstance(vocabulary, str) or not isinstance(vocabulary, Iterable)):
         raise fail("vocabulary", "a sequence of public keywords", type(vocabulary).__name__)
-    check_real("topic_share", topic_share, low=0.0, high=1.0, low_open=True, high_open=True)
+    if topic_share is not None:
+        check_real("topic_share", topic_share, low=0.0, high=1.0, low_open=True, high_open=True)
     if epsilon is None:
         raise fail("epsilon", "this component's share of the budget", epsilon, "Give epsilon=...")
-    rule = UnitKeywords(text_key, keywords_per_unit, tuple(vocabulary))
-    if keywords_per_unit > len(rule.declared):  # the vocabulary has no more
-        rule = UnitKeywords(text_key, len(rule.declared), rule.declared)
-    topics = _histogram(rule, check_epsilon(epsilon) * topic_share, delta, adjacency, topic_noise)
-    if least_units is None:
-        least_units = 1 + keyword_margin(topics, 1.0 - 0.05 / len(rule.declared))
-    check_int("least_units", least_units, low=1)
+    target, denied = check_epsilon(epsilon), denied_words(deny)
+    most = _words_of_a_unit(words, documents_per_topic, pairs=pairs)
+    if keywords_per_unit is None:
+        keywords_per_unit = _TOPIC_WORDS if vocabulary is None else _TOPIC_KEYWORDS
+    if vocabulary is not None and not most and denied:
+        raise fail("deny", "none where no words are released", f"{len(denied)} of them", "Give words=...")
+    if vocabulary is None and (least_units, topic_noise) != (None, None):
+        advice = "A released word has a threshold and Gaussian noise. Give vocabulary=... for a histogram."
+        raise fail("min_units, noise", "None where topics are released words", (least_units, topic_noise), advice)
+    releases = _first_releases(
+        None if vocabulary is None else tuple(vocabulary),
+        _WordTerms(text_key, denied, keywords_per_unit, most, pairs, num_topics, delta, adjacency),
+        epsilon=target,
+        topic_share=topic_share,
+        topic_noise=topic_noise,
+        has_texts=documents_per_topic > 0,
+    )
+    topics = releases[0]
+    if isinstance(topics, CountPlan):
+        if least_units is None:
+            least_units = 1 + keyword_margin(topics, 1.0 - 0.05 / len(topics.rule.declared or ()))
+        check_int("least_units", least_units, low=1)
     size = max(1, public_size // num_topics) if topic_size is None else check_int("topic_size", topic_size, low=1)
     kind = mechanism if isinstance(mechanism, TokenRule) else TokenRule(mechanism)
-    generation = plan_generation(
-        dict.fromkeys(places(num_topics), size),
-        epsilon=epsilon if kind.fixes_noise else None,
-        delta=delta,
-        adjacency=adjacency,
-        # Refused there where clip and temperature decide the noise.
-        noise_multiplier=1.0 if noise_multiplier is None and not kind.fixes_noise else noise_multiplier,
-        mechanism=kind,
-        design=_coin_drawn_design(design),
-        redraw_every=redraw_every,
-        shots_per_label=documents_per_topic,
-        segments=(Segment("text", max_tokens),),
-        candidates=candidates,
-        partition=partition,
-    )
-    draft = DocumentsPlan(topics, generation, least_units, partition=partition, epsilon=0.0, delta=delta)
-    return _price_plan(draft, epsilon, calibrates=noise_multiplier is None and not kind.fixes_noise)
+    generation = None
+    if documents_per_topic:
+        generation = plan_generation(
+            dict.fromkeys(places(num_topics), size),
+            epsilon=epsilon if kind.fixes_noise else None,
+            delta=delta,
+            adjacency=adjacency,
+            # Refused there where clip and temperature decide the noise.
+            noise_multiplier=1.0 if noise_multiplier is None and not kind.fixes_noise else noise_multiplier,
+            mechanism=kind,
+            design=_coin_drawn_design(design),
+            redraw_every=redraw_every,
+            shots_per_label=documents_per_topic,
+            segments=(Segment("text", max_tokens),),
+            candidates=candidates,
+            partition=partition,
+        )
+    terms: dict[str, Any] = {"partition": partition, "epsilon": 0.0, "delta": delta}
+    draft = DocumentsPlan(topics, num_topics, *releases[1:], generation, least_units, **terms)
+    return _price_plan(draft, target, calibrates=noise_multiplier is None and not kind.fixes_noise)
+
+
+WORDS_BY_DEFAULT = 8
+"""Words that a unit casts where words alone leave and the caller says no number."""
+_TOPIC_KEYWORDS, _TOPIC_WORDS = 10, 16
+_TOPIC_SHARE = 0.2
+_WORD_SHARE = 0.5
+"""Part of epsilon that words cost alone where texts leave too: below a third they find little, above it no more."""
+_FOR_THRESHOLDS = 0.5
+"""Part of the share's delta for the thresholds of released words."""
+
+
+def _words_of_a_unit(words: int | None, documents_per_topic: int, *, pairs: bool) -> int:
+    """Returns how many words of its topic a unit casts."""
+    if not isinstance(pairs, bool):
+        raise fail("pairs", "True or False", pairs)
+    most = words if words is not None else 0 if documents_per_topic else WORDS_BY_DEFAULT
+    check_int("words", most, low=0, high=MOST_PER_UNIT)
+    if not most and not documents_per_topic:
+        advice = "documents_per_topic=0 makes a store of words alone."
+        raise fail("words", "at least 1 word of a unit where no texts leave", most, advice)
+    if pairs and not most:
+        raise fail("pairs", "False where no words of topics are released", pairs, "Give words=8.")
+    return most
+
+
+@dataclass(frozen=True, slots=True)
+class _WordTerms:
+    """What topics and words are released of and how, but for their noise."""
+
+    text_key: str
+    denied: tuple[str, ...]
+    topic_words: int
+    words: int
+    has_pairs: bool
+    num_topics: int
+    delta: float
+    adjacency: Adjacency
+
+    def release(self, most: int, noise: float, failure: float) -> WordRelease:
+        """Returns a release of at most so many words of a unit."""
+        rule = UnitWords(self.text_key, most, self.denied, public_words().digest)
+        threshold = least_threshold(noise, most, self.adjacency, failure)
+        return WordRelease(rule, ThresholdedGaussianMechanism(noise, threshold), self.adjacency)
+
+    def event(self, noise: float, failure: float, *, has_topics: bool, first: Sequence[Event] = ()) -> Event:
+        """Returns what topics, if they are words, and the words and pairs of all places cost after other events."""
+        # Every threshold that `release` finds has at most this chance.
+        one = ComposedEvent((GaussianEvent(noise), FailureEvent(failure)))
+        tickets = [Ticket(f"first {place}", event) for place, event in enumerate(first)]
+        tickets += [Ticket("topics", one)] if has_topics else []
+        of_place = ("words", "pairs")[: (2 if self.has_pairs else 1) if self.words else 0]
+        tickets += [Ticket(name, one, label=place) for place in places(self.num_topics) for name in of_place]
+        return event_of_tickets(tickets, partition="units by topic")
+
+
+def _first_releases(
+    vocabulary: tuple[str, ...] | None,
+    terms: _WordTerms,
+    *,
+    epsilon: float,
+    topic_share: float | None,
+    topic_noise: TopicNoise | None,
+    has_texts: bool,
+) -> tuple[CountPlan | WordRelease, WordRelease | None, WordRelease | None]:
+    """Returns the releases of topics, of the words of one topic, and of pairs of these."""
+    adjacency, delta = terms.adjacency, terms.delta
+    rounds = (2 if terms.has_pairs else 1) * _branches(terms.num_topics, adjacency) if terms.words else 0
+    failure = delta * _FOR_THRESHOLDS / max(1, rounds + (vocabulary is None))
+    left = effective_delta(delta, _GAPS_OF_WORDS)
+
+    def noise_for(share: float, *, has_topics: bool, own: _WordTerms = terms, first: Sequence[Event] = ()) -> float:
+        return accounting.calibrate(
+            lambda noise: own.event(noise, failure, has_topics=has_topics, first=first),
+            epsilon=epsilon * share,
+            delta=left,
+            adjacency=adjacency,
+        )
+
+    topics: CountPlan | WordRelease | None = None
+    if vocabulary is not None:
+        most = min(check_int("keywords_per_unit", terms.topic_words, low=1), max(1, len(vocabulary)))
+        rule = UnitKeywords(terms.text_key, most, vocabulary)
+        topics = _histogram(rule, epsilon * (topic_share or _TOPIC_SHARE), delta, adjacency, topic_noise)
+    elif topic_share is not None or not terms.words:
+        alone = dataclasses.replace(terms, words=0)
+        noise = noise_for(topic_share or _TOPIC_SHARE, has_topics=True, own=alone)
+        topics = terms.release(terms.topic_words, noise, failure)
+    if not terms.words:
+        if topics is None:
+            raise fail("topics", "a release of topics", None)
+        return topics, None, None
+    # Where texts follow, topics of a share of their own and words are calibrated apart; the total is the texts' matter.
+    first = () if topics is None or has_texts else (topics.event,)
+    noise = noise_for(_WORD_SHARE if has_texts else 1.0, has_topics=topics is None, first=first)
+    if topics is None:
+        topics = terms.release(terms.topic_words, noise, failure)
+    words = terms.release(terms.words, noise, failure)
+    return topics, words, words.for_pairs() if terms.has_pairs else None
+
+
+_GAPS_OF_WORDS = 2.0**-80
+"""More than the declared gaps of all releases of words and topics together, for the search of their noise."""
+
+
+def _branches(num_topics: int, adjacency: Adjacency) -> int:
+    """Returns how many topics one change of a unit can concern: a unit that is replaced may change its topic."""
+    return 2 if adjacency == "replace_one" and num_topics > 1 else 1
 
 
 def _coin_drawn_design(design: RowDesign | None) -> RowDesign:
@@ -284,21 +518,25 @@ def _histogram(
 
 def _price_plan(draft: DocumentsPlan, epsilon: float, *, calibrates: bool) -> DocumentsPlan:
     """Returns the plan with its price, and with noise on the texts that keeps the total within epsilon."""
+    generation = draft.generation
 
-    def with_noise(noise_multiplier: float) -> DocumentsPlan:
-        return dataclasses.replace(draft, generation=_with_noise(draft.generation, noise_multiplier))
+    def with_noise(texts: GenerationPlan, noise_multiplier: float) -> DocumentsPlan:
+        return dataclasses.replace(draft, generation=_with_noise(texts, noise_multiplier))
 
-    if calibrates:
+    if calibrates and generation is not None:
         delta, adjacency = pricing_delta(draft), draft.adjacency
-        noise = accounting.calibrate(lambda x: with_noise(x).event(), epsilon=epsilon, delta=delta, adjacency=adjacency)
-        draft = with_noise(noise)
+        noise = accounting.calibrate(
+            lambda x: with_noise(generation, x).event(), epsilon=epsilon, delta=delta, adjacency=adjacency
+        )
+        draft = with_noise(generation, noise)
     plan = _priced(draft)
     if plan.epsilon > epsilon:
         advice = "Raise noise_multiplier, lower topic_share, or leave the noise to the plan."
-        raise fail("epsilon", f"at least {plan.epsilon:.4g}, which histogram and texts cost together", epsilon, advice)
+        raise fail("epsilon", f"at least {plan.epsilon:.4g}, which all steps cost together", epsilon, advice)
     return plan
 
 
 def _priced(draft: DocumentsPlan) -> DocumentsPlan:
     """Returns the plan with its price, and the texts with their own, for reports."""
-    return with_price(dataclasses.replace(draft, generation=with_price(draft.generation)))
+    texts = draft.generation
+    return with_price(draft if texts is None else dataclasses.replace(draft, generation=with_price(texts)))

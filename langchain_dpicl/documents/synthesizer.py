@@ -1,9 +1,9 @@
-"""DocumentSynthesizer: releases topics and writes documents for them, with checkpoints (after DP-SynRAG, 2025)."""
+"""DocumentSynthesizer: releases topics, their words, and texts, with checkpoints (after DP-SynRAG, 2025)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -14,28 +14,41 @@ from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
-from langchain_dpicl.discovery import public_vocabulary
 from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
 from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, make_script
 from langchain_dpicl.generation.plan import warn_of_noise
 from langchain_dpicl.generation.synthesizer import DraftRun
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
-from langchain_dpicl.options import Rows, Topics
+from langchain_dpicl.generation.word_tree import WordTree
+from langchain_dpicl.options import Option, Rows, Topics
 from langchain_dpicl.options.base import LLM, Where, option_of
 from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.count_histograms import Count
-from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, TopicExamples, places, split_by_topics
+from langchain_dpicl.privacy.extensions.count_histograms import CountPlan
+from langchain_dpicl.privacy.extensions.topic_partition import (
+    PAIRS_OF_TOPIC_TEMPLATE,
+    WORDS_OF_TOPIC_TEMPLATE,
+    TopicExamples,
+    places,
+    split_by_topics,
+)
+from langchain_dpicl.privacy.extensions.unit_values import words_of
+from langchain_dpicl.privacy.extensions.word_release import Weight, WordRelease
 from langchain_dpicl.privacy.ledger.shares import Reservation
-from langchain_dpicl.release.count_release import release_counts
+from langchain_dpicl.release.count_release import release_counts, release_words
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
-from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText, release_id
+from langchain_dpicl.released.base import release_id
+from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText
+from langchain_dpicl.released.words import WordGroup, without_words
+from langchain_dpicl.reports.public_words import public_words
+from langchain_dpicl.reports.verify import problems_in
+from langchain_dpicl.reports.verify_released import topic_problems, topic_word_problems
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.journal import RunJournal
-from langchain_dpicl.runs.release_run import RunCall
+from langchain_dpicl.runs.release_run import RunCall, report_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +72,22 @@ class TopicDecodingSpec(DecodingSpec):
 
 
 @dataclass(slots=True)
-class _Histogram:
-    """The first item of a run: the released counts of keywords, the topics chosen from them, and the ticket."""
+class _Findings:
+    """The first item of a run: topics with their noisy counts, the words of each place, and the ticket at work.
 
-    counts: dict[str, int] = field(default_factory=dict)
-    topics: tuple[Count, ...] | None = None
+    Attributes:
+      counts: noisy counts of all keywords, or weights of all released words.
+      topics: chosen from them, in the order in which units look for theirs; None: not released yet.
+      words: released words by place; a place whose ticket was lost has none.
+      pairs: released pairs by place.
+      dropped: released words that the review took out; None: not all words are released.
+    """
+
+    counts: dict[str, float] = field(default_factory=dict)
+    topics: tuple[Weight, ...] | None = None
+    words: dict[str, tuple[Weight, ...]] = field(default_factory=dict)
+    pairs: dict[str, tuple[Weight, ...]] = field(default_factory=dict)
+    dropped: frozenset[str] | None = None
     ticket: Reservation | None = None
     done: bool = False
     busy: bool = False
@@ -71,17 +95,21 @@ class _Histogram:
 
 @tells_how_to_build()
 class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
-    """Turns private documents into synthetic ones by topic, once; searching them afterwards is free.
+    r"""Turns private documents into public ones by topic, once; searching them afterwards is free.
 
-    Every unit votes for a few keywords of a public vocabulary. The keywords with the largest noisy counts become
-    topics. A unit belongs to at most one topic, and the texts of a topic are generated from its units.
+    Topics are keywords of a public vocabulary with large noisy counts, or words that many units write. A unit belongs
+    to at most one topic. Of each topic leave words that many of its units write, or texts that are written from its
+    units, or both.
 
     Formal guarantees:
-      - Everything it returns or shows is a post-processing of one noisy histogram and of indices released under `plan`,
-        whose event is charged to the budget as one share, reserved before the first private record is read.
-      - The histogram covers the whole vocabulary, which is public; topics are chosen from its noisy counts only.
-      - Which topic a unit has follows from its own texts and from the released topics, so texts of different topics
-        read different units, and their costs do not add up. A unit without a topic is in no text.
+      - Everything it returns or shows is a post-processing of the topics, words, pairs and indices released under
+        `plan`, whose event is charged to the budget as one share, reserved before the first private record is read.
+      - A histogram covers the whole vocabulary, which is public; topics are chosen from its noisy counts only. Topics
+        and words that are not declared leave as `WordDiscovery` releases them.
+      - Which topic a unit has follows from its own texts and from the released topics, so words and texts of different
+        topics read different units, and their costs do not add up. A unit without a topic is in none of them.
+
+    What many people write leaves as it is, names too: read the words before you send them on, or give a review.
 
     Build it with `from_private_examples`; `run` and `arun` release, and continue after an interruption.
 
@@ -102,6 +130,18 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
       >>> sorted(topic for topic, _ in documents.topics), len(documents)
       (['card', 'transfer'], 2)
       >>> retriever = documents.as_retriever(search_kwargs={"k": 1})
+
+      Words alone need no model:
+
+      >>> synthesizer = DocumentSynthesizer.from_private_examples(
+      ...     PrivateExamples(notes, public_size=1_000),
+      ...     topics=("card", "transfer", "boat"),
+      ...     documents_per_topic=0,
+      ...     budget=Budget(epsilon=4.0, delta=1e-6),
+      ...     epsilon=2.0,
+      ... )
+      >>> sorted(document.page_content for document in synthesizer.run(progress=False).documents)
+      ['card\ndeclined', 'transfer\nlate']
     """
 
     _item_name = "document"
@@ -112,15 +152,23 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
     def __init__(
         self,
         private: TopicExamples,
-        script: TopicDecodingSpec,
+        script: TopicDecodingSpec | None,
         *,
         plan: DocumentsPlan,
         public: Mapping[str, Any],
+        review: Callable[[tuple[str, ...]], Iterable[str]] | None = None,
         **run: Any,
     ) -> None:
         self._public = dict(public)
-        self._histogram = _Histogram()
-        super().__init__(private, script, plan=plan, generation=plan.generation, first=[self._histogram], **run)
+        self._found = _Findings()
+        self._topics: dict[str, str] = {} if script is None else script.topics
+        self._look = review
+        # Those of topics are filled in once they are released; words that were released before stand there already.
+        is_open = script is not None and script.trees is not None and not script.trees
+        self._trees: dict[str | None, WordTree] | None = {} if is_open else None
+        if script is not None and self._trees is not None:
+            script = dataclasses.replace(script, trees=self._trees)
+        super().__init__(private, script, plan=plan, generation=plan.generation, first=[self._found], **run)
         self._resume()
 
     @classmethod
@@ -129,9 +177,10 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         cls,
         private: PrivateExamples,
         *,
-        llm: LLM,
+        documents_per_topic: int,
+        llm: LLM | None = None,
         topics: Topics | Sequence[str] | None = None,
-        documents_per_topic: int = 4,
+        deny: Iterable[str] = (),
         max_tokens: int = 60,
         budget: BudgetLike | None = None,
         epsilon: float | None = None,
@@ -143,28 +192,32 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         component: str | None = None,
         checkpoint: Where | None = None,
     ) -> Self:
-        """Plans the noise of both steps and declares the share; nothing is spent yet.
+        """Plans the noise of all steps and declares the share; nothing is spent yet.
 
         Args:
           private: the documents, declared without labels, such as `PrivateExamples(loader, ...)`; bound
             to the budget's ledger here.
+          documents_per_topic: 0 releases words of each topic alone: no text and no model; they hold facts at a few
+            dozen units. 1 or more writes so many texts of each topic: sentences, for several times the epsilon; their
+            costs compose. `topics=Topics(words=8)` releases both.
           llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
-            private prompts.
+            private prompts; not needed where no texts leave.
           topics: a `Topics`, or its vocabulary: public keywords that may become topics, never words of the records;
-            None: words of `public_vocabulary()`.
-          documents_per_topic: texts of each topic; their costs compose.
+            None: words that many documents hold, which are released as such.
+          deny: public words that are never released; each entry stands for all its words.
           max_tokens: cap of a text, in tokens.
           budget: a PrivacyBudgetCallbackHandler, a Budget or a RunnableConfig that holds one; None: the context's.
-          epsilon: this component's share of the budget (both noises are calibrated to it).
+          epsilon: this component's share of the budget (all noise is calibrated to it).
           instruction: public task description, the first paragraph of every prompt.
-          task: a `GenerationTask`: the wording of prompts, with the topic's field.
+          task: a `GenerationTask`: the wording of prompts, with the topic's field: "topic", or "topic_" where the
+            documents have a field of that name.
           rows: a `Rows`: how many prompts a token reads, of how many records, and how often they are drawn anew.
           noise: on the texts: a `Noise` on next-token probabilities, a `LogitNoise`, or the name of a mechanism; None:
             "gumbel". Its delta is the share's.
           decoding: a `Decoding`: candidates, stops, sampling, grammar.
           component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
-          checkpoint: file that stores the topics, and the tokens of every block, before their tickets are committed. If
-            it exists, the run continues from it, also in another process, with the same durable ledger.
+          checkpoint: file that stores topics, words, and the tokens of every block, before their tickets are committed.
+            If it exists, the run continues from it, also in another process, with the same durable ledger.
 
         Raises:
           ConfigurationError: a public argument is invalid; nothing was charged and no private call was made.
@@ -177,28 +230,33 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         found = topics if isinstance(topics, Topics) else Topics(cast("tuple[str, ...] | None", topics))
         mechanism = noise_of(noise, Noise, LogitNoise)
         shape, writing = option_of("rows", rows, Rows), option_of("decoding", decoding, Decoding)
+        wording = GenerationTask.of(task, instruction)
         named = component if component is not None else RunJournal.component_in(checkpoint)
         name = spender.fresh_name("documents") if named is None else named
         total = private.public_size_of(None)
-        size = max(1, total // found.num_topics) if found.topic_size is None else found.topic_size
-        # Declared with places before any topic is known, so that one share covers both steps.
+        size = max(1, total // found.num_topics)
+        # Declared with places before any topic is known, so that one share covers all steps.
         by_topic = split_by_topics(
             private,
             dataset_id=f"{private.dataset_id} by topics of {name}",
-            topic_key=found.key,
+            topic_key=_topic_key(private.fields),
             public_size=dict.fromkeys(places(found.num_topics), size),
         )
-        made = make_script(
-            by_topic,
-            as_backend(llm),
-            task=GenerationTask.of(task, instruction),
-            max_tokens=max_tokens,
-            noise=mechanism,
-            decoding=writing,
-        )
+        made = None
+        if check_int("documents_per_topic", documents_per_topic, low=0):
+            if llm is None:
+                raise fail("llm", "a model that writes texts", None, "Give llm=..., or documents_per_topic=0.")
+            made = make_script(
+                by_topic, as_backend(llm), task=wording, max_tokens=max_tokens, noise=mechanism, decoding=writing
+            )
+        else:
+            _check_unused(
+                shape, writing, wording, multiplier=mechanism.multiplier, mechanism=getattr(noise, "mechanism", noise)
+            )
         plan = plan_documents(
-            public_vocabulary() if found.vocabulary is None else found.vocabulary,
+            found.vocabulary,
             public_size=total,
+            documents_per_topic=documents_per_topic,
             epsilon=epsilon,
             delta=share_of_delta(spender, epsilon=epsilon, delta=mechanism.delta),
             adjacency=spender.adjacency,
@@ -206,39 +264,71 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             num_topics=found.num_topics,
             keywords_per_unit=found.keywords_per_unit,
             topic_share=found.epsilon_share,
-            topic_noise=found.noise,
             least_units=found.min_units,
             topic_size=size,
+            words=found.words,
+            pairs=found.pairs,
+            deny=deny,
             noise_multiplier=mechanism.multiplier,
             mechanism=TokenRule.of(mechanism, writing.temperature),
             design=RowDesign.of(shape, smallest_size=size) or RowDesign.choose(smallest_size=size),
             redraw_every=shape.redraw_every,
-            documents_per_topic=documents_per_topic,
             max_tokens=max_tokens,
-            candidates=made.candidates,
+            candidates=101 if made is None else made.candidates,
             partition=by_topic.dataset_id,
         )
-        warn_of_noise(plan.generation)
-        script = TopicDecodingSpec.of(dataclasses.replace(made, margin=public_margin(plan.generation.release)))
-        shown = plan.to_dict()
-        public = {**shown, "generation": {**shown["generation"], **script.to_dict()}}
+        if writing.released_words is True and plan.words is None:
+            raise fail("Decoding.released_words", "True where words of topics leave", True, "Give Topics(words=8).")
+        if found.review is not None and not plan.releases_words:
+            raise fail("Topics.review", "None where no words are released", found.review, "Give Topics(words=8).")
+        script, public = None, plan.to_dict()
+        if made is not None and plan.generation is not None:
+            warn_of_noise(plan.generation)
+            script = TopicDecodingSpec.of(dataclasses.replace(made, margin=public_margin(plan.generation.release)))
+            public = {**public, "generation": {**public["generation"], **script.to_dict()}}
         terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "plan": public}
         journal = RunJournal.open(checkpoint, **terms)
-        share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, engines=[script])
-        return cls(by_topic, script, plan=plan, public=public, share=share, budget=spender, journal=journal)
+        engines = [] if script is None else [script]
+        share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, engines=engines)
+        run = {"share": share, "budget": spender, "journal": journal, "review": found.review}
+        return cls(by_topic, script, plan=plan, public=public, **run)
 
     afrom_private_examples = awaitable(from_private_examples)
 
     @property
-    def topics(self) -> tuple[Count, ...]:
-        """The released topics with their noisy counts, the largest first; empty before the histogram is released."""
-        topics = self._histogram.topics if self._histogram.done else None
-        return tuple(sorted(topics or (), key=lambda pair: (-pair[1], pair[0])))
+    def topics(self) -> tuple[Weight, ...]:
+        """The released topics with their noisy counts, or weights, the largest first; empty before their release.
+
+        Without those that a review took out.
+        """
+        dropped = self._found.dropped or frozenset()
+        topics = (pair for pair in self._found.topics or () if self._topics and not _is_in(pair[0], dropped))
+        return tuple(sorted(topics, key=lambda pair: (-pair[1], pair[0])))
 
     @property
-    def counts(self) -> dict[str, int]:
-        """The noisy count of every keyword of the vocabulary, as this process released it (public)."""
-        return dict(self._histogram.counts)
+    def words(self) -> tuple[WordGroup, ...]:
+        """The released words of each topic, the smallest topic first; without those that a review took out."""
+        dropped = self._found.dropped or frozenset()
+        groups = (
+            WordGroup(topic, self._found.words[place], self._found.pairs.get(place, ()))
+            for place, topic in self._topics.items()
+            if place in self._found.words and not _is_in(topic, dropped)
+        )
+        return tuple(without_words(group, dropped) for group in groups)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """The noisy count of every keyword, or weight of every word, as this process released it (public)."""
+        return dict(self._found.counts)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The privacy report (public), and whether released words were reviewed; reads the ledger."""
+        if not self.plan.releases_words:
+            return super().report
+        dropped = self._found.dropped
+        shown = None if self._look is None or dropped is None else {"words_dropped": len(dropped)}
+        return report_of(self._budget, self.share, self.plan, review=shown)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -248,17 +338,64 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         else:
             yield Blocking(lambda: self._find(item, call.events))
 
-    def _find(self, item: _Histogram, events: RunEvents) -> None:
-        """Releases the histogram, once, and sets the topics."""
+    def _find(self, item: _Findings, events: RunEvents) -> None:
+        """Releases topics and words, each once, and has them reviewed; what an earlier call released stays."""
         if item.topics is None:  # otherwise an earlier call released it and could not store or split
-            item.ticket = self.share.reserve(TOPIC_TEMPLATE)
+            item.ticket = self.share.reserve(self.plan.topic_template)
             events.tickets += 1
-            counts = release_counts(self._private, item.ticket, plan=self.plan.topics)
-            item.counts, item.topics = dict(counts), choose_topics(counts, self.plan)
+            found = self._release_topics(item.ticket)
+            item.counts, item.topics = dict(found), choose_topics(found, self.plan)
             self._record({"topics": item.topics}, item.ticket)
-        if item.ticket is not None and item.ticket.uncommitted:
-            item.ticket.commit()
+        _commit(item.ticket)
         self._name(item.topics)
+        for place, topic in self._topics.items() if self.plan.words is not None else ():
+            self._release_words(item, place, frozenset(words_of(topic)), events)
+        if item.dropped is None and self.plan.releases_words:
+            dropped = self._reviewed()
+            self._record({"dropped": sorted(dropped)})
+            item.dropped = dropped
+        self._write(item)
+
+    def _release_topics(self, ticket: Reservation) -> tuple[Weight, ...]:
+        plan = self.plan.topics
+        if isinstance(plan, CountPlan):
+            return release_counts(self._private, ticket, plan=plan)
+        return release_words(self._private, ticket, plan=plan, known=public_words())
+
+    def _release_words(self, item: _Findings, place: str, own: frozenset[str], events: RunEvents) -> None:
+        """Releases the words of a place but those of its topic, and pairs of them, each once."""
+        for name, template, plan, held in (
+            ("words", WORDS_OF_TOPIC_TEMPLATE, self.plan.words, item.words),
+            ("pairs", PAIRS_OF_TOPIC_TEMPLATE, self.plan.pairs, item.pairs),
+        ):
+            if plan is not None and place not in held:
+                known = public_words() if name == "words" else tuple(word for word, _ in item.words[place])
+                # A ticket that burnt without a result left nothing, and there is no other.
+                is_lost = not self.share.remaining(template, label=place)
+                item.ticket = None if is_lost else self.share.reserve(template, label=place)
+                if item.ticket is None:
+                    held[place] = ()
+                else:
+                    events.tickets += 1
+                    held[place] = release_words(self._private, item.ticket, plan=plan, known=known, gone=own)
+                burnt = () if item.ticket is None else (item.ticket,)
+                self._record({"place": place, name: held[place]}, *burnt)
+            _commit(item.ticket)
+
+    def _reviewed(self) -> frozenset[str]:
+        """Returns the released words that the review takes out; it gets them all and can add none."""
+        if self._look is None:
+            return frozenset()
+        released = dict.fromkeys(word for group in self.words for word, _ in group.words)
+        of_topics = self._found.topics if isinstance(self.plan.topics, WordRelease) else ()
+        released |= dict.fromkeys(topic for topic, _ in of_topics or ())
+        found = self._look(tuple(released))
+        if isinstance(found, str) or not isinstance(found, Iterable):
+            raise fail("Topics.review", "a function that returns the words to drop", type(found).__name__)
+        dropped = frozenset(found)
+        if others := sorted(map(str, dropped - set(released))):
+            raise fail("Topics.review", "words to drop, of those that it was given", others[:3])
+        return dropped
 
     def _give_back(self, item: Any, events: RunEvents) -> None:
         if isinstance(item, PartialText):
@@ -267,49 +404,96 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             events.tickets -= item.ticket.give_back()  # an unburnt ticket only
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
-        if self._histogram.done:
+        found = self._found
+        if found.done:
             super()._restore(entry)
+        elif found.topics is None:
+            topics = self._checked(entry.get("topics"))
+            self._name(topics)
+            found.topics = topics
+            if not self.plan.releases_words:
+                self._write(found)
+        elif "place" in entry:
+            self._restore_words(entry)
         else:
-            self._name(self._checked(entry.get("topics")))
+            self._restore_review(entry.get("dropped"))
 
-    def _checked(self, found: Any) -> tuple[Count, ...]:
-        """Returns topics from a checkpoint; refuses those that the paid histogram cannot have released."""
-        known, least = frozenset(self.plan.topics.rule.declared or ()), self.plan.least_units
-        pairs = found if isinstance(found, list) and len(found) <= self.plan.num_topics else [None]
-        topics = tuple((pair[0], pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) == 2)
-        are_known = all(isinstance(topic, str) and topic in known for topic, _ in topics)
-        if (
-            len(topics) < len(pairs)
-            or not are_known
-            or not all(type(count) is int and count >= least for _, count in topics)
-        ):
-            raise fail("checkpoint", f"topics of the vocabulary, of {least} units or more", "others")
-        # An unused histogram ticket proves that these topics were not released on this ledger.
-        if self.share.remaining(TOPIC_TEMPLATE):
-            raise fail("checkpoint", "topics of a histogram that was released", "a ledger on which none was")
+    def _checked(self, found: Any) -> tuple[Weight, ...]:
+        """Returns topics from a checkpoint; refuses those that the paid release cannot have released."""
+        topics = _pairs_in(found)
+        if len(topics) > self.plan.num_topics or problems_in(topic_problems(topics, self.plan), "topics"):
+            least = self.plan.least_units
+            expected = "words that its plan can release" if least is None else "topics of the vocabulary, "
+            expected += "" if least is None else f"of {least} units or more"
+            raise fail("checkpoint", expected, "others")
+        # An unused ticket proves that these topics were not released on this ledger.
+        if self.share.remaining(self.plan.topic_template):
+            raise fail("checkpoint", "topics of a release that was made", "a ledger on which none was")
         return topics
 
-    def _name(self, topics: tuple[Count, ...]) -> None:
-        """Splits the units by topics, permanently on this ledger, and adds the texts of these topics."""
+    def _restore_words(self, entry: Mapping[str, Any]) -> None:
+        """Restores the words or pairs of one place; refuses those that its paid release cannot have released."""
+        place, found = entry["place"], self._found
+        is_pairs = "pairs" in entry
+        held = found.pairs if is_pairs else found.words
+        items = _pairs_in(entry.get("pairs" if is_pairs else "words"))
+        template = PAIRS_OF_TOPIC_TEMPLATE if is_pairs else WORDS_OF_TOPIC_TEMPLATE
+        if not isinstance(place, str) or place not in self._topics or place in held:
+            raise fail("checkpoint", "words of a topic's place, each once", "others")
+        words, pairs = (found.words.get(place, ()), items) if is_pairs else (items, ())
+        if problems_in(topic_word_problems(self._topics[place], words, pairs, plan=self.plan), "words"):
+            raise fail("checkpoint", "words that the plan can release", "others")
+        if self.share.remaining(template, label=place):
+            raise fail("checkpoint", "words of a release that was made", "a ledger on which none was")
+        held[place] = items
+
+    def _restore_review(self, dropped: Any) -> None:
+        if not isinstance(dropped, list) or not all(isinstance(word, str) for word in dropped):
+            raise fail("checkpoint", "what a review dropped", type(dropped).__name__)
+        self._found.dropped = frozenset(dropped)
+        self._write(self._found)
+
+    def _name(self, topics: tuple[Weight, ...]) -> None:
+        """Splits the units by topics, permanently on this ledger."""
         if topics:
             named = self._private.name_topics(topic for topic, _ in topics)
             self._budget.bind(named)
-        by_place = dict(zip(places(self.plan.num_topics), (topic for topic, _ in topics), strict=False))
-        self._script.topics.update(by_place)
-        self._begin(by_place)
-        self._histogram.topics, self._histogram.done = topics, True
+        self._topics.update(zip(places(self.plan.num_topics), (topic for topic, _ in topics), strict=False))
+
+    def _write(self, item: _Findings) -> None:
+        """Adds the texts of the topics that were not dropped; words that were not are candidates of theirs."""
+        if self._trees is not None:
+            held = {group.label: group.words for group in self.words}
+            for place, topic in self._topics.items():
+                words = (*words_of(topic), *(word for word, _ in held.get(topic, ())))
+                self._trees[place] = WordTree.of(words, self._script.backend)
+        if self.plan.generation is not None:
+            dropped = item.dropped or frozenset()
+            self._begin({place for place, topic in self._topics.items() if not _is_in(topic, dropped)})
+        item.done = True
 
     def _examples(self, item: Any) -> list[Document]:
-        is_text = isinstance(item, PartialText) and self._is_written(item)
-        return [self._text(item).document(release_id(self._names(), self.topics))] if is_text else []
+        if isinstance(item, PartialText):
+            is_written = self._is_written(item)
+            return [self._text(item).document(release_id(self._names(), self.topics))] if is_written else []
+        return [each for each in self._value().documents if "kind" in each.metadata] if self.words else []
+
+    def _steps_left(self) -> int:
+        if self.plan.generation is None:
+            return sum(not item.done for item in self._items)
+        return super()._steps_left()
+
+    @property
+    def _num_texts(self) -> int:
+        return super()._num_texts if self.plan.generation is not None else 0
 
     def _value(self) -> SyntheticDocuments:
-        order = list(self._script.topics)
+        order = list(self._topics)
         written = sorted(self._written(), key=lambda draft: order.index(str(draft.label)))
-        return SyntheticDocuments(tuple(map(self._text, written)), self.topics, self.report, self._public)
+        return SyntheticDocuments(tuple(map(self._text, written)), self.topics, self.report, self._public, self.words)
 
     def _text(self, draft: PartialText) -> SyntheticText:
-        topic = self._script.topics[str(draft.label)]
+        topic = self._topics[str(draft.label)]
         return SyntheticText(draft.values[self._script.wording.text_key], topic, draft.number)
 
     def _names(self) -> dict[str, str]:
@@ -323,8 +507,43 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         return f"DocumentSynthesizer(component={self.component!r}, topics={self.plan.num_topics})"
 
 
-def choose_topics(counts: Iterable[Count], plan: DocumentsPlan) -> tuple[Count, ...]:
+def choose_topics(found: Iterable[Weight], plan: DocumentsPlan) -> tuple[Weight, ...]:
     """Returns the topics, smallest noisy count first: a unit with several topics belongs to the rarest."""
-    seen = [pair for pair in counts if pair[1] >= plan.least_units]
+    seen = [pair for pair in found if plan.least_units is None or pair[1] >= plan.least_units]
     most = sorted(seen, key=lambda pair: -pair[1])[: plan.num_topics]
     return tuple(reversed(most))
+
+
+def _topic_key(fields: Collection[str]) -> str:
+    """Returns the field of the topic in prompts: one that the documents do not have."""
+    key = "topic"
+    while key in fields:
+        key += "_"
+    return key
+
+
+def _check_unused(*options: Option, **given: Any) -> None:
+    """Refuses what says how texts are written where none are."""
+    unused = [type(option).__name__ for option in options if option.to_dict()]
+    if unused := [*unused, *(f"noise.{name}" for name, value in given.items() if value is not None)]:
+        raise fail(", ".join(unused), "none with documents_per_topic=0: no text is written", "some", "Leave them out.")
+
+
+def _is_in(topic: str, dropped: frozenset[str]) -> bool:
+    """Whether a word of a topic was dropped."""
+    return not dropped.isdisjoint(words_of(topic))
+
+
+def _commit(ticket: Reservation | None) -> None:
+    if ticket is not None and ticket.uncommitted:
+        ticket.commit()
+
+
+def _pairs_in(found: Any) -> tuple[Weight, ...]:
+    """Returns the pairs of a text and a number that a checkpoint holds."""
+    pairs: list[Any] = found if isinstance(found, list) else [None]
+    if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+        raise fail("checkpoint", "topics of the vocabulary, or words, with a number each", "others")
+    if not all(type(pair[1]) in {int, float} for pair in pairs):
+        raise fail("checkpoint", "numbers beside topics and words", "others")
+    return tuple((pair[0], pair[1]) for pair in pairs)

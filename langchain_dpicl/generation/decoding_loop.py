@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from langchain_dpicl.backends.sync_async import EffectGenerator, TopTokenRequest
 from langchain_dpicl.exceptions import CapabilityError
 from langchain_dpicl.generation.grammars import BoundGrammar, Grammar, Matcher
 from langchain_dpicl.generation.plan import Segment
+from langchain_dpicl.generation.word_tree import MOST_COLUMNS, WordColumns, WordTree, trees_of
 from langchain_dpicl.options.rows import LogitNoise, Noise
 from langchain_dpicl.options.tasks import Decoding, GenerationTask, OpenLabel
 from langchain_dpicl.privacy._validate import fail
@@ -143,6 +144,7 @@ class DecodingSpec:
       needs_logits: whether candidates come with public logits.
       margin: candidates this close to the last of the public top-K are candidates too (Top-k+).
       grammar: constrains the texts; None: unconstrained.
+      trees: released words by label, whose tokens are candidates too; those of None are for all labels. None: no words.
       eos_column: the column of EOS in the vocabulary, for engines that compute the public row with the private ones.
     """
 
@@ -156,6 +158,7 @@ class DecodingSpec:
     needs_logits: bool = False
     margin: float = 0.0
     grammar: BoundGrammar | None = None
+    trees: Mapping[str | None, WordTree] | None = None
     eos_column: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -180,8 +183,18 @@ class DecodingSpec:
         declared = {self.wording.label_key: draft.label} if draft.label is not None and self.wording.label_key else {}
         return {**declared, **draft.values}
 
+    def tree(self, label: str | None) -> WordTree | None:
+        """Returns the released words whose tokens are candidates of a text; None: there are none."""
+        return None if self.trees is None else self.trees.get(label, self.trees.get(None))
+
     def domain(
-        self, prompt: str, prefix: Sequence[Token], *, block: ReleaseBlock | None = None, matcher: Matcher | None = None
+        self,
+        prompt: str,
+        prefix: Sequence[Token],
+        *,
+        block: ReleaseBlock | None = None,
+        matcher: Matcher | None = None,
+        words: WordColumns | None = None,
     ) -> EffectGenerator[Domain]:
         """Returns the public candidates of the next token; EOS is among them after the first (an effect generator).
 
@@ -191,10 +204,10 @@ class DecodingSpec:
         if block is not None:
             logits = yield from block.public_logits()
             return self._narrow_candidates(
-                Domain(self.backend.vocabulary(), logits, np.arange(len(logits))), prefix, matcher
+                Domain(self.backend.vocabulary(), logits, np.arange(len(logits))), prefix, matcher, words
             )
         pairs = yield self.question(prompt, prefix, matcher=matcher)
-        return self.domain_of(pairs, prefix, matcher=matcher)
+        return self.domain_of(pairs, prefix, matcher=matcher, words=words)
 
     def question(self, prompt: str, prefix: Sequence[Token], *, matcher: Matcher | None = None) -> TopTokenRequest:
         """Returns what the public model is asked about the next token."""
@@ -206,26 +219,37 @@ class DecodingSpec:
         return TopTokenRequest(self.backend, prompt, tuple(prefix), top_k)
 
     def domain_of(
-        self, pairs: Sequence[tuple[Token, float]], prefix: Sequence[Token], *, matcher: Matcher | None = None
+        self,
+        pairs: Sequence[tuple[Token, float]],
+        prefix: Sequence[Token],
+        *,
+        matcher: Matcher | None = None,
+        words: WordColumns | None = None,
     ) -> Domain:
         """Returns the candidates of the next token from the answer to `question`."""
         if self.public_top_k is None and not self.needs_logits:
-            return self._narrow_candidates(Domain(tuple(self.backend.vocabulary())), prefix, matcher)
+            return self._narrow_candidates(Domain(tuple(self.backend.vocabulary())), prefix, matcher, words)
         with np.errstate(divide="ignore"):
             seen = Domain(tuple(key for key, _ in pairs), np.log(np.array([chance for _, chance in pairs])))
-        return self._narrow_candidates(seen, prefix, matcher)
+        return self._narrow_candidates(seen, prefix, matcher, words)
 
     def asks_beside(self, outage: Outage) -> bool:
         """Whether the public question of a token goes beside its rows: the model is elsewhere and answers.
 
-        A grammar may leave one candidate, which is written without rows, so it needs the answer before.
+        A grammar or released words may leave one candidate, which is written without rows, so they need the answer
+        before.
         """
         limit = concurrency_limit()
         most = min(calls_at_once(self.backend), limit or sys.maxsize)
-        return self.grammar is None and not self.is_fused and most >= LEAST_BESIDE and not outage.is_on
+        is_free = self.grammar is None and self.trees is None
+        return is_free and not self.is_fused and most >= LEAST_BESIDE and not outage.is_on
 
-    def _narrow_candidates(self, domain: Domain, prefix: Sequence[Token], matcher: Matcher | None) -> Domain:
+    def _narrow_candidates(
+        self, domain: Domain, prefix: Sequence[Token], matcher: Matcher | None, words: WordColumns | None = None
+    ) -> Domain:
         """Returns the likeliest candidates that may follow; a function of public and released values only."""
+        if words is not None and words.is_only:
+            return self._columns_of(domain, words.tokens)
         may = np.ones(len(domain), dtype=bool)
         if matcher is not None:
             may = matcher.allowed() if domain.columns is not None else matcher.allowed_of(domain.keys)
@@ -233,6 +257,8 @@ class DecodingSpec:
         others = domain.only(may & ~ends)
         if self.public_top_k is not None:
             others = others.likeliest(self.public_top_k, margin=self.margin)
+        if words is not None:
+            others = self._with_words(domain, others, words)
         end = domain.only(may & ends)
         # An empty text is useless, and to leave EOS out of the first domain is a public choice.
         if len(others) and not prefix:
@@ -241,6 +267,27 @@ class DecodingSpec:
             # EOS outside the top K is added with logit -inf, so that a text can always end.
             end = Domain((self.backend.eos,), None if domain.logits is None else np.array([-np.inf]))
         return others.joined(end)
+
+    def _with_words(self, domain: Domain, others: Domain, words: WordColumns) -> Domain:
+        """Returns public candidates with those of released words; behind a whole word none that is a letter."""
+        public = frozenset(others.keys)
+        words.added = frozenset(words.tokens) - public
+        found = others.joined(self._columns_of(domain, [token for token in words.tokens if token in words.added]))
+        if not words.ends_word:
+            return found
+        goes_on = [self.backend.decode([token])[:1].isalnum() for token in found.keys]
+        return found.only(~np.array(goes_on, dtype=bool))
+
+    def _columns_of(self, domain: Domain, tokens: Sequence[Token]) -> Domain:
+        """Returns tokens of released words as candidates, with their public logits where the domain has all."""
+        if domain.columns is not None:
+            places = dict(zip(domain.columns.tolist(), range(len(domain)), strict=True))
+            at = {token: place for tree in (self.trees or {}).values() for token, place in tree.columns.items()}
+            return domain.only(np.array([places[at[token]] for token in tokens], dtype=np.int64))
+        if self.needs_logits:
+            known = {token: place for place, token in enumerate(domain.tokens)}
+            return domain.only(np.array([known[token] for token in tokens if token in known], dtype=np.int64))
+        return Domain(tuple(tokens))
 
     def _ends(self, domain: Domain) -> NDArray[np.bool_]:
         """Returns bool[d]: which candidate is the end of the text."""
@@ -260,9 +307,13 @@ class DecodingSpec:
         """Whether released tokens end the segment: EOS, or a stop string in their text."""
         return has_ended(self.backend, tokens, self.stop)
 
+    def text_of(self, tokens: Sequence[Token]) -> str:
+        """Returns the text of released tokens, as they are."""
+        return self.backend.decode([token for token in tokens if token != self.backend.eos])
+
     def text(self, tokens: Sequence[Token]) -> str:
         """Returns the text of released tokens, cut before the first stop string and stripped."""
-        text = self.backend.decode([token for token in tokens if token != self.backend.eos]).lstrip()
+        text = self.text_of(tokens).lstrip()
         for stop in self.stop:
             text = text.split(stop, 1)[0]
         return text.strip()
@@ -272,7 +323,7 @@ class DecodingSpec:
         """Most candidates of a token, for planning."""
         if self.public_top_k is None or self.needs_logits:
             return len(self.backend.vocabulary())
-        return self.public_top_k + 1
+        return self.public_top_k + 1 + (0 if self.trees is None else MOST_COLUMNS)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public wording and rules as JSON values."""
@@ -289,6 +340,7 @@ class DecodingSpec:
             "label_key": self.wording.label_key,
             "open_labels": None if self.open_labels is None else list(self.open_labels),
             **({} if self.grammar is None else {"grammar": self.grammar.grammar.to_dict()}),
+            **({} if self.trees is None else {"released_words": True}),
         }
 
 
@@ -317,6 +369,7 @@ def write_draft(
         writer = _SegmentWriter(script, draft, script.wording.renderer(name, known)(()), tick, seen)
         if segment.name == "text":
             writer.follow(script.grammar)
+            writer.tree = script.tree(draft.label)
         for length, ticket in () if writer.has_ended() else _unburnt(draft):
             # The first domain is computed before the block opens: a failing public model must not burn a ticket.
             # A fused engine computes the public row inside the block, with the private ones, and so do calls beside
@@ -349,6 +402,12 @@ class _SegmentWriter:
     outage: Outage
     matcher: Matcher | None = None
     stuck: bool = False
+    tree: WordTree | None = None
+    place: Hashable | None = None
+    """What is written of a word that only the tree holds; None: no such word is begun."""
+    ends_word: bool = False
+    ways: dict[Token, Hashable | None] = field(default_factory=dict)
+    """Tokens that are candidates because of the tree alone, with the place that each goes on from."""
 
     def follow(self, grammar: BoundGrammar | None) -> None:
         """Starts the grammar behind the tokens of the draft."""
@@ -360,10 +419,14 @@ class _SegmentWriter:
         """Returns the candidates of the next token (a generator); a single candidate is appended without a release."""
         carrier = block if block is not None and block.carries_public else None
         while True:
+            self._finish_word(block)
+            words = self._words()
             with self.outage.noted() if carrier is None else nullcontext():
                 candidates = yield from self.script.domain(
-                    self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher
+                    self.prompt, self.draft.tokens, block=carrier, matcher=self.matcher, words=words
                 )
+            if words is not None:
+                self.ways = {token: way for token, way in self.ways.items() if words.is_only or token in words.added}
             self.stuck = not len(candidates)
             if self.matcher is None or len(candidates) != 1 or len(self.draft.tokens) >= MAX_FORCED:
                 return candidates
@@ -391,10 +454,41 @@ class _SegmentWriter:
         return not self.has_ended()
 
     def write(self, token: Token, block: ReleaseBlock) -> None:
-        """Appends a released token, and the tokens that the grammar forces behind it."""
+        """Appends a released token, and the tokens that the grammar, or the one word left, forces behind it."""
         self._append(token, block)
+        if token in self.ways:
+            self._enter(token)
+        else:
+            self.ends_word = False
         self.tick()
         self._write_forced(block)
+        self._finish_word(block)
+
+    def _words(self) -> WordColumns | None:
+        """Returns what the tree adds to the next token: its first ones, or those that finish the word begun."""
+        if self.tree is None:
+            return None
+        if self.place is None:
+            self.ways = self.tree.behind(self.draft.tokens, self.script.text_of(self.draft.tokens))
+        else:
+            self.ways = dict.fromkeys(self.tree.after(self.place), self.place)
+        return WordColumns(tuple(self.ways), is_only=self.place is not None, ends_word=self.ends_word)
+
+    def _enter(self, token: Token) -> None:
+        """Goes on in the word that a written token begins or continues."""
+        if self.tree is not None:
+            self.place = self.tree.step(self.ways.get(token, self.place), token)
+            self.ends_word = self.place is None
+
+    def _finish_word(self, block: ReleaseBlock | None) -> None:
+        """Writes what is left of a released word for free, as long as only one token goes on."""
+        while self.tree is not None and self.place is not None and not self.has_ended():
+            rest = self.tree.after(self.place)
+            if len(rest) != 1:
+                return
+            self._append(rest[0], block)
+            self.ways = {rest[0]: self.place}
+            self._enter(rest[0])
 
     def has_ended(self) -> bool:
         """Whether the segment has ended; a function of released and public values."""
@@ -459,6 +553,9 @@ def make_script(
         if open_labels is None:
             # An open label is private text: it is generated before the text, at a cost of its own.
             segments = (Segment("label", task.open_label.max_tokens), *segments)
+    trees = decoding.released_words
+    if trees is not None and decoding.grammar is not None:
+        raise fail("Decoding.released_words", "None with a grammar, which says what may follow", "both")
     return DecodingSpec(
         backend,
         generation_wording(private.text_key, label_key, private.fields, task.instruction, task.record_prompt),
@@ -468,6 +565,8 @@ def make_script(
         open_labels,
         needs_logits=is_logit,
         grammar=_bound(decoding.grammar, backend),
+        # True: of words that are not released yet, which a store of documents fills in.
+        trees=None if trees is None else {} if trees is True else trees_of(trees, private.labels or (), backend),
     )
 
 

@@ -420,8 +420,11 @@ class DraftRun(ReleaseRun[Item, Result]):
     """A run that writes texts token by token; a subclass says how they are shown.
 
     With a journal, tickets are reserved block by block, and a text whose tickets were lost with a killed process is
-    left out.
+    left out. Without script and plan of texts it has no text: a subclass has other items.
     """
+
+    _script: DecodingSpec
+    _blocks: _Blocks
 
     _unit = "token"
     _title = "private generation"
@@ -429,17 +432,19 @@ class DraftRun(ReleaseRun[Item, Result]):
     def __init__(
         self,
         private: PrivateExamples,
-        script: DecodingSpec,
+        script: DecodingSpec | None,
         *,
-        generation: GenerationPlan,
+        generation: GenerationPlan | None,
         share: Share,
         first: Iterable[Any] = (),
         **run: Any,
     ) -> None:
         super().__init__(private, first, share=share, **run)
-        self._script = script
-        self._blocks = _Blocks(private, share, script, generation)
-        self._deals = DisjointBatches(private, share, generation) if generation.design.sampling == "disjoint" else None
+        self._deals = None
+        if script is not None and generation is not None:
+            self._script, self._blocks = script, _Blocks(private, share, script, generation)
+            if generation.design.sampling == "disjoint":
+                self._deals = DisjointBatches(private, share, generation)
         self._drafts: dict[tuple[str | None, int], PartialText] = {}
         self._kept: dict[tuple[str | None, int], dict[str, Any]] = {}
 
@@ -566,7 +571,7 @@ class DraftRun(ReleaseRun[Item, Result]):
         super()._resume()
         if self._journal is not None:
             # A checkpoint from elsewhere must not bring tokens that this share has not paid for.
-            for label, _ in self._blocks.plan.branches:
+            for label in {draft.label for draft in self._drafts.values()}:
                 check_paid(self._burnt_for(label), used=self._reserved_for(label), what="tickets")
 
     def _burnt_for(self, label: str | None) -> int:
@@ -726,6 +731,9 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         script = make_script(
             private, as_backend(llm), task=wording, max_tokens=max_tokens, noise=mechanism, decoding=writing
         )
+        if writing.released_words is True:
+            advice = "Release them first: WordDiscovery.from_private_examples(...).run()."
+            raise fail("Decoding.released_words", "a ReleasedWords", True, advice)
         sizes = public_sizes(private)
         smallest = min(sizes.values())
         plan = plan_generation(

@@ -22,28 +22,35 @@ from langchain_dpicl.privacy._validate import fail
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Topics(Option):
-    """How topics of private documents are found: a noisy histogram over public keywords.
+    """How topics of private documents are found, and which words leave of each.
 
     Args:
-      vocabulary: public keywords that may become topics; None: `public_vocabulary()`.
+      vocabulary: public keywords that may become topics, found by a noisy histogram; None: words of the documents that
+        many units write, found as `WordDiscovery` finds them.
       num_topics: most topics.
-      keywords_per_unit: most keywords that a unit counts for.
-      epsilon_share: part of epsilon that the histogram may cost alone, in (0, 1).
-      noise: "discrete_laplace" or "gaussian"; None: the one with the smaller deviation.
-      min_units: noisy count that a topic needs; None: so high that 95 % of runs find no keyword that no unit holds.
-      topic_size: declared units of a topic; None: the size divided by the number of topics.
-      key: name of the topic's field in prompts.
+      keywords_per_unit: most keywords that a unit counts for, or words that it casts for topics; None: 10, or 16 words.
+      epsilon_share: part of epsilon that the topics may cost alone, in (0, 1); None: a fifth, and of topics that are
+        words beside words of topics, the noise of these.
+      min_units: noisy count that a keyword needs; None: so high that 95 % of runs find no keyword that no unit holds.
+      words: most words of its topic that a unit casts; 0: no words leave. None: 8 where no texts leave, else 0.
+      pairs: whether pairs of released words that are neighbours leave too.
+      review: a function that gets all released words, topics included, after they were released and before a text is
+        written or a document made, and returns those to leave out. It costs nothing, and can add none.
     """
 
     vocabulary: Texts | None = None
     num_topics: Count = 10
     _: KW_ONLY
-    keywords_per_unit: Count = 10
-    epsilon_share: Probability = 0.2
-    noise: Literal["discrete_laplace", "gaussian"] | None = None
+    keywords_per_unit: Count | None = None
+    epsilon_share: Probability | None = None
     min_units: Count | None = None
-    topic_size: Count | None = None
-    key: str = "topic"
+    words: CountOrZero | None = None
+    pairs: bool = False
+    review: Live = None
+
+    def _check_together(self) -> None:
+        if self.review is not None and not callable(self.review):
+            raise fail("Topics.review", "a function of released words, which returns those to drop", type(self.review))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

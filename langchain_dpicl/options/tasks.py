@@ -166,6 +166,9 @@ class Decoding(Option):
       top_k: sample among so many noised candidates ("gaussian" only).
       top_p: nucleus sampling on the noised vector ("gaussian" only).
       grammar: a `Grammar`: what a text may be; what it forces is free.
+      released_words: a `ReleasedWords`, whose words may be written too although the public model does not foresee them;
+        a word that is begun is finished for free. True, of `DocumentSynthesizer` alone: the words of each topic. None:
+        no such words.
     """
 
     candidates: Count | Literal["all"] = 100
@@ -174,3 +177,8 @@ class Decoding(Option):
     top_k: Count | None = None
     top_p: Share = 1.0
     grammar: Live = None
+    released_words: Live = None
+
+    def _check_together(self) -> None:
+        if self.released_words is False:
+            raise fail("Decoding.released_words", "a ReleasedWords, True or None", self.released_words)

@@ -38,10 +38,14 @@ def release_words(
     *,
     plan: WordRelease,
     known: PublicWords | Sequence[str],
+    gone: frozenset[str] = frozenset(),
 ) -> tuple[Weight, ...]:
-    """Burns one ticket and releases the words or pairs it pays for; errors and commit as for `release_counts`."""
+    """Burns one ticket and releases the words or pairs it pays for; errors and commit as for `release_counts`.
+
+    Words of `gone`, which were released before, are cast by no unit.
+    """
     plan.check_known(known)
-    return _released(private, reservation, plan, lambda units: plan.release(units, known, rng=SYSTEM_RANDOM))
+    return _released(private, reservation, plan, lambda units: plan.release(units, known, rng=SYSTEM_RANDOM, gone=gone))
 
 
 def _released(
@@ -50,7 +54,7 @@ def _released(
     plan: CountPlan | WordRelease,
     release: Callable[[Iterable[Iterable[Mapping[str, Any]]]], T],
 ) -> T:
-    pool = opened(private, reservation, plan.event, plan.adjacency)
+    pool = opened(private, reservation, plan.event, plan.adjacency, gap=plan.implementation_delta)
     made = run_guarded(lambda: release(map(pool.records, range(pool.num_units))))
     if made is None:
         raise ModelCallError(NOT_COMPUTED)
@@ -78,7 +82,7 @@ def release_outcomes(
       ModelCallError: the release could not be computed.
     """
     home = os.getpid()
-    pool = opened(private, reservation, plan.event, plan.adjacency)
+    pool = opened(private, reservation, plan.event, plan.adjacency, gap=plan.implementation_delta)
     asked = run_guarded(lambda: ask(_sampled(pool, plan)))
     if asked is None:
         raise ModelCallError(NOT_COMPUTED)

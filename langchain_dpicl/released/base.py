@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options.base import html_table
+from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.released.files import FileForm, plain_json, text_in, write_whole
 from langchain_dpicl.reports.report import VerifiedReport, verify_report
 
@@ -121,3 +123,10 @@ def epsilon_of(report: Mapping[str, Any]) -> float:
     raise ConfigurationError(
         f'report["epsilon"]: expected a number >= 0 or {INFINITY!r}, found {type(epsilon).__name__}.'
     )
+
+
+def release_id(report: Mapping[str, Any], topics: Sequence[tuple[str, float]]) -> str:
+    """Returns a public name of 12 hexadecimal digits, a digest of the report's ids and the topics."""
+    named = {name: report.get(name) for name in ("ledger_id", "component", "dataset_id")}
+    whole = canonical_json({**named, "topics": [list(pair) for pair in topics]})
+    return hashlib.sha256(whole.encode("utf-8")).hexdigest()[:12]

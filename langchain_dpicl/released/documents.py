@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,14 +14,16 @@ from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, Vector
 
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy._validate import check_int, check_real, fail
+from langchain_dpicl.privacy.extensions.unit_values import words_of
+from langchain_dpicl.privacy.extensions.word_release import denied_words
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.released.base import Released
+from langchain_dpicl.released.base import Released, release_id
 from langchain_dpicl.released.files import FileForm
+from langchain_dpicl.released.words import WordGroup, group_of, without_words
 
 FORMAT = "langchain-dpicl/synthetic-documents"
-VERSION = 1
+VERSION = 2
 
 _LARGEST = 2**53
 
@@ -57,7 +58,7 @@ class SyntheticText:
 
 @dataclass(frozen=True)
 class SyntheticDocuments(Released):
-    """Synthetic documents by topic, with the topics' noisy counts and their privacy report.
+    """Synthetic documents and released words by topic, with the topics' noisy counts and their privacy report.
 
     Formal guarantees:
       - Holds public values only: indexing, searching, copying, printing, saving and filtering it is free
@@ -65,9 +66,11 @@ class SyntheticDocuments(Released):
 
     Args:
       texts: the documents, in the order of their topics.
-      topics: (keyword, noisy count of its units) pairs, the largest count first.
+      topics: (keyword, noisy count of its units) pairs, the largest count first; of topics that are released words,
+        their noisy sums of weights.
       report: JSON-able privacy report.
       plan: JSON-able public plan.
+      words: a `WordGroup` for each topic that has words, whose label is the topic.
 
     Raises:
       ConfigurationError: a value is of another type, a topic is unknown, or a document occurs twice.
@@ -80,12 +83,15 @@ class SyntheticDocuments(Released):
       'card'
     """
 
-    _FORM = FileForm("synthetic documents", FORMAT, VERSION, frozenset({"documents", "topics", "plan", "report"}))
+    _FORM = FileForm(
+        "synthetic documents", FORMAT, VERSION, frozenset({"documents", "topics", "topic_words", "plan", "report"})
+    )
 
     texts: tuple[SyntheticText, ...]
-    topics: tuple[tuple[str, int], ...]
+    topics: tuple[tuple[str, float], ...]
     report: Mapping[str, Any]
     plan: Mapping[str, Any]
+    words: tuple[WordGroup, ...] = ()
 
     def __post_init__(self) -> None:
         texts, topics = (
@@ -98,12 +104,20 @@ class SyntheticDocuments(Released):
         places = [(text.topic, text.number) for text in texts]
         if len(set(names)) != len(names) or len(set(places)) != len(places) or not {t for t, _ in places} <= set(names):
             raise fail("texts, topics", "distinct documents of distinct listed topics", names)
+        words = _check_tuple("words", self.words)
+        if not all(isinstance(group, WordGroup) for group in words):
+            raise fail("words", "WordGroup, each of them", sorted({type(group).__name__ for group in words}))
+        labels = [group.label for group in words]
+        if len(set(labels)) != len(labels) or not set(labels) <= set(names):
+            raise fail("words", "one group of a listed topic each", labels)
+        object.__setattr__(self, "words", words)
         object.__setattr__(self, "texts", texts)
         object.__setattr__(self, "topics", topics)
         self._copy_public("report", "plan")
 
     def __len__(self) -> int:
-        return len(self.texts)
+        """Returns how many documents there are: texts, and one for each topic whose words were released."""
+        return len(self.texts) + len(self.words)
 
     @property
     def release_id(self) -> str:
@@ -112,9 +126,15 @@ class SyntheticDocuments(Released):
 
     @property
     def documents(self) -> list[Document]:
-        """The non-empty documents, with `topic`, `number` and `release` as metadata and stable ids."""
+        """The non-empty documents, with `topic` and `release` as metadata and stable ids: words, then texts.
+
+        The words of a topic are one document: the topic, its words and, a line each, its pairs. It says which words
+        belong to the topic, not how: a model that writes sentences from it makes the rest up. Its `kind` is "words";
+        a text has its `number` instead.
+        """
         release = self.release_id
-        return [text.document(release) for text in self.texts if text.text.strip()]
+        of_words = [_of_words(group, release) for group in self.words]
+        return of_words + [text.document(release) for text in self.texts if text.text.strip()]
 
     def filtered(self, keep: Callable[[Document], bool]) -> SyntheticDocuments:
         """Returns the documents that pass a test; free, also if the test calls public models.
@@ -122,8 +142,31 @@ class SyntheticDocuments(Released):
         Args:
           keep: the test, for instance a model's judgement whether the text is about its topic.
         """
-        passed = [text for text in self.texts if keep(text.document(self.release_id))]
-        return dataclasses.replace(self, texts=tuple(passed))
+        release = self.release_id
+        passed = tuple(text for text in self.texts if keep(text.document(release)))
+        words = tuple(group for group in self.words if keep(_of_words(group, release)))
+        return dataclasses.replace(self, texts=passed, words=words)
+
+    def without(self, words: Iterable[str]) -> SyntheticDocuments:
+        """Returns what is left without some released words, the pairs that hold them and topics of their name.
+
+        Texts stay as they are, but those of a topic that is left out; free post-processing.
+
+        Args:
+          words: to take out, compared as they were counted: without case. An entry stands for each of its words.
+
+        Raises:
+          ConfigurationError: an entry is no text or has no word, or there are too many.
+        """
+        gone = frozenset(denied_words(words, "words"))
+        topics = tuple(pair for pair in self.topics if gone.isdisjoint(words_of(pair[0])))
+        names = {topic for topic, _ in topics}
+        return dataclasses.replace(
+            self,
+            topics=topics,
+            texts=tuple(text for text in self.texts if text.topic in names),
+            words=tuple(without_words(group, gone) for group in self.words if group.label in names),
+        )
 
     def to_vector_store(self, store: VectorStore | None = None, *, embedding: Embeddings | None = None) -> VectorStore:
         """Adds the documents to a vector store under stable ids.
@@ -174,6 +217,7 @@ class SyntheticDocuments(Released):
         return {
             "documents": [dataclasses.asdict(text) for text in self.texts],
             "topics": [list(pair) for pair in self.topics],
+            "topic_words": [group.to_dict() for group in self.words],
             "plan": self.plan,
             "report": self.report,
         }
@@ -185,14 +229,16 @@ class SyntheticDocuments(Released):
             tuple(_topic(pair) for pair in _check_tuple("topics", state["topics"])),
             state["report"],
             state["plan"],
+            tuple(map(group_of, _check_tuple("topic_words", state["topic_words"]))),
         )
 
 
-def release_id(report: Mapping[str, Any], topics: Sequence[tuple[str, float]]) -> str:
-    """Returns a public name of 12 hexadecimal digits, a digest of the report's ids and the topics."""
-    named = {name: report.get(name) for name in ("ledger_id", "component", "dataset_id")}
-    whole = canonical_json({**named, "topics": [list(pair) for pair in topics]})
-    return hashlib.sha256(whole.encode("utf-8")).hexdigest()[:12]
+def _of_words(group: WordGroup, release: str) -> Document:
+    """Returns the document of a topic's words; its id depends on them."""
+    text = group.text()
+    named = uuid.uuid5(uuid.NAMESPACE_URL, f"{FORMAT}/{release}/words/{text}")
+    metadata = {"topic": group.label, "kind": "words", "release": release}
+    return Document(id=str(named), page_content=text, metadata=metadata)
 
 
 def text_of(item: Any) -> SyntheticText:
@@ -203,10 +249,13 @@ def text_of(item: Any) -> SyntheticText:
     return SyntheticText(**item)
 
 
-def _topic(pair: Any) -> tuple[str, int]:
+def _topic(pair: Any) -> tuple[str, float]:
     if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-        raise ConfigurationError("topics: expected pairs of a keyword and a whole number, found something else.")
-    return check_name("topic", pair[0]), check_int("topics", pair[1], low=-_LARGEST, high=_LARGEST)
+        raise ConfigurationError("topics: expected pairs of a keyword and a number, found something else.")
+    name, count = check_name("topic", pair[0]), pair[1]
+    if isinstance(count, float):  # a sum of weights
+        return name, check_real("topics", count, low=0.0, high=float(_LARGEST))
+    return name, check_int("topics", count, low=-_LARGEST, high=_LARGEST)
 
 
 def _check_tuple(name: str, values: Any) -> tuple[Any, ...]:

@@ -13,8 +13,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import check_real, fail
 from langchain_dpicl.privacy.extensions.word_release import Weight, WordRelease, denied_words, word_release
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.released.base import Released
-from langchain_dpicl.released.documents import release_id
+from langchain_dpicl.released.base import Released, release_id
 from langchain_dpicl.released.files import FileForm
 from langchain_dpicl.reports.verify_released import word_problems
 
@@ -36,6 +35,15 @@ class WordGroup(NamedTuple):
     label: str | None
     words: tuple[Weight, ...]
     pairs: tuple[Weight, ...] = ()
+
+    def text(self) -> str:
+        """Returns the label, the words and, a line each, the pairs."""
+        lines = (self.label or "", " ".join(word for word, _ in self.words), *(pair for pair, _ in self.pairs))
+        return "\n".join(lines).strip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form; `group_of` reads it."""
+        return {"label": self.label, "words": list(map(list, self.words)), "pairs": list(map(list, self.pairs))}
 
 
 @dataclass(frozen=True)
@@ -107,12 +115,11 @@ class ReleasedWords(Released):
         """
         release = release_id(self.report, ())
         made = []
-        for place, (label, words, pairs) in enumerate(self.groups):
-            if words:
-                text = "\n".join((label or "", " ".join(word for word, _ in words), *(pair for pair, _ in pairs)))
-                metadata = {"label": label, "release": release}
-                own = f"{release_id(self.report, (*words, *pairs))}-{place}"
-                made.append(Document(text.strip(), metadata=metadata, id=own))
+        for place, group in enumerate(self.groups):
+            if group.words:
+                metadata = {"label": group.label, "release": release}
+                own = f"{release_id(self.report, (*group.words, *group.pairs))}-{place}"
+                made.append(Document(group.text(), metadata=metadata, id=own))
         return made
 
     def __len__(self) -> int:
@@ -129,27 +136,24 @@ class ReleasedWords(Released):
           ConfigurationError: an entry is no text or has no word, or there are too many.
         """
         gone = frozenset(denied_words(words, "words"))
-        groups = tuple(
-            group._replace(
-                words=tuple(pair for pair in group.words if pair[0] not in gone),
-                pairs=tuple(pair for pair in group.pairs if gone.isdisjoint(pair[0].split(" "))),
-            )
-            for group in self.groups
-        )
-        return dataclasses.replace(self, groups=groups)
+        return dataclasses.replace(self, groups=tuple(without_words(group, gone) for group in self.groups))
 
     def _state(self) -> dict[str, Any]:
-        groups = [
-            {"label": label, "words": list(map(list, words)), "pairs": list(map(list, pairs))}
-            for label, words, pairs in self.groups
-        ]
-        return {"words": groups, "plan": self.plan, "report": self.report}
+        return {"words": [group.to_dict() for group in self.groups], "plan": self.plan, "report": self.report}
 
     @classmethod
     def _of_state(cls, state: Mapping[str, Any]) -> Self:
         if not isinstance(state["words"], list):
             raise ConfigurationError("words: expected a list of groups, found something else.")
         return cls(tuple(map(group_of, state["words"])), state["report"], state["plan"])
+
+
+def without_words(group: WordGroup, gone: frozenset[str]) -> WordGroup:
+    """Returns a group without some words and the pairs that hold them."""
+    return group._replace(
+        words=tuple(pair for pair in group.words if pair[0] not in gone),
+        pairs=tuple(pair for pair in group.pairs if gone.isdisjoint(pair[0].split(" "))),
+    )
 
 
 def group_of(item: Any) -> WordGroup:

@@ -187,9 +187,10 @@ def report_recipients(data: Json) -> list[str]:
 
 
 def size_words(dataset: Json) -> str:
-    """Returns the declared size of a data set, by label where it has one for each."""
+    """Returns the declared size of a data set, by label where each has one, and a large delta if it allows one."""
     size = dataset["public_size"]
-    return str(size) if isinstance(size, int) else ", ".join(f"{label}: {count}" for label, count in size.items())
+    words = str(size) if isinstance(size, int) else ", ".join(f"{label}: {count}" for label, count in size.items())
+    return f"{words} (a delta of up to 1/size is allowed)" if dataset.get("allow_large_delta") is True else words
 
 
 def _share_lines(share: Json) -> Iterator[str]:

@@ -18,7 +18,13 @@ from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
 from langchain_dpicl.privacy.extensions.outcome_counts import CHOICE_TEMPLATE, OUTCOME_TEMPLATE
 from langchain_dpicl.privacy.extensions.run_tickets import run_ticket
-from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, places
+from langchain_dpicl.privacy.extensions.topic_partition import (
+    PAIRS_OF_TOPIC_TEMPLATE,
+    TOPIC_TEMPLATE,
+    TOPIC_WORDS_TEMPLATE,
+    WORDS_OF_TOPIC_TEMPLATE,
+    places,
+)
 from langchain_dpicl.privacy.extensions.word_release import PAIR_TEMPLATE, WORD_TEMPLATE
 from langchain_dpicl.privacy.ledger.state import RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore
@@ -49,7 +55,9 @@ _BY_TEMPLATE = {
     FILTER_TEMPLATE: "retrieval",
     OUTCOME_TEMPLATE: "evaluation",
     STEP_TEMPLATE: "training",
-    TOPIC_TEMPLATE: "documents",
+    **dict.fromkeys(
+        (TOPIC_TEMPLATE, TOPIC_WORDS_TEMPLATE, WORDS_OF_TOPIC_TEMPLATE, PAIRS_OF_TOPIC_TEMPLATE), "documents"
+    ),
     WORD_TEMPLATE: "words",
     PAIR_TEMPLATE: "words",
 }
@@ -232,8 +240,8 @@ def _place_problems(plan: Any, declared: Declaration) -> Iterator[str]:
         yield "its data set is not split by topics that are released later"
     if plan.topics.rule.name != declared.text_key:
         yield f"shows keywords of {plan.topics.rule.name!r}, the texts of its data set are {declared.text_key!r}"
-    if set(plan.sizes) != set(declared.labels):
-        yield f"has texts of other places than {list(declared.labels)}"
+    if declared.labels != places(plan.num_topics):
+        yield f"has words or texts of other places than {list(declared.labels)}"
 
 
 def _size_problems(plan: Any, declared: Declaration) -> Iterator[str]:

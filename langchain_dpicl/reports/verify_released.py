@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_dpicl.privacy._validate import check_choice, check_int, check_real
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.extensions.unit_values import UNITS
+from langchain_dpicl.privacy.extensions.unit_values import UNITS, words_of
 from langchain_dpicl.privacy.extensions.word_release import WordRelease, may_leave, word_release
 from langchain_dpicl.privacy.ledger.tickets import Component
 from langchain_dpicl.privacy.mechanisms.noise import grid_step
@@ -168,8 +168,9 @@ def released_document_problems(holder: Any, component: Component | None) -> Iter
 
     Formal guarantees:
       - No problem means: the component's tickets pay for as many topics, of its vocabulary and with counts from
-        `least_units` on, and for as many texts of each; the plan shown is the component's.
-      - That topics and texts are those that were released is their sender's word.
+        `least_units` on, or words that its release can hold; for words and pairs of each that theirs can hold; and for
+        as many texts of each; the plan shown is the component's.
+      - That topics, words and texts are those that were released is their sender's word; some may have been taken out.
     """
     if isinstance(holder, Mapping):
         texts = [(item["topic"], item["number"]) for item in holder["documents"]]
@@ -184,19 +185,81 @@ def released_document_problems(holder: Any, component: Component | None) -> Iter
     plan = shown_plan(shown)
     if canonical_json(dict(member(holder, "plan"))) != canonical_json(shown):
         yield f"plan: expected what {component.name!r} shows, found another"
-    topics = member(holder, "topics")
+    topics = [(name, count) for name, count in member(holder, "topics")]
     names = [name for name, _ in topics]
-    most, vocabulary = plan.num_topics, set(plan.topics.rule.declared)
-    if len(set(names)) != len(names) or len(names) > most or not set(names) <= vocabulary:
-        yield f"topics: expected at most {most} distinct keywords of its vocabulary, found {names}"
-    if any(check_int("topics", count, low=-(2**53)) < plan.least_units for _, count in topics):
-        yield f"topics: expected counts from {plan.least_units} on, found fewer units"
+    if len(set(names)) != len(names) or len(names) > plan.num_topics:
+        yield f"topics: expected at most {plan.num_topics} distinct ones, found {names}"
+    yield from topic_problems(topics, plan)
+    yield from _group_problems(member(holder, "topic_words" if isinstance(holder, Mapping) else "words"), names, plan)
     planned = plan.documents_per_topic
     numbers = [check_int("number", number, low=0) for _, number in texts]
     if len(set(texts)) != len(texts) or any(number >= planned for number in numbers):
         yield f"documents: expected at most {planned} of each topic, each once"
     if not {topic for topic, _ in texts} <= set(names):
         yield "documents: expected ones of the released topics, found others"
+
+
+_GROUP = ("label", "words", "pairs")
+
+
+def _group_problems(words: Any, topics: Sequence[Any], plan: Any) -> Iterator[str]:
+    """Compares the words of all topics with what their releases can hold."""
+    groups = [tuple(item[key] for key in _GROUP) if isinstance(item, Mapping) else tuple(item) for item in words]
+    if any(isinstance(item, Mapping) and set(item) != set(_GROUP) for item in words):
+        yield f"topic_words: expected {', '.join(_GROUP)} of each group, found others"
+    labels = [label for label, _, _ in groups]
+    if len(set(labels)) != len(labels) or not set(labels) <= set(topics):
+        yield "topic_words: expected one group of a released topic each, found others"
+    for label, *found in groups:
+        yield from topic_word_problems(label, *found, plan=plan)
+
+
+def topic_problems(topics: Sequence[tuple[Any, Any]], plan: Any) -> Iterator[str]:
+    """Compares topics and their noisy counts or weights with what the release of topics can hold.
+
+    Args:
+      topics: in any order.
+      plan: of documents.
+    """
+    if isinstance(plan.topics, WordRelease):
+        found = sorted(topics, key=lambda pair: (-pair[1], pair[0]))
+        yield from _as_topics(word_problems([(None, found, ())], _words_alone(plan.topics, None, None)))
+        return
+    if not {name for name, _ in topics} <= set(plan.topics.rule.declared):
+        yield "topics: expected keywords of its vocabulary, found others"
+    if any(check_int("topics", count, low=-(2**53)) < plan.least_units for _, count in topics):
+        yield f"topics: expected counts from {plan.least_units} on, found fewer units"
+
+
+def _as_topics(problems: Iterator[str]) -> Iterator[str]:
+    return (problem.replace("words:", "topics:", 1) for problem in problems)
+
+
+def topic_word_problems(topic: str, words: Any, pairs: Any, *, plan: Any) -> Iterator[str]:
+    """Compares the words and pairs of one topic with what their releases can hold.
+
+    Args:
+      topic: whose words they are.
+      words: with noisy weights.
+      pairs: the same of pairs.
+      plan: of documents.
+    """
+    if plan.words is None:
+        if words or pairs:
+            yield "words: expected none, as the plan releases none"
+        return
+    if not {word for word, _ in words}.isdisjoint(words_of(topic)):
+        yield "words: expected others than those of the topic, which leave before"
+    yield from word_problems([(topic, words, pairs)], _words_alone(plan.words, plan.pairs, topic))
+
+
+def _words_alone(words: WordRelease, pairs: WordRelease | None, label: str | None) -> dict[str, Any]:
+    """Returns the plan of one release of words and one of pairs, as `word_problems` reads it."""
+    return {
+        "words": words.to_dict(),
+        "pairs": None if pairs is None else pairs.to_dict(),
+        "labels": [] if label is None else [label],
+    }
 
 
 def are_counts(holder: object) -> bool:
@@ -244,11 +307,10 @@ def released_word_problems(holder: object, component: Component | None) -> Itera
         reach the threshold, on the grid of the noise, the largest first.
       - That the words are those that were released is their sender's word; some may have been taken out since.
     """
-    keys = ("label", "words", "pairs")
     if isinstance(holder, Mapping):
-        groups = [tuple(item[key] for key in keys) for item in holder["words"]]
-        if any(set(item) != set(keys) for item in holder["words"]):
-            yield f"words: expected {', '.join(keys)} of each group, found others"
+        groups = [tuple(item[key] for key in _GROUP) for item in holder["words"]]
+        if any(set(item) != set(_GROUP) for item in holder["words"]):
+            yield f"words: expected {', '.join(_GROUP)} of each group, found others"
     else:
         groups = list(member(holder, "groups"))
     if component is None or not _has_plan(component, "words"):

@@ -56,6 +56,8 @@ _WORDS = (
     "read-only",
     "SSL",
 )
+_KEPT = 64
+"""Texts of statements that a connection keeps."""
 _SHOWABLE = re.compile(r"[\w.,:/\[\]-]*")
 
 
@@ -67,6 +69,25 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection that ends its wait for a server that stopped answering."""
 
     patience = math.inf
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._texts: dict[tuple[bytes, tuple[Any, ...]], str] = {}
+
+    def text_of(self, queries: Sequence[Query]) -> str:
+        """Returns statements as one text; those that recur were put together before."""
+        kept, texts, quoted = self._texts, [], None
+        for query, values in queries:
+            key = query, tuple(values)
+            is_kept = all(type(value) in {str, bool} for value in values)  # no line, and no number of one
+            text = kept.get(key) if is_kept else None
+            if text is None:
+                quoted = quoted or psycopg.ClientCursor(self)
+                text = quoted.mogrify(query, values)
+                if is_kept and len(kept) < _KEPT:
+                    kept[key] = text
+            texts.append(text)
+        return "; ".join(texts)
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         try:
@@ -268,8 +289,7 @@ class TransactionLock:
     def _ask(self, queries: Sequence[Query]) -> tuple[Answers, list[int]]:
         """Sends statements in one go; returns the rows of each, and how many it read or wrote."""
         connection = self._connection
-        quoted = psycopg.ClientCursor(connection)
-        cursor = connection.execute("; ".join(quoted.mogrify(*query) for query in queries).encode())
+        cursor = connection.execute(connection.text_of(queries).encode())
         rows, counts = [], []
         for _ in queries:
             rows.append(cursor.fetchall() if cursor.description else [])

@@ -516,7 +516,7 @@ class PostgresStore(_PostgresTables):
             raise LedgerError(msg)
         (text, digest, seq, last) = answers[0][0]
         header = self._header_of(text, digest)
-        start = (0, None if header is None else header.digest)
+        start = (0, digest)  # the header's own, as `header_of` compared them
         if (seq, last) != (tuple(answers[1][0]) if answers[1] else start):
             raise LedgerError(
                 f"{self.description}: expected line {seq} as the last one, found another end: lines are gone or were "

@@ -53,7 +53,7 @@ class LedgerRows(Protocol):
 
 def row_of(record: LedgerRecord) -> tuple[int, str, str, str, str, str]:
     """Returns the row of a line."""
-    return record.seq, record.prev, record.kind, canonical_json(record.body), record.stamp, record.hash
+    return record.seq, record.prev, record.kind, record.text, record.stamp, record.hash
 
 
 def last_of(after: int, limit: int | None, head: LedgerHead) -> int:

@@ -147,17 +147,31 @@ class FileIdentity(NamedTuple):
     inode: int
 
 
-@contextlib.contextmanager
-def errors_of(path: Path) -> Iterator[None]:
+class _Errors:
+    """See `errors_of`; entered several times for each line, so that a generator would be slow."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Nothing is done here."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, sqlite3.Error):
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest says it more finely
+            words = f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"
+            raise _fault(self._path, code, words) from None
+        if isinstance(error, UnicodeDecodeError):  # what SQLite says of a broken file quotes it
+            raise _fault(self._path, sqlite3.SQLITE_CORRUPT, "text that is none") from None
+
+
+def errors_of(path: Path) -> _Errors:
     """Turns what SQLite raises into errors of a ledger."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest says it more finely
-        words = f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"
-        raise _fault(path, code, words) from None
-    except UnicodeDecodeError:  # what SQLite says of a broken file quotes it
-        raise _fault(path, sqlite3.SQLITE_CORRUPT, "text that is none") from None
+    return _Errors(path)
 
 
 def _fault(path: Path, code: int, words: str) -> LedgerError:
@@ -182,10 +196,10 @@ def file_identity(path: Path) -> FileIdentity:
     return FileIdentity(status.st_dev, status.st_ino)
 
 
-def file_identity_or_none(path: Path) -> FileIdentity | None:
+def file_identity_or_none(path: Path | str) -> FileIdentity | None:
     """Returns which file `path` names, or None where it names none."""
     try:
-        status = path.stat()
+        status = os.stat(path)  # noqa: PTH116  several for each line: making paths takes longer than the look itself
     except OSError:
         return None
     return FileIdentity(status.st_dev, status.st_ino)
@@ -464,7 +478,7 @@ _OPEN_FILES: weakref.WeakValueDictionary[int, OpenFiles] = weakref.WeakValueDict
 
 def log_of(path: Path) -> tuple[FileIdentity | None, FileIdentity | None]:
     """Returns which files are the log of `path` and its index now."""
-    return file_identity_or_none(Path(f"{path}-wal")), file_identity_or_none(Path(f"{path}-shm"))
+    return file_identity_or_none(f"{path}-wal"), file_identity_or_none(f"{path}-shm")
 
 
 def check_free(path: Path, what: str) -> None:

@@ -10,7 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.faults import contention, copies, disks, forks, kills, logs, openings, power, rot, stops, storms, waits
+from tests.faults import (
+    contention,
+    copies,
+    disks,
+    forks,
+    kills,
+    leases,
+    logs,
+    openings,
+    power,
+    rot,
+    stops,
+    storms,
+    waits,
+)
 from tests.faults.counts import Count
 from tests.faults.places import sqlite_places
 
@@ -71,7 +85,9 @@ def shared(scene: Callable[[Path], AbstractContextManager[Any]], place: str) -> 
         Fault(f"L1 64 processes, {place}", contention.contend, scene, 1, 10, {"mode": "processes"}),
         Fault(f"L1 64 new workers, {place}", contention.contend, scene, 0, 10, {"mode": "processes from nothing"}),
         Fault(f"L1 64 of all kinds, {place}", contention.contend, scene, 1, 10, {"mode": "mixed"}),
+        Fault(f"L1 leases, 6 processes, {place}", leases.share_out, scene, 1, 50),
         Fault(f"L2 kill -9, {place}", kills.kill, scene, 10, 300),
+        Fault(f"L2 leases, kill -9, {place}", leases.kill, scene, 6, 300),
         Fault(f"L8 lock held 10 s, {place}", waits.stuck, scene, 1, 20, {"held": 10.0, "timeout": 0.3}),
         Fault(f"L8 lock held 60 s, {place}", waits.stuck, scene, 0, 1, {"held": 60.0, "timeout": 5.0}),
         Fault(f"L9 clock jumps, {place}", waits.jump, scene, 2, 100),
@@ -111,6 +127,8 @@ POSTGRES = [
     Fault("L2 lost answers, PostgreSQL", _on_server("lose"), _server, 0, 200),
     Fault("L2 ended sessions, PostgreSQL", _on_server("end_sessions"), _server, 0, 300),
     Fault("L2 crashed server, PostgreSQL", _on_server("crash"), _server, 0, 30),
+    Fault("L2 leases, ended sessions, PostgreSQL", _on_server("end_sessions"), _server, 0, 300, {"leases": True}),
+    Fault("L2 leases, crashed server, PostgreSQL", _on_server("crash"), _server, 0, 30, {"leases": True}),
 ]
 """Tests of their own run a few trials of these: see tests/integration_tests."""
 

@@ -17,14 +17,16 @@ from pathlib import Path
 
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerUnavailableError
+from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.stores.postgres_ledger import PostgresStore
 from tests.faults.counts import Count, require
+from tests.faults.leases import check_places
 from tests.faults.places import Terms, reserved, settled
 from tests.faults.postgres_place import PostgresPlace
 from tests.postgres import PostgresServer
 
-TERMS = Terms(1_000_000)
+TERMS, LEASED = Terms(1_000_000), Terms(1_000_000, refundable=True)
 PER_LEDGER = 50
 SPENDERS = 2
 Places = Callable[[], PostgresPlace]
@@ -71,24 +73,24 @@ def _is_refused(step: Callable[[], object]) -> bool:
     return False
 
 
-def end_sessions(places: Places, count: Count, *, trials: int) -> None:
+def end_sessions(places: Places, count: Count, *, trials: int, leases: bool = False) -> None:
     """Ends a spender's session at a random moment, as an operator or a failing network does."""
     for first in range(0, trials, PER_LEDGER):
         place = places()
-        with spending(place) as told:
+        with spending(place, leases=leases) as told:
             for number in range(first, min(first + PER_LEDGER, trials)):
                 with count.trial(f"end {number}"):
                     _wait_for_grants(told, 2)
                     time.sleep(random.uniform(0, 0.02))
                     end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s"
                     count.seen["sessions ended"] += place.server.execute(end, "langchain-dpicl")[0][0]
-        _check(place, told, count)
+        _check(place, told, count, leases=leases)
 
 
-def crash(places: Places, count: Count, *, trials: int) -> None:
+def crash(places: Places, count: Count, *, trials: int, leases: bool = False) -> None:
     """Kills the whole server while it is written to, and starts it again."""
     place = places()
-    with spending(place) as told:
+    with spending(place, leases=leases) as told:
         for number in range(trials):
             with count.trial(f"crash {number}"):
                 _wait_for_grants(told, 3)
@@ -97,23 +99,28 @@ def crash(places: Places, count: Count, *, trials: int) -> None:
                     place.server.stop(signal.SIGKILL)
                 finally:
                     place.server.start()
-    _check(place, told, count)
+    _check(place, told, count, leases=leases)
 
 
 class Told:
     """What spenders were told, each with a store of its own."""
 
     def __init__(self) -> None:
-        self.granted = 0
+        self.places: list[tuple[int, int]] = []
         self.refused = 0
         self.others: list[str] = []
         self.stop = threading.Event()
         self._lock = threading.Lock()
 
+    @property
+    def granted(self) -> int:
+        return len(self.places)
+
     def spend(self, share: Share) -> None:
         while not self.stop.is_set():
             try:
-                share.reserve("t").burn()
+                reservation = share.reserve("t")
+                reservation.burn()
             except LedgerUnavailableError:
                 with self._lock:
                     self.refused += 1
@@ -122,16 +129,15 @@ class Told:
                 self.others.append(f"{type(error).__name__}: {error}")
                 raise
             else:
-                with self._lock:
-                    self.granted += 1
+                self.places.append((reservation.entry, reservation.index))
 
 
 @contextlib.contextmanager
-def spending(place: PostgresPlace) -> Iterator[Told]:
+def spending(place: PostgresPlace, *, leases: bool) -> Iterator[Told]:
     """Lets threads reserve until the block ends."""
-    TERMS.made(place)[0].close()
+    LEASED.made(place)[0].close()
     told = Told()
-    shares = [TERMS.opened(place)[1] for _ in range(SPENDERS)]
+    shares = [LEASED.opened(place, most_held=MOST_HELD if leases else 1)[1] for _ in range(SPENDERS)]
     with ThreadPoolExecutor(SPENDERS) as pool:
         spenders = [pool.submit(told.spend, share) for share in shares]
         try:
@@ -148,13 +154,16 @@ def _wait_for_grants(told: Told, number: int) -> None:
         time.sleep(0.002)
 
 
-def _check(place: PostgresPlace, told: Told, count: Count) -> None:
-    budget, _ = TERMS.opened(place)
+def _check(place: PostgresPlace, told: Told, count: Count, *, leases: bool) -> None:
+    budget, _ = LEASED.opened(place)
     budget.verify()
     budget.close()
     with place.open() as store:
         found = reserved(store)
-    require(told.granted <= found <= told.granted + told.refused, f"{told.granted} granted, {found} in the ledger")
+        check_places(store, told.places)
+    # With leases also what an answer that was lost had, and what the spenders hold in the end.
+    unused = told.refused + (told.refused + SPENDERS) * MOST_HELD * leases
+    require(told.granted <= found <= told.granted + unused, f"{told.granted} granted, {found} in the ledger")
     count.seen["granted"] += told.granted
     count.seen["refused meanwhile"] += told.refused
     count.seen["stood without a word"] += found - told.granted

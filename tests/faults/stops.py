@@ -36,7 +36,7 @@ def interrupt(places: Places, count: Count, *, trials: int) -> None:
         "commit": partial(_burnt(share).commit, wait=True),
         "give back": share.reserve("t").give_back,
     }
-    sizes = {name: _stopped_at(step, sys.maxsize)[1] for name, step in steps.items()}
+    sizes = {name: stopped_at(step, sys.maxsize)[1] for name, step in steps.items()}
     moments = [(name, line) for name, size in sizes.items() for line in range(size)]
     chosen = moments if trials >= len(moments) else sorted(random.sample(moments, trials))
     for number, (name, line) in enumerate(chosen, start=1):
@@ -73,7 +73,7 @@ def _interrupt(place: Place, share: Share, name: str, line: int, count: Count) -
         "reserve": lambda: share.reserve("t"),
         "commit": partial(reservation.commit, wait=True) if reservation else None,
     }.get(name)
-    done, _ = _stopped_at(step or reservation.give_back, line)
+    done, _ = stopped_at(step or reservation.give_back, line)
     after = spent()
     if done:
         require(after == before + (name != "give back"), f"{after - before} tickets are spent")
@@ -94,8 +94,8 @@ def _interrupt(place: Place, share: Share, name: str, line: int, count: Count) -
     store.close()
 
 
-def _stopped_at(step: Callable[[], object], line: int) -> tuple[bool, int]:
-    """Runs a step until its `line`th line of our package; returns whether it came to its end, and its lines."""
+def stopped_at(step: Callable[[], object], line: int, within: str = PACKAGE) -> tuple[bool, int]:
+    """Runs a step until its `line`th line within our package; returns whether it came to its end, and its lines."""
     seen = 0
     entered: set[tuple[FrameType, int]] = set()
     error = random.choice(STOPS)
@@ -103,7 +103,7 @@ def _stopped_at(step: Callable[[], object], line: int) -> tuple[bool, int]:
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
         name, number = frame.f_code.co_filename, frame.f_lineno
-        if not name.startswith(PACKAGE):
+        if not name.startswith(within):
             return None
         words = linecache.getline(name, number).split()
         # Interrupts come after calls. At `try`, and at `with` on the way out, there is none, and nothing is guarded yet

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import power, storms
+from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from tests.faults import leases, power, storms
 from tests.faults.afresh import Afresh
 from tests.faults.catalogue import FAULTS, Fault
 from tests.faults.counts import Count, Violation, require
 from tests.faults.recorded_disk import CAN_RECORD
+from tests.ledgers import budget, tickets
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,18 @@ def test_a_private_call_without_a_ticket_is_found(tmp_path: Path) -> None:
     ledger.noted.write_bytes(b".")
     with pytest.raises(Violation, match="1 private calls, 0 tickets"):
         ledger.check()
+
+
+def test_a_ticket_that_burnt_twice_or_that_no_line_reserved_is_found() -> None:
+    store = InMemoryStore()
+    share = budget(store=store).declare("c", tickets=tickets(1e-3, 10), epsilon=0.1)
+    places = [leases.used(share, 3), leases.used(share)]
+    burnt = [place for some in places for place in some]
+    leases.check_places(store, burnt)
+    with pytest.raises(Violation, match="burnt twice"):
+        leases.check_places(store, [*burnt, burnt[-1]])
+    with pytest.raises(Violation, match="no line reserved"):
+        leases.check_places(store, [*burnt, (burnt[-1][0], 1)])
 
 
 def test_whatever_goes_wrong_in_a_trial_is_counted() -> None:

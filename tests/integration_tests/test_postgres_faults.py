@@ -124,9 +124,15 @@ class TestCatalogue:
     """A few trials of what `make faults` tries often."""
 
     FORKING = (("L1 64 processes", 1), ("L1 64 of all kinds", 1), ("L2 kill -9", 12), ("L13 forks and copies", 1))
-    FEW = (("L2 lost answers", 4), ("L2 ended sessions", 8), ("L10 stop at a line", 12))
+    LEASES = (("L1 leases, 6 processes", 1), ("L2 leases, kill -9", 6))
+    FEW = (
+        ("L2 lost answers", 4),
+        ("L2 ended sessions", 8),
+        ("L10 stop at a line", 12),
+        ("L2 leases, ended sessions", 4),
+    )
 
-    @pytest.mark.parametrize(("words", "trials"), FORKING)
+    @pytest.mark.parametrize(("words", "trials"), FORKING + LEASES)
     def test_a_fault_of_processes_costs_no_line_and_gives_nothing_back(
         self, postgres: PostgresServer, afresh: Afresh, words: str, trials: int, tmp_path: Path
     ) -> None:

@@ -98,6 +98,7 @@ def build(p: PrivateExamples, b: Budget, m: EmbeddedLLM, lines: list[str]) -> An
         p,
         llm=m,
         topics=Topics(WORDS, 8, epsilon_share=0.3, min_units=40),
+        documents_per_topic=4,
         rows=Rows(units=10),
         decoding=Decoding(candidates=50),
         budget=b,

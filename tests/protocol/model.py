@@ -33,7 +33,7 @@ class Scene:
       kills: processes killed.
       losses: losses of power; with `server` restarts of the database's host, which its clients survive.
       lost: answers lost.
-      returns: leases given back.
+      returns: leases given back, and rests of leases that wait for the disk.
       closes: ends of processes that move the log into the file where nobody else has it open. 0: there is one log.
       rides: commits wait for the next line.
       anchor: lines are told to an anchor before tickets are granted.
@@ -211,6 +211,7 @@ class Model:
             yield from self._commit(world, number)
         if process.pending:
             yield from self._finish(world, number, process.pending)
+            yield from self._give_rest_back(world, number, process.pending)
             return
         if process.doubt and self.plant == "a lost answer leases twice":
             seq, uid, count, tenant = process.doubt
@@ -255,6 +256,23 @@ class Model:
         if world.lost < self.scene.lost:
             kept = process if self.plant == "the purse is emptied after the line" else empty
             yield f"{_name(number)} gives back, answer lost", rest.replaced(number, kept, lost=world.lost + 1)
+
+    def _give_rest_back(self, world: World, number: int, pending: Pending) -> Iterator[Step]:
+        """Another thread gives back what a lease that waits has beyond the ticket that was asked for."""
+        process = world.processes[number]
+        if pending.count < 2 or world.returned >= self.scene.returns or not world.holds(pending.seq, pending.uid):
+            return
+        if self._refuses(world, process):
+            return
+        back, left = pending.count - 1, 1
+        if self.plant == "a lease that waits goes back as a whole, and is granted":
+            back, left = pending.count, 1
+        if self.plant == "what goes back of a lease that waits is granted, too":
+            left = pending.count
+        lines = (*world.lines, Line(GIVE_BACK, pending.seq, back, "", world.made + 1))
+        rest = world._replace(lines=lines, made=world.made + 1, returned=world.returned + 1)
+        smaller = process._replace(pending=pending._replace(count=left))
+        yield f"{_name(number)} gives {back} of {pending.seq} back while it waits", rest.replaced(number, smaller)
 
     def _commit(self, world: World, number: int) -> Iterator[Step]:
         process = world.processes[number]

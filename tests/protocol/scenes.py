@@ -51,7 +51,7 @@ _BURNT = "a ticket that was burnt was given back"
 _TOO_MANY = "4 private reads on 3 tickets"
 
 PLANTS: dict[str, tuple[Scene, str]] = {
-    "tickets of others return after a while": (_PLAIN, _NOT_ON_DISK),
+    "tickets of others return after a while": (Scene(tickets=2, returns=0), _NOT_ON_DISK),
     "tickets of the dead return": (_PLAIN, _BURNT),
     "the journal is read after a loss of power": (_PLAIN, _BURNT),
     "a ticket burns before its line is durable": (_PLAIN, _NOT_ON_DISK),
@@ -69,6 +69,8 @@ PLANTS: dict[str, tuple[Scene, str]] = {
     ),
     "a fork keeps the lease": (Scene(tickets=3), _BURNT),
     "the purse is emptied after the line": (_PLAIN, _BURNT),
+    "a lease that waits goes back as a whole, and is granted": (_PLAIN, _BURNT),
+    "what goes back of a lease that waits is granted, too": (_PLAIN, _BURNT),
     "the anchor is told the last line only": (_COPIED, _TOO_MANY),
     "the anchor is told lines that are read anew": (_COPIED, _TOO_MANY),
     "its own line is not looked for behind the anchor's": (_COPIED, _TOO_MANY),

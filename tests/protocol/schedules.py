@@ -310,7 +310,7 @@ class Schedule:
         rng = self.rng
         whose = {"tenant": rng.choice(["x", "y"]), "tenant_cap": rng.choice([self.cap, 1])} if self.cap else {}
         try:
-            held = process.share.reserve("t", count=rng.choice([1, 1, 1, 1, 2]), **whose)
+            held = process.share.reserve("t", count=rng.choice([1, 1, 1, 1, 1, 2, self.tickets // 2]), **whose)
         except PrivacyBudgetExceededError as error:
             require(error.remaining < error.requested, "refused although enough is left")
             return

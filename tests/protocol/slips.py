@@ -61,10 +61,9 @@ def _fill_early(patch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Purse, Lease]] = []
     filled: set[Lease] = set()
 
-    def note(self: Purse, key: PurseKey, unit: Any, most: int) -> Lease:
-        lease = ask(self, key, unit, most)
+    def note(self: Purse, lease: Lease, most: int) -> None:
+        ask(self, lease, most)
         asked[:] = [(self, lease)] if lease.count > 1 else []
-        return lease
 
     def append_and_fill(self: LineAppender, kind: str, body: Any) -> LedgerRecord:
         record = append(self, kind, body)
@@ -87,10 +86,23 @@ def _keep_what_goes_back(patch: pytest.MonkeyPatch) -> None:
     real = Purse.remove
 
     def remove(self: Purse, *given: Any, **options: Any) -> Any:
-        kept = [(lot, list(lot.grants)) for lot in self._lots.values()]
+        kept = [(key, lot, list(lot.grants)) for key, lot in self._full.items()]
         removed = real(self, *given, **options)
-        for lot, grants in kept:
-            lot.grants = grants
+        for key, lot, grants in kept:
+            self._full[key], lot.grants = lot, grants
+        return removed
+
+    patch.setattr(Purse, "remove", remove)
+
+
+def _grant_what_went_back(patch: pytest.MonkeyPatch) -> None:
+    real = Purse.remove
+
+    def remove(self: Purse, *given: Any, **options: Any) -> Any:
+        counts = [(lease, lease.count) for lease in self._pending]
+        removed = real(self, *given, **options)
+        for lease, count in counts:
+            lease.count = count
         return removed
 
     patch.setattr(Purse, "remove", remove)
@@ -124,7 +136,7 @@ def _forget(patch: pytest.MonkeyPatch, *members: str) -> None:
 
     def alike(self: Purse, key: PurseKey) -> PurseKey:
         rest = key._replace(**dict.fromkeys(members))
-        others = (each for each, lot in self._lots.items() if lot.grants)
+        others = (each for each, lot in self._full.items() if lot.grants)
         return next((each for each in others if each._replace(**dict.fromkeys(members)) == rest), key)
 
     patch.setattr(Purse, "sealed", lambda self, key: sealed(self, alike(self, key)))
@@ -142,6 +154,10 @@ SLIPS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     ),
     "tickets that go back stay in the purse": (_keep_what_goes_back, "burnt twice, or was given back|breaks the rules"),
     "a ticket goes back into the purse and to the ledger": (_put_back_twice, "burnt twice, or was given back|breaks"),
+    "what went back of a lease that waits enters the purse": (
+        _grant_what_went_back,
+        "burnt twice, or was given back|breaks the rules",
+    ),
     "a ticket of the purse is handed out twice": (_take_twice, "of one line and index"),
     "the purse does not name the tenant": (lambda patch: _forget(patch, "tenant"), "a ticket of another tenant"),
     "the purse does not name the cap": (lambda patch: _forget(patch, "cap"), "tickets of a tenant, cap 1"),

@@ -48,14 +48,34 @@ def test_a_reader_tells_a_friend_from_a_foe_by_pairs_and_not_by_words(bench: Any
 
 def test_words_and_pairs_hold_facts_that_nothing_else_has(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--creatures", "3", "--per", "120", "--questions", "18", "--epsilon", "4"]
-    bench.main([*given, "--systems", "words", "pairs", "no private data"])
+    bench.main([*given, "--systems", "words", "pairs", "store", "store, names found", "no private data"])
     lines = [
         line.strip("| \n").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| 120")
     ]
     own, shared = ({line[1]: float(line[place]) for line in lines} for place in (3, 4))
-    assert own == {"words": 1.0, "pairs": 1.0, "no private data": 0.0}
-    assert (shared["pairs"], shared["no private data"]) == (1.0, 0.0)
-    assert [line[2] for line in lines] == ["4", "4", "-"]
+    held = ("words", "pairs", "store")
+    assert {name: own[name] for name in held} == dict.fromkeys(held, 1.0)
+    assert {name: shared[name] for name in held[1:]} == dict.fromkeys(held[1:], 1.0)
+    assert own["no private data"] == shared["no private data"] == 0.0
+    assert own["store, names found"] > 0.0
+    assert [line[2] for line in lines] == ["4"] * 4 + ["-"]
+
+
+def test_texts_hold_released_words(
+    bench: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "TOKENS", 3)
+    systems = ("texts, released words", "instruction only")
+    given = ["--creatures", "2", "--attributes", "2", "--per", "60", "--questions", "4", "--epsilon", "8"]
+    bench.main([*given, "--systems", *systems])
+    assert [row.split(" | ")[1] for row in capsys.readouterr().out.splitlines() if row.startswith("| 60")] == [*systems]
+
+
+def test_the_chart_has_a_panel_for_each_number_of_documents(bench: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    row = {"per": 60, "system": "words", "epsilon": "1", "own": "1.00"}
+    bench.chart([row, {**row, "per": 90}, {**row, "system": "no private data", "epsilon": "-"}], tmp_path / "facts.svg")
+    assert "<svg" in (tmp_path / "facts.svg").read_text()
 
 
 def test_words_of_a_class_find_its_texts_where_its_name_does_not(

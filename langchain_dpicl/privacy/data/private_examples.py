@@ -41,7 +41,7 @@ __all__ = ["Pool", "PrivateExamples"]
 class UnitBinding:
     """The state that all declarations of the same units share."""
 
-    __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock")
+    __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock", "warned_of")
 
     def __init__(self, keep_bound: Callable[[str, object | None], None]) -> None:
         self.keep_bound: Callable[[str, object | None], None] | None = keep_bound  # None after the first call
@@ -50,6 +50,7 @@ class UnitBinding:
         self.by_declaration: dict[Declaration, PrivateExamples] = {}
         self.ledger_id: str | None = None
         self.exposed = False  # opened without a charge
+        self.warned_of: set[tuple[str, float]] = set()  # large deltas, by declaration
 
 
 @runtime_checkable
@@ -322,7 +323,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
     def check_delta(self, delta: float) -> None:
         """Refuses a delta above 1 / (10 * public_size), for this and the first declaration of the units.
 
-        With `allow_large_delta` it refuses one above 1 / public_size, and warns of one above a tenth of that.
+        With `allow_large_delta` it refuses one above 1 / public_size, and warns once of one above a tenth of that.
 
         Args:
           delta: the budget's delta.
@@ -337,7 +338,9 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
                 expected = f"at most {declared.delta_rule} = {declared.most_delta:.3g} for {each.dataset_id!r}"
                 advice = "A larger delta may give away whole records. Lower delta, or correct public_size."
                 raise fail("delta", expected, delta, advice)
-            if checked > 1 / (10 * declared.total_size):
+            known = each.dataset_id, checked
+            if checked > 1 / (10 * declared.total_size) and known not in self._bond.warned_of:
+                self._bond.warned_of.add(known)
                 warnings.warn(
                     f"delta: {checked:.3g} is above 1/(10 * public_size) of {each.dataset_id!r}, as allow_large_delta "
                     f"says. Publishing a whole record with a chance of {checked * declared.total_size:.0%} would "

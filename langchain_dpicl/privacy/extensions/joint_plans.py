@@ -239,8 +239,8 @@ class JointPlan:
         most = round_down(sum((exact(component.delta or 0.0) for component in components), Fraction(0)))
         gap = exact(implementation_delta_of(components))
         low, high = round_up(gap + (exact(most) - gap) * exact(MIN_PROPORTION)), most
-        if most > self.promises.desk.header.delta:
-            return most  # above the limit: the caller refuses it
+        if most == 0 or most > self.promises.desk.header.delta:
+            return most  # all of them pure; or above the limit: the caller refuses it
         if self._epsilon is not None:
             fair = min(self._proportion(self._epsilon), most)
             return fair if fair >= low and self._cost(components, fair) <= self._epsilon else most
@@ -262,6 +262,8 @@ class JointPlan:
     def _charge(self, components: Sequence[Component], delta: float) -> float | None:
         """Returns the epsilon in proportion to `delta` if it covers the cost and is at most all shares; else None."""
         limits = self.promises.desk.header
+        if limits.delta == 0:
+            return None  # what the components cost: their epsilons add up
         charge = exact(limits.epsilon) * exact(delta) / exact(limits.delta)
         shares = sum((exact(component.epsilon or 0.0) for component in components), Fraction(0))
         return round_up(charge) if exact(self._cost(components, delta)) < charge <= shares else None

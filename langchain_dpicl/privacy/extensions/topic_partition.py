@@ -165,6 +165,12 @@ def _declaration(
 
 TOPIC_TEMPLATE = "topics: one noisy histogram of keywords"
 """The ticket template of the histogram."""
+TOPIC_WORDS_TEMPLATE = "topics: words that many units write"
+"""The ticket template of topics that are released words."""
+WORDS_OF_TOPIC_TEMPLATE = "words of a topic"
+"""The ticket template of the words of one topic."""
+PAIRS_OF_TOPIC_TEMPLATE = "pairs of words of a topic"
+"""The ticket template of the pairs that follow them."""
 MOST_TOPICS = 1000
 BY_COINS = frozenset({"poisson", "disjoint"})
 """Sampling methods that use no number of units, since the number in a topic is private."""

@@ -136,15 +136,18 @@ class UnitWords(ClosedClass):
         object.__setattr__(self, "denied", denied_words(self.denied))
         object.__setattr__(self, "_denied", frozenset(self.denied))
 
-    def of(self, records: Iterable[Mapping[str, Any]], known: PublicWords) -> tuple[str, ...]:
+    def of(
+        self, records: Iterable[Mapping[str, Any]], known: PublicWords, gone: frozenset[str] = frozenset()
+    ) -> tuple[str, ...]:
         """Returns the words that one unit casts.
 
         Args:
           records: of the unit; none, as of a unit that was removed, have no word.
           known: the public ranking.
+          gone: words that were released before, which no unit casts again.
         """
         held = {word for record in records for word in _texts_words(record.get(self.name))}
-        cast = filter(may_leave, held - known.left_out - self._denied)
+        cast = filter(may_leave, held - known.left_out - self._denied - gone)
         return tuple(known.rarest(cast, self.max_words))
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,14 +189,17 @@ class UnitPairs(ClosedClass):
         check_name("field", self.name)
         check_int("max_values", self.max_words, low=1, high=MOST_PER_UNIT)
 
-    def of(self, records: Iterable[Mapping[str, Any]], known: frozenset[str]) -> tuple[str, ...]:
+    def of(
+        self, records: Iterable[Mapping[str, Any]], known: frozenset[str], gone: frozenset[str] = frozenset()
+    ) -> tuple[str, ...]:
         """Returns the pairs that one unit casts.
 
         Args:
           records: of the unit.
           known: the released words.
+          gone: released words that are in no pair.
         """
-        held = dict[str, None]()
+        held, known = dict[str, None](), known - gone
         for record in records:
             kept = [word for word in _texts_words(record.get(self.name)) if word in known]
             held.update(dict.fromkeys(f"{left} {right}" for left, right in pairwise(kept) if left != right))
@@ -448,8 +454,17 @@ class WordRelease:
         if isinstance(rule, UnitWords) and getattr(known, "digest", None) != rule.public_words:
             raise fail("public_words", f"the ranking {rule.public_words}", getattr(known, "digest", None))
 
+    def for_pairs(self) -> WordRelease:
+        """Returns the release of pairs of these words: the same noise, threshold and number of each unit."""
+        return WordRelease(UnitPairs(self.rule.name, self.rule.max_words), self.mechanism, self.adjacency)
+
     def release(
-        self, units: Iterable[Iterable[Mapping[str, Any]]], known: Any, *, rng: SecureRandom
+        self,
+        units: Iterable[Iterable[Mapping[str, Any]]],
+        known: Any,
+        *,
+        rng: SecureRandom,
+        gone: frozenset[str] = frozenset(),
     ) -> tuple[Weight, ...]:
         """Adds the weights up, adds the noise and cuts at the threshold.
 
@@ -457,24 +472,28 @@ class WordRelease:
           units: the records of each unit; private.
           known: what the rule looks at besides: public words, or words that were released before.
           rng: source of noise.
+          gone: words that were released before, which no unit casts again.
 
         Raises:
           ConfigurationError: another public ranking than the declared one.
         """
         self.check_known(known)
-        return self.mechanism.release(self.weights(units, known), adjacency=self.adjacency, rng=rng)
+        return self.mechanism.release(self.weights(units, known, gone), adjacency=self.adjacency, rng=rng)
 
-    def weights(self, units: Iterable[Iterable[Mapping[str, Any]]], known: Any) -> Counter[str]:
+    def weights(
+        self, units: Iterable[Iterable[Mapping[str, Any]]], known: Any, gone: frozenset[str] = frozenset()
+    ) -> Counter[str]:
         """Returns the sum of the weights of each item, in steps: private until `release` has added noise.
 
         Args:
           units: as for `release`.
           known: as for `release`.
+          gone: as for `release`.
         """
         weights = Counter[str]()
         given: Any = frozenset(known) if isinstance(self.rule, UnitPairs) else known
         for records in units:
-            cast = self.rule.of(records, given)
+            cast = self.rule.of(records, given, gone)
             for item in cast:
                 weights[item] += weight_of(len(cast))
         return weights

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from langchain_dpicl.privacy.ledger.amounts import Amount
 from langchain_dpicl.privacy.ledger.blocks import Blocks
-from langchain_dpicl.privacy.ledger.state import Slot
+from langchain_dpicl.privacy.ledger.state import LedgerState, Slot
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Component
 
@@ -67,176 +67,192 @@ class _Lot:
     size: int = 0
     leased: float = 0.0
     taken: float = 0.0
-    pending: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease; it is pending until it is known whether its line is durable."""
+    """A lease: how many tickets one line reserves, and what becomes of that line.
+
+    Attributes:
+      key: for whom.
+      unit: what one ticket takes of its slot.
+      count: how many, with the one that was asked for; fewer once some went back.
+      entry: number of its line.
+      seen_in: the state that has its line once that is visible; before that nothing of it goes back.
+      lot: where its tickets go.
+    """
 
     key: PurseKey
-    count: int
-    lot: _Lot
-    is_pending: bool = True
+    unit: Amount
+    count: int = 1
+    entry: int = 0
+    seen_in: LedgerState | None = None
+    lot: _Lot | None = None
 
 
 class Purse:
     """The leased tickets of one process. Safe for threads; a forked child starts with an empty one.
 
+    What it holds is counted when it is asked, so that an interrupt at any line leaves no wrong count.
+
     Formal guarantees:
       - A ticket is handed out once, and only after `fill`, which is called when its line is durable.
       - It is handed out to those only for whom the same line would be written.
       - At most `most_held` tickets of a slot are in it, over all keys.
+      - What `remove` returned is not handed out.
+      - An interrupt may lose tickets: they stay charged. It gives none away.
     """
 
     def __init__(self, most_held: int) -> None:
         self.most_held = most_held
         self._lock = threading.Lock()
         self._lots: dict[PurseKey, _Lot] = {}
+        self._full: dict[PurseKey, _Lot] = {}  # of these all that hold tickets, and some that held any
+        self._pending: set[Lease] = set()  # of which it is not known yet whether their lines are durable
         self._many = _FEW_LOTS
         self._is_closed = False
-        # By component and slot; `_held` counts what is in it or pending, the others what is in it.
-        self._held: Counter[tuple[str, Slot]] = Counter()
-        self._cost: dict[tuple[str, Slot], Amount] = {}
-        self._by_tenant: Counter[tuple[str, str]] = Counter()
 
     def sealed(self, key: PurseKey) -> Component | None:
         """Returns the sealed terms of the tickets of a key, or None if there are none."""
-        lot = self._lots.get(key)
+        lot = self._full.get(key)
         return lot.sealed if lot is not None and lot.grants else None
 
     def take(self, key: PurseKey) -> Grant | None:
         """Hands out one ticket, or None."""
         with self._lock:
-            lot = self._lots.get(key)
+            lot = self._full.get(key)
             if lot is None or not lot.grants or self._is_closed:
                 return None
             lot.taken = time.monotonic()
-            self._count(key, lot, -1)
-            return lot.grants.pop()
+            grant = lot.grants.pop()
+            if not lot.grants:
+                del self._full[key]
+            return grant
 
     def put_back(self, grant: Grant) -> bool:
         """Takes a ticket that never burnt in again; False where it has to go back by a line."""
         lease = grant.lease
         with self._lock:
-            if lease is None or not self._has(lease):
+            if lease is None or not self._has(lease) or self._is_closed or self._room(lease.key) < 1:
                 return False
-            place = lease.key.component, lease.key.slot
-            if self._is_closed or self._held[place] >= self.most_held:
-                return False
-            self._count(lease.key, lease.lot, 1)
-            lease.lot.grants.append(grant)
+            self._add(lease, grant)
             return True
 
     def _has(self, lease: Lease) -> bool:
         """Whether the purse was not emptied since."""
-        return self._lots.get(lease.key) is lease.lot
+        return lease.lot is not None and self._lots.get(lease.key) is lease.lot
 
-    def ask(self, key: PurseKey, unit: Amount, most: int) -> Lease:
-        """Returns a lease of what is used in a second, at the pace of the last one: at most `most`, at least one."""
+    def _add(self, lease: Lease, *grants: Grant) -> None:
+        if lease.lot is not None:
+            self._full[lease.key] = lease.lot
+            lease.lot.grants.extend(grants)
+
+    def _room(self, key: PurseKey) -> int:
+        """Returns how many more tickets of a slot may be in it, with those that are pending."""
+        place = key.component, key.slot
+        held = sum(len(lot.grants) for each, lot in self._full.items() if (each.component, each.slot) == place)
+        awaited = (lease.count - 1 for lease in self._pending if (lease.key.component, lease.key.slot) == place)
+        return self.most_held - held - sum(awaited)
+
+    def ask(self, lease: Lease, most: int) -> None:
+        """Sets the count of a lease: what is used in a second, at the pace of the last one; one to `most`."""
         with self._lock:
             self._forget_old()
-            lot = self._lots.setdefault(key, _Lot(unit))
+            lot = lease.lot = self._lots.setdefault(lease.key, _Lot(lease.unit))
+            is_paced = all(each.key != lease.key for each in self._pending)
             size = 1
-            if not lot.pending and not self._is_closed:
+            if is_paced and not self._is_closed:
                 took = max(time.monotonic() - lot.leased, HORIZON / GROWTH)
                 size = int(lot.size * HORIZON / took)
-            room = self.most_held - self._held[key.component, key.slot]
-            count = max(1, min(size, most, room))
-            if not lot.pending:
-                lot.size = count
-            lot.pending += count
-            self._held[key.component, key.slot] += count - 1
-            return Lease(key, count, lot)
+            lease.count = max(1, min(size, most, self._room(lease.key)))
+            if is_paced:
+                lot.size = lease.count
+            self._pending.add(lease)
 
     def fill(self, lease: Lease, line: LedgerRecord, sealed: Component | None) -> Grant:
         """Takes in the tickets of a lease whose line is durable, except for the one that is returned."""
-        key, lot = lease.key, lease.lot
-        mine = lease if lease.count > 1 else None
         with self._lock:
-            self._end(lease)
-            lot.leased = lot.taken = time.monotonic()
-            if mine is not None and not self._is_closed and self._has(lease):
-                lot.sealed = sealed
-                lot.grants += [Grant(line, index, lease) for index in reversed(range(1, lease.count))]
-                self._count(key, lot, lease.count - 1)
+            self._pending.discard(lease)
+            mine = lease if lease.count > 1 else None
+            if lease.lot is not None:
+                lease.lot.leased = lease.lot.taken = time.monotonic()
+                if mine is not None and not self._is_closed and self._has(lease):
+                    lease.lot.sealed = sealed
+                    self._add(lease, *(Grant(line, index, lease) for index in reversed(range(1, lease.count))))
         return Grant(line, 0, mine)
 
     def give_up(self, lease: Lease) -> None:
         """Ends a lease whose line may not be durable: nothing is handed out, and the next one is of one ticket."""
         with self._lock:
-            self._end(lease)
-            lease.lot.size = 0
+            self._pending.discard(lease)
+            if lease.lot is not None:
+                lease.lot.size = 0
 
-    def _end(self, lease: Lease) -> None:
-        if not lease.is_pending:
-            return
-        lease.is_pending = False
-        lease.lot.pending -= lease.count
-        if self._has(lease):
-            self._held[lease.key.component, lease.key.slot] -= lease.count - 1
-
-    def remove(self, is_wanted: Callable[[PurseKey], bool] | None = None, *, idle: bool = False) -> Mapping[int, int]:
+    def remove(
+        self, state: LedgerState, is_wanted: Callable[[PurseKey], bool] = lambda _: True, *, idle: bool = False
+    ) -> Mapping[int, int]:
         """Removes tickets, those of idle keys or of all that are wanted; returns their number by line.
 
-        Called before the line that gives them back is written: whatever becomes of it, none of them is handed out.
+        Called before the line that gives them back is written: whatever becomes of it, none of them is handed out. Of a
+        lease that is pending all go back but the one that was asked for, where `state`, to which the line will be
+        added, has the lease's: the disk keeps both, or not the later one.
         """
         removed: Counter[int] = Counter()
         with self._lock:
             before = time.monotonic() - IDLE_SECONDS
-            for key, lot in self._lots.items():
-                if lot.grants and (lot.taken < before if idle else is_wanted is None or is_wanted(key)):
-                    self._count(key, lot, -len(lot.grants))
-                    removed.update(grant.line.seq for grant in lot.grants)
-                    lot.grants = []
+            for key, lot in list(self._full.items()):
+                if is_wanted(key) and (not idle or lot.taken < before):
+                    grants, lot.grants = lot.grants, []
+                    del self._full[key]
+                    removed.update(grant.line.seq for grant in grants)
+            for lease in self._pending:
+                if not idle and lease.count > 1 and lease.seen_in is state and is_wanted(lease.key):
+                    rest, lease.count = lease.count - 1, 1
+                    removed[lease.entry] += rest
         return removed
 
     def empty(self) -> None:
         """Drops everything: it stays charged, and nothing of it is handed out or taken in again."""
         with self._lock:
-            self._lots = {}
-            self._held, self._by_tenant, self._cost = Counter(), Counter(), {}
+            self._full, self._lots, self._pending = {}, {}, set()
 
     def close(self) -> None:
         """Takes nothing in and hands nothing out from now on."""
         with self._lock:
             self._is_closed = True
 
-    def holds(self, *, idle: bool = False) -> bool:
-        """Returns whether anything is in it, or anything of which none was taken lately."""
+    def holds(self, is_wanted: Callable[[PurseKey], bool] = lambda _: True, *, idle: bool = False) -> bool:
+        """Returns whether anything that is wanted is in it or pending, or anything of which none was taken lately."""
         with self._lock:
             before = time.monotonic() - IDLE_SECONDS
-            return any(lot.grants and (not idle or lot.taken < before) for lot in self._lots.values())
+            full = self._full.items()
+            if any(lot.grants and is_wanted(key) and (not idle or lot.taken < before) for key, lot in full):
+                return True
+            return not idle and any(lease.count > 1 and is_wanted(lease.key) for lease in self._pending)
 
     def cost(self, component: str, slot: Slot, blocks: Blocks | None = None) -> Amount:
         """Returns what the tickets of a slot, or those for blocks, take of it: their number, mu squared or rho."""
-        if blocks is None:
-            return self._cost.get((component, slot), 0)
-        place = component, slot, blocks
         with self._lock:
-            lots = [lot for key, lot in self._lots.items() if (key.component, key.slot, key.blocks) == place]
-            return sum((lot.unit * len(lot.grants) for lot in lots), 0)
+            of_slot = [(key, lot) for key, lot in self._full.items() if (key.component, key.slot) == (component, slot)]
+            lots = [lot for key, lot in of_slot if blocks is None or key.blocks == blocks]
+            return sum(len(lot.grants) * lot.unit for lot in lots)
 
     def of_tenant(self, component: str, tenant: str) -> int:
         """Returns how many tickets of a component are in it for a tenant."""
-        return self._by_tenant[component, tenant]
+        with self._lock:
+            full = self._full.items()
+            return sum(len(lot.grants) for key, lot in full if (key.component, key.tenant or "") == (component, tenant))
 
     def by_entry(self) -> Mapping[int, int]:
         """Returns how many tickets are in it, by the number of their line."""
         with self._lock:
-            return Counter(grant.line.seq for lot in self._lots.values() for grant in lot.grants)
-
-    def _count(self, key: PurseKey, lot: _Lot, count: int) -> None:
-        place = key.component, key.slot
-        self._held[place] += count
-        self._by_tenant[key.component, key.tenant or ""] += count
-        self._cost[place] = self._cost.get(place, 0) + lot.unit * count
+            return Counter(grant.line.seq for lot in self._full.values() for grant in lot.grants)
 
     def _forget_old(self) -> None:
         """Drops keys that hold nothing and were not asked for lately, where there are many."""
         if len(self._lots) < self._many:
             return
-        old = time.monotonic() - HORIZON
-        kept = {key: lot for key, lot in self._lots.items() if lot.grants or lot.pending or lot.leased > old}
+        old, awaited = time.monotonic() - HORIZON, {lease.key for lease in self._pending}
+        kept = {key: lot for key, lot in self._lots.items() if lot.grants or key in awaited or lot.leased > old}
+        self._full = {key: lot for key, lot in kept.items() if lot.grants}
         self._lots, self._many = kept, max(_FEW_LOTS, 2 * len(kept))
-        self._by_tenant = +self._by_tenant

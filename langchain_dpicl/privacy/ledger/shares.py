@@ -35,6 +35,7 @@ class Reservation(Uncopyable):
       template: the ticket's template ("gdp" or "zcdp" for a pool).
       label: the declared label whose units the tickets may read, or None.
       event: what one ticket may release.
+      delta: of the share that paid; at 0 it pays only for noise and samples that are drawn exactly.
       blocks: of a stream, the first and last block that the tickets may read; None otherwise.
     """
 
@@ -48,6 +49,7 @@ class Reservation(Uncopyable):
         count: int,
         event: Event,
         refundable: bool,
+        delta: float,
         blocks: Blocks | None = None,
     ) -> None:
         self.ledger_id = desk.header.ledger_id
@@ -60,6 +62,7 @@ class Reservation(Uncopyable):
         self.template, self.label = slot
         self.count = count
         self.event = event
+        self.delta = delta
         self.blocks = blocks
         self.refundable = refundable
         self._desk = desk
@@ -203,10 +206,12 @@ class Holding(Uncopyable):
         cap: int | None = None,
         blocks: Blocks | None = None,
     ) -> Reservation:
+        delta = self._standing.usable_terms(self.component).delta
         mine = self._standing, self._component, slot
         how: dict[str, Any] = {"refundable": refundable, "blocks": blocks}
         grant = self._desk.reserve(*mine, count=count, amount=amount, tenant=tenant, tenant_cap=cap, **how)
-        return Reservation(self._desk, grant, self._component, slot, count=count, event=event, **how)
+        how |= {"count": count, "event": event, "delta": delta}
+        return Reservation(self._desk, grant, self._component, slot, **how)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.component!r})"

@@ -150,8 +150,12 @@ class LedgerRecord:
     @property
     def computed_hash(self) -> str:
         """The hash of the content; differs from `hash` if the line was changed."""
-        text = canonical_json(self.body) if self._text is None else self._text
-        return _chain_digest(self.seq, self.prev, self.kind, text, self.stamp)
+        return _chain_digest(self.seq, self.prev, self.kind, self.text, self.stamp)
+
+    @property
+    def text(self) -> str:
+        """The body as its store holds it, of which the hash is taken."""
+        return canonical_json(self.body) if self._text is None else self._text
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
@@ -204,10 +208,14 @@ def _digests(
 ) -> list[str]:
     """Returns the digests of lines, given the canonical JSON of their members. One call is made for many."""
     sha256 = hashlib.sha256
-    return [
-        sha256(f'{{"body":{body},"kind":{kind},"prev":{prev},"seq":{seq},"stamp":{stamp}}}'.encode()).hexdigest()
-        for body, kind, prev, seq, stamp in zip(bodies, kinds, prevs, seqs, stamps, strict=False)
-    ]
+    with contextlib.suppress(UnicodeEncodeError):
+        return [
+            sha256(f'{{"body":{body},"kind":{kind},"prev":{prev},"seq":{seq},"stamp":{stamp}}}'.encode()).hexdigest()
+            for body, kind, prev, seq, stamp in zip(bodies, kinds, prevs, seqs, stamps, strict=False)
+        ]
+    raise LedgerError(
+        "ledger: expected lines of valid Unicode text, found half of a surrogate pair. Nothing is granted."
+    )
 
 
 class LineBlock(Sequence[LedgerRecord]):
@@ -229,7 +237,9 @@ class LineBlock(Sequence[LedgerRecord]):
             return False
         text_of = {text: _quoted(text) for text in {*kinds, *stamps}}.__getitem__
         members = texts, map(text_of, kinds), map(_quoted, prevs), itertools.count(seq + 1), map(text_of, stamps)
-        return _digests(*members) == list(hashes)
+        with contextlib.suppress(LedgerError):  # found again where they are looked at one by one
+            return _digests(*members) == list(hashes)
+        return False
 
     def lines(self) -> Iterator[tuple[int, str, Mapping[str, Any], str, str]]:
         """Yields number, kind, body, stamp and hash of each."""

@@ -7,9 +7,11 @@ import contextlib
 import functools
 import os
 import secrets
+import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact, round_down, round_up
 from langchain_dpicl.privacy.ledger.blocks import Blocks, hull_of
-from langchain_dpicl.privacy.ledger.purse import LEAST_LEFT, Grant, Purse, PurseKey
+from langchain_dpicl.privacy.ledger.purse import LEAST_LEFT, Grant, Lease, Purse, PurseKey
 from langchain_dpicl.privacy.ledger.state import (
     BIND,
     COMMIT,
@@ -147,6 +149,7 @@ class LineAppender:
         self.view = view
         self.state = state
         self.carried: _Carried | None = None
+        self.lease: Lease | None = None  # that the lines reserve
         self._waiting = waiting
         self._applied = applied
         self._undos: list[Undo] = []
@@ -235,6 +238,12 @@ class LedgerWriter:
         self._waiting_since = 0.0
         self._doubtful: list[_Carried] = []  # those written of which it is not known whether they are durable
         self._agreed: dict[str, tuple[Component, Component]] = {}
+        self._is_broken = False  # whether the last `verify` found a fault
+
+    def __del__(self) -> None:
+        # Nothing is written here: this may run within any call of any thread, also in a transaction of the same file.
+        if not sys.is_finalizing() and self.__dict__.get("_pid") == os.getpid() and self._has_waiting(is_closing=True):
+            _DROPPED.append(self)
 
     @property
     def lock(self) -> AbstractContextManager[bool]:
@@ -292,6 +301,7 @@ class LedgerWriter:
 
     def refresh(self) -> LedgerState:
         """Returns the state after every committed line; refuses a ledger that was rolled back or changed."""
+        write_dropped()
         with self._turn(self.lock):
             self._read(self.store)
             state, seq, head = self._visible
@@ -346,6 +356,8 @@ class LedgerWriter:
                     self._take_back(writer)
                 raise
             state, seq, head = self._note_visible()
+            if writer.lease is not None:
+                writer.lease.seen_in = state
         self._flush(state, seq, head)
         if writer.carried is not None:
             writer.carried.is_durable = True
@@ -481,7 +493,21 @@ class LedgerWriter:
             return True
 
     def verify(self) -> None:
-        """Recomputes the whole chain and every rule from the first line, and reads all of the store's file."""
+        """Recomputes the whole chain and every rule from the first line, and reads all of the store's file.
+
+        Where it finds a fault, nothing is reserved until it finds none.
+        """
+        try:
+            self._verify_all()
+        except LedgerUnavailableError:
+            raise
+        except LedgerError:
+            self._is_broken = True
+            self._purse.empty()
+            raise
+        self._is_broken = False
+
+    def _verify_all(self) -> None:
         check: Callable[[], None] | None = getattr(self.store, "check", None)
         if check is not None:
             check()
@@ -540,6 +566,9 @@ class LedgerWriter:
         """
         if self._pid != os.getpid():
             self._move_in()  # before the purse is looked at: that of the parent is not this process's to give back
+        write_dropped()
+        if self._is_broken:
+            self.verify()
         key = PurseKey(component.name, slot, float(amount), tenant, tenant_cap, tuple(self._allowed_wrappers()), blocks)
         is_leased = refundable and count == 1 and self._purse.most_held > 1 and self.store.durable
         if is_leased and (grant := self._from_purse(standing, component, key)) is not None:
@@ -567,7 +596,8 @@ class LedgerWriter:
         self, standing: ShareStatus, component: Component, key: PurseKey, *, count: int, is_leased: bool
     ) -> Grant:
         """Writes a line that reserves tickets; what it leases beyond `count` enters the purse once it is durable."""
-        purse, lease = self._purse, None
+        purse = self._purse
+        lease = Lease(key, unit_cost(component.kind, key.amount)) if is_leased else None
         try:
             with self.exclusive() as writer:
                 terms = standing.usable_terms(component.name)
@@ -577,17 +607,19 @@ class LedgerWriter:
                 if sealed is None:
                     self._seal(writer, terms)
                 if self._is_time_to_look():
-                    _return_tickets(writer, purse.remove(idle=True))
+                    _return_tickets(writer, purse.remove(writer.state, idle=True))
                 if key.blocks is not None:  # what was leased for an earlier run
-                    _return_tickets(writer, purse.remove(functools.partial(_is_of_other_blocks, key)))
-                if is_leased:
-                    lease = purse.ask(key, unit_cost(component.kind, key.amount), most)
+                    _return_tickets(writer, purse.remove(writer.state, functools.partial(_is_of_other_blocks, key)))
+                if lease is not None:
+                    purse.ask(lease, most)
                     count = lease.count
                 line = writer.append(RESERVE, self._reservation(key, count))
+                if lease is not None:
+                    lease.entry, writer.lease = line.seq, lease
                 sealed = writer.state.sealed_component(component.name)
             if lease is None:
                 return Grant(line)
-            _WITH_WAITING.add(self)
+            _watch(self)
             return purse.fill(lease, line, sealed)
         except BaseException:
             if lease is not None:
@@ -634,14 +666,14 @@ class LedgerWriter:
     def _give_back_held(self, refused: PurseKey, *, of_tenant: bool) -> bool:
         """Gives back what a refused request could use: of its tenant, or of its slot; returns whether any was."""
         name, tenant, purse = refused.component, refused.tenant or "", self._purse
-        if not (purse.of_tenant(name, tenant) if of_tenant else purse.cost(name, refused.slot)):
-            return False
 
         def is_wanted(key: PurseKey) -> bool:
             return key.component == name and ((key.tenant or "") == tenant if of_tenant else key.slot == refused.slot)
 
+        if not purse.holds(is_wanted):
+            return False
         with self.exclusive() as writer:
-            removed = purse.remove(is_wanted)
+            removed = purse.remove(writer.state, is_wanted)
             _return_tickets(writer, removed)
         return bool(removed)
 
@@ -680,7 +712,7 @@ class LedgerWriter:
                 advice = "Only the component of a stream that has reserved a ticket can be retired."
                 raise SealedShareError(f"{name!r}: expected a sealed component of a stream, found none. {advice}")
             if not windows.is_retired(name):
-                _return_tickets(writer, self._purse.remove(lambda key: key.component == name))
+                _return_tickets(writer, self._purse.remove(writer.state, lambda key: key.component == name))
                 writer.append(RETIRE, {"component": name})
 
     def commit(self, reservation: int, count: int, *, wait: bool = False) -> None:
@@ -696,7 +728,7 @@ class LedgerWriter:
     def _note_waiting(self, reservation: int, count: int) -> None:
         if not self._waiting:
             self._waiting_since = time.monotonic()
-            _WITH_WAITING.add(self)
+            _watch(self)
         self._waiting[reservation] = self._waiting.get(reservation, 0) + count
 
     def write_waiting(self, *, is_closing: bool = False) -> None:
@@ -705,12 +737,17 @@ class LedgerWriter:
             purse = self._purse
             if is_closing:
                 purse.close()
-            is_needed = bool(self._waiting) or any(not each.is_durable for each in self._doubtful)
-            is_needed = is_needed or purse.holds(idle=not is_closing)
+            is_needed = self._has_waiting(is_closing=is_closing)
         if is_needed:
             with self.exclusive() as writer:
                 writer.bring_waiting()
-                _return_tickets(writer, purse.remove(idle=not is_closing))
+                _return_tickets(writer, purse.remove(writer.state, idle=not is_closing))
+
+    def _has_waiting(self, *, is_closing: bool) -> bool:
+        """Whether commits wait, or tickets of the purse have to go back: idle ones, or all where it closes."""
+        if self._waiting or any(not each.is_durable for each in self._doubtful):
+            return True
+        return self._purse.holds(idle=not is_closing)
 
     def waiting(self, entry: int) -> int:
         """Returns how many tickets of a reservation wait for their commit to be written."""
@@ -782,15 +819,38 @@ def process_name() -> str:
     return _PROCESS_NAMES.setdefault(os.getpid(), secrets.token_hex(8))
 
 
-_WITH_WAITING: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
+# Each with its store: of objects that refer to each other in a circle, Python might end the store first.
+_WITH_WAITING: weakref.WeakKeyDictionary[LedgerWriter, LedgerStore] = weakref.WeakKeyDictionary()
+_DROPPED: deque[LedgerWriter] = deque()
+"""Those to which nobody refers any more, and which have something to write."""
+
+_ENDS_HERE: list[int] = []
+"""The process in which `multiprocessing` knows of `write_all_waiting`: its children end without `atexit`."""
+
+
+def _watch(writer: LedgerWriter) -> None:
+    """Writes what waits in a writer when this process ends, unless it is killed."""
+    _WITH_WAITING[writer] = writer.store
+    here, util = [os.getpid()], sys.modules.get("multiprocessing.util")
+    if util is not None and here != _ENDS_HERE:
+        _ENDS_HERE[:] = here
+        util.Finalize(None, write_all_waiting, exitpriority=0)
 
 
 @atexit.register
 def write_all_waiting() -> None:
     """Writes what waits and gives back what is held when the interpreter ends; what cannot be written stays charged."""
+    write_dropped()
     for writer in list(_WITH_WAITING):
         with contextlib.suppress(LedgerError):
             writer.write_waiting(is_closing=True)
+
+
+def write_dropped() -> None:
+    """Does the same for writers to which nobody refers any more, each once; part of the next call of another one."""
+    while _DROPPED:
+        with contextlib.suppress(LedgerError, IndexError):  # another thread may be first
+            _DROPPED.popleft().write_waiting(is_closing=True)
 
 
 _SHOWN = frozenset({"extra_fields", "label_key", "labels", "public_size", "text_key"})

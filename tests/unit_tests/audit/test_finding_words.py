@@ -88,7 +88,9 @@ def cap_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A unit casts all its words, at the weight of one of the most that it may cast."""
     real = UnitWords.of
     patch.setattr(
-        UnitWords, "of", lambda self, records, known: real(dataclasses.replace(self, max_words=99), records, known)
+        UnitWords,
+        "of",
+        lambda self, records, known, gone: real(dataclasses.replace(self, max_words=99), records, known, gone),
     )
     weight = word_release.weight_of(6)
     patch.setattr(word_release, "weight_of", lambda number: weight)
@@ -98,7 +100,7 @@ def words_by_what_others_hold(patch: pytest.MonkeyPatch) -> None:
     """A unit casts its words that most units hold: one more unit moves the words of all."""
     real = WordRelease.weights
 
-    def weights(self: Any, units: Any, known: Any) -> Any:
+    def weights(self: Any, units: Any, known: Any, gone: Any = frozenset()) -> Any:
         listed = [list(records) for records in units]
         held = Counter(word for records in listed for r in records for word in set(r[self.rule.name].lower().split()))
         ranked = tuple(sorted(held, key=lambda word: (held[word], word)))  # the rule takes the last ones

@@ -25,7 +25,7 @@ TERMS = (
     "--set",
     "max_tokens=2",
 )
-FEW = ("--set", "documents_per_topic=1", "--set", "rows.slots=10", "--set", "topics.min_units=100")
+FEW = ("--documents-per-topic", "1", "--set", "rows.slots=10", "--set", "topics.min_units=100")
 OUT_AFTER_ONE = FakeBackend(word_copier([" my", " card"]), vocabulary=[" my", " card"], fail_public_call=3)
 
 
@@ -124,3 +124,33 @@ def test_public_faults_are_refused(
     assert documents(notes, "--public-texts", str(words), "--out", str(tmp_path / "out.json")) == 2
     assert documents(notes, "--set", "topics.num_topics=0", "--dry-run") == 2
     assert documents(notes, "--set", "noise=loud", "--dry-run") == 2
+
+
+def test_words_alone_ask_no_model_and_keep_denied_ones_out(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (denied := tmp_path / "denied.txt").write_text("declined\n")
+    out = tmp_path / "out.json"
+    given = [*TERMS, "--documents-per-topic", "0", "--model", "tests.nowhere:none", "--deny", str(denied)]
+    assert main(["documents", str(notes), *given, "--out", str(out)]) == 0
+    found, said = SyntheticDocuments.load(out), capsys.readouterr()
+    words = {word for group in found.words for word, _ in group.words} | {topic for topic, _ in found.topics}
+    assert words <= {"card", "transfer", "late"}
+    assert verify_report(out.read_text()).ok
+    assert "no model is asked" in said.out
+    assert "embedded model writes" not in said.err
+    assert CANARY not in said.out + said.err + out.read_text()
+
+
+def test_a_plan_shows_what_each_part_brings_and_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", "--method", "documents", "--public-size", "4000", "--epsilon", "2", "--delta", "1e-6"]
+    assert main([*plan, "--documents-per-topic", "2", "--set", "topics.words=8"]) == 0
+    said = capsys.readouterr().out
+    for part in ("alone: topics 0.68, words 0.68, texts", "a word of 125 units of a topic", "texts    2 of each topic"):
+        assert part in said
+    assert main([*plan, "--documents-per-topic", "0", "--set", "topics.num_topics=100"]) == 0
+    assert "too few for a word" in capsys.readouterr().out
+    assert main([*plan, "--documents-per-topic", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["generation"] is None
+    assert main(plan) == 2
+    assert "0 for words of each topic alone" in capsys.readouterr().err

@@ -180,7 +180,7 @@ class TestWhatIsPaid:
     def test_a_release_that_fails_says_nothing_and_stays_paid(
         self, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def broken(self: Any, records: Any, known: Any) -> Any:
+        def broken(self: Any, records: Any, known: Any, gone: Any) -> Any:
             raise error(CANARY)
 
         made = finder(notes(), budget := house())
@@ -199,11 +199,11 @@ class TestWhatIsPaid:
     def test_labels_that_were_released_are_kept_where_another_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made, real, calls = finder(by_kind(), house()), UnitWords.of, []
 
-        def once(self: Any, records: Any, known: Any) -> Any:
+        def once(self: Any, records: Any, known: Any, gone: Any) -> Any:
             calls.append(1)
             if len(calls) == 202:  # the first unit of the second label: the first one has 201 with the canary
                 raise RuntimeError(CANARY)
-            return real(self, records, known)
+            return real(self, records, known, gone)
 
         monkeypatch.setattr(UnitWords, "of", once)
         with pytest.raises(RunInterruptedError) as caught:
@@ -503,7 +503,7 @@ def number_of_words_is_logged(patch: pytest.MonkeyPatch) -> None:
     """How many distinct words there are is private; a log line of it differs between neighbours."""
     real = WordRelease.weights
 
-    def weights(self: Any, units: Any, known: Any) -> Any:
+    def weights(self: Any, units: Any, known: Any, gone: Any = frozenset()) -> Any:
         made = real(self, units, known)
         logging.getLogger("langchain_dpicl").warning("%d candidates", len(made))
         return made

@@ -73,6 +73,8 @@ def house(**limits: Any) -> Budget:
 
 
 TOPICS = Topics(VOCABULARY, 3, min_units=100)  # beyond 8 deviations of the noise
+# So many keywords of a unit that Gaussian noise deviates less.
+WIDE = TOPICS.replace(vocabulary=(*VOCABULARY, *(f"word{place}" for place in range(60))), keywords_per_unit=60)
 ALL = Decoding(candidates="all")
 DEAL = Rows(slots=10, sampling="disjoint")
 
@@ -178,7 +180,7 @@ class TestWhatIsReleased:
     def test_a_unit_casts_no_more_than_its_keywords_however_much_it_writes(self) -> None:
         records = [{"text": "card transfer film boat", "user": "one"}] * 500
         private = PrivateExamples(records, unit_key="user", records_per_unit=500, public_size=600)
-        made = maker(notes=private, topics=TOPICS.replace(keywords_per_unit=2, noise="discrete_laplace"))
+        made = maker(notes=private, topics=TOPICS.replace(keywords_per_unit=2))
         assert made.plan.topics.rule.of(records) == ("boat", "card")
         assert made.plan.topics.l1_sensitivity == 2
         assert made.run(progress=False).topics == ()
@@ -193,9 +195,9 @@ class TestWhatIsReleased:
         assert len(found) == 4
         assert verify_report(found).ok
 
-    @pytest.mark.parametrize("noise", ["discrete_laplace", "gaussian"])
-    def test_both_noises_are_verified(self, noise: Any) -> None:
-        made = maker(topics=TOPICS.replace(noise=noise))
+    @pytest.mark.parametrize(("topics", "noise"), [(TOPICS, "discrete_laplace"), (WIDE, "gaussian")])
+    def test_both_noises_are_verified(self, topics: Topics, noise: str) -> None:
+        made = maker(topics=topics)
         assert made.plan.topics.mechanism.name == noise
         found = made.run(progress=False)
         assert verify_report(found).ok
@@ -226,7 +228,7 @@ class TestWhatIsPaid:
         walked: list[Any] = []
         for notes in (NOTES, [*NOTES, f"a film {CANARY}"], NOTES[:-1], [*NOTES, "\x00{card}"], [*NOTES[:-1], ""]):
             llm, budget = engine(), house()
-            made = maker(budget, notes, llm=llm, topics=TOPICS.replace(noise="discrete_laplace"), component="store")
+            made = maker(budget, notes, llm=llm, topics=TOPICS.replace(keywords_per_unit=1), component="store")
             made.run(progress=False)
             shares = [{**share, "sealed_at": ""} for share in budget.report().to_dict()["shares"]]
             left = [made.share.remaining(each.template, label=each.label) for each in made.plan.tickets()]
@@ -237,11 +239,11 @@ class TestWhatIsPaid:
         few, many = maker(topics=TOPICS.replace(num_topics=2)).plan, maker(topics=TOPICS.replace(num_topics=6)).plan
         assert few.generation.noise_multiplier < many.generation.noise_multiplier * 1.5  # rates differ, not the count
         wide = (
-            maker(topics=TOPICS.replace(num_topics=2, topic_size=100)).plan,
-            maker(topics=TOPICS.replace(num_topics=6, topic_size=100)).plan,
+            maker(notes=PrivateExamples(NOTES, public_size=200), topics=TOPICS.replace(num_topics=2)).plan,
+            maker(topics=TOPICS.replace(num_topics=6)).plan,
         )
         assert wide[0].generation.noise_multiplier == wide[1].generation.noise_multiplier
-        longer = maker(topics=TOPICS.replace(num_topics=2, topic_size=100), documents_per_topic=4).plan
+        longer = maker(topics=TOPICS.replace(num_topics=6), documents_per_topic=4).plan
         assert longer.generation.noise_multiplier > wide[0].generation.noise_multiplier
 
     def test_the_histogram_is_released_once_in_the_life_of_a_ledger(self) -> None:
@@ -331,6 +333,7 @@ class TestWhatIsPaid:
                 PrivateExamples([Document("my card")] * 50, public_size=600),
                 llm=engine(),
                 topics=Topics(("card",), 1),
+                documents_per_topic=1,
                 epsilon=6.0,
                 decoding=ALL,
             )
@@ -349,14 +352,14 @@ class TestAStop:
         def stop(*_: Any, **__: Any) -> Any:
             raise KeyboardInterrupt
 
-        made = maker(topics=TOPICS.replace(noise="gaussian"))
+        made = maker(topics=WIDE)
         monkeypatch.setattr(owner, name, stop)
         with pytest.raises(KeyboardInterrupt) as caught:
             made.run(progress=False)
         held = locals_in(caught.value)
         assert not any(text in held for text in (CANARY, "my card was", "array("))
         monkeypatch.undo()
-        if made._histogram.topics:
+        if made._found.topics:
             assert caught.value.run.run(progress=False).topics  # type: ignore[attr-defined]
 
     def test_a_loader_that_fails_is_in_no_frame_of_ours_and_one_that_does_not_is_read(self) -> None:
@@ -596,12 +599,16 @@ class TestWhatIsRefused:
             lambda: {"topics": TOPICS.replace(num_topics=2_000)},
             lambda: {"topics": TOPICS.replace(keywords_per_unit=0)},
             lambda: {"topics": TOPICS.replace(epsilon_share=1.0)},
-            lambda: {"topics": TOPICS.replace(noise="cauchy")},
             lambda: {"topics": TOPICS.replace(min_units=0)},
-            lambda: {"topics": TOPICS.replace(topic_size=0)},
-            lambda: {"topics": TOPICS.replace(key="text")},
             lambda: {"max_tokens": 0},
-            lambda: {"documents_per_topic": 0},
+            lambda: {"documents_per_topic": -1},
+            lambda: {"documents_per_topic": 0},  # with rows and decoding of texts
+            lambda: {"documents_per_topic": 0, "topics": TOPICS.replace(words=0)},
+            lambda: {"llm": None},
+            lambda: {"deny": ("card",)},  # no words leave
+            lambda: {"topics": TOPICS.replace(pairs=True)},
+            lambda: {"topics": TOPICS.replace(review=tuple)},
+            lambda: {"topics": TOPICS.replace(vocabulary=None)},  # min_units
             lambda: {"task": GenerationTask(record_prompt="{text} and {topic}")},
             lambda: {"task": GenerationTask(open_label=OpenLabel("topic"))},
             lambda: {"task": GenerationTask(hints=("Shout.",))},
@@ -634,14 +641,14 @@ class TestWhatIsRefused:
                 budget,
                 private,
                 rows=Rows(slots=10, sampling="fixed"),
-                topics=TOPICS.replace(num_topics=num_topics, topic_size=500),
+                topics=TOPICS.replace(num_topics=num_topics),
             )
         assert budget.remaining_epsilon == 8.0
         assert private._ledger_id is None
 
     def test_what_are_no_private_examples(self) -> None:
         with pytest.raises(ConfigurationError, match="PrivateExamples"):
-            DocumentSynthesizer.from_private_examples(["text"], llm=engine(), budget=house())  # type: ignore[arg-type]
+            DocumentSynthesizer.from_private_examples(["text"], llm=engine(), documents_per_topic=1, budget=house())  # type: ignore[arg-type]
         with pytest.raises(RecordError):
             PrivateExamples([7], public_size=10)
 

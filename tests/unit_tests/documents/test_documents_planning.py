@@ -23,6 +23,7 @@ VOCABULARY = tuple(f"word{place}" for place in range(200))
 
 def plan(**options: Any) -> DocumentsPlan:
     given: dict[str, Any] = {"public_size": 4_000, "epsilon": 2.0, "delta": 1e-6, "num_topics": 4, "max_tokens": 10}
+    given["documents_per_topic"] = 4
     return plan_documents(VOCABULARY, **{**given, **options})
 
 
@@ -105,7 +106,9 @@ def test_the_noise_that_deviates_less_is_taken() -> None:
 
 
 def test_nobody_casts_more_keywords_than_there_are() -> None:
-    made = plan_documents(["card", "fee"], public_size=100, epsilon=2.0, delta=1e-6, num_topics=1)
+    made = plan_documents(
+        ["card", "fee"], public_size=100, documents_per_topic=4, epsilon=2.0, delta=1e-6, num_topics=1
+    )
     assert made.topics.rule.max_values == 2
 
 

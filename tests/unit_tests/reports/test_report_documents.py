@@ -24,7 +24,7 @@ def saved() -> dict[str, Any]:
     made = DocumentSynthesizer.from_private_examples(
         PrivateExamples(["my card"] * 300, public_size=600),
         llm=FakeBackend(word_copier(WORDS), vocabulary=WORDS),
-        topics=Topics(("card", "boat", "film"), 2, noise="gaussian", min_units=100),
+        topics=Topics(("card", "boat", "film"), 2, min_units=100),
         budget=Budget(epsilon=8.0, delta=1e-6),
         epsilon=6.0,
         documents_per_topic=2,

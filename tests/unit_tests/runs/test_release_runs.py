@@ -203,10 +203,10 @@ class TestWordDiscovery(ReleaseRunContract):
         real = WordRelease.weights
         self._calls: list[Calls] = []
 
-        def weights(release: WordRelease, units: Any, known: Any) -> Any:
+        def weights(release: WordRelease, units: Any, known: Any, gone: Any) -> Any:
             for calls in self._calls:
                 calls()
-            return real(release, units, known)
+            return real(release, units, known, gone)
 
         monkeypatch.setattr(WordRelease, "weights", weights)
 

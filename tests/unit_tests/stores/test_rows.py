@@ -196,3 +196,21 @@ def test_stores_of_both_databases_are_found_where_their_packages_are() -> None:
         assert stores.PostgresAnchor.__name__ == "PostgresAnchor"
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
         stores.Other  # noqa: B018
+
+
+@pytest.mark.parametrize("count", [2, 200])
+@pytest.mark.parametrize("column", [1, 2, 4, 5])
+def test_half_of_a_character_outside_of_a_body_breaks_the_chain(column: int, count: int) -> None:
+    lines = [FIRST]
+    while len(lines) < count:
+        lines.append(next_record(len(lines), lines[-1].hash, "note", {}))
+    rows: list[Any] = [row_of(line) for line in lines]
+    rows[1] = (*rows[1][:column], "\ud800", *rows[1][column + 1 :])
+    found = records_of(rows, after=0, head=LedgerHead(count, rows[-1][5]))
+    state = LedgerState(header())
+    with pytest.raises(LedgerError) as caught:
+        state.apply_all(found)
+    assert caught.value.__context__ is None
+    if column != 5:
+        with pytest.raises(LedgerError, match="surrogate"):
+            _ = found[1].computed_hash

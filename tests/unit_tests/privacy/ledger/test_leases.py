@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import gc
+import itertools
 import json
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,12 +35,14 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.ledger import purse as purses
 from langchain_dpicl.privacy.ledger import writer as writers
+from langchain_dpicl.privacy.ledger.purse import PurseKey
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.reports.ledger_audit import check_ledger
-from langchain_dpicl.stores import SQLiteStore
+from langchain_dpicl.stores import SQLiteStore, sqlite_ledger
 from tests.durable import UNAVAILABLE, DictAnchor, EarlyStore, WatchedStore, on
-from tests.ledgers import budget, tickets
+from tests.faults.stops import stopped_at
+from tests.ledgers import budget, spend_and_leave, tickets
 
 pytestmark = pytest.mark.usefixtures("simple_prices")
 
@@ -315,6 +323,45 @@ def test_of_a_ledger_that_went_back_nothing_is_granted_also_not_what_goes_back_i
     assert (again.entry, again.index) == (len(store.records()), 0)
 
 
+@pytest.mark.parametrize("change", ["a line", "the header"])
+def test_after_a_check_that_failed_nothing_is_handed_out_until_one_passes(clock: list[float], change: str) -> None:
+    ledger, store, share = made()
+    use(share, 30)
+    spare = share.reserve("t")
+    lines, header = store.snapshot(), store.header()
+    assert header is not None
+    if change == "a line":
+        store.restore([*lines[:3], lines[3]._replace(stamp="2000-01-01T00:00:00+00:00"), *lines[4:]])
+    else:
+        store._header = dataclasses.replace(header, name="another")
+    with pytest.raises(LedgerError):
+        ledger.verify()
+    assert ledger._desk.kept() == {}
+    for _ in range(3):
+        with pytest.raises(LedgerError):
+            share.reserve("t")
+    assert len(store.records()) == len(lines)
+    store.restore(lines)
+    store._header = header
+    held = use(share, 100)
+    assert min(one.entry for one in held) > len(lines)
+    spare.give_back()
+    ledger.verify()
+    ledger.close()
+    assert elsewhere(store).remaining("t") == MANY - 30 - 54 - 100
+
+
+def test_a_check_that_did_not_come_to_its_end_changes_nothing(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 30)
+    kept = ledger._desk.kept()
+    store.at_read = lambda: (_ for _ in ()).throw(UNAVAILABLE)
+    with pytest.raises(LedgerUnavailableError):
+        ledger.verify()
+    assert ledger._desk.kept() == kept
+    assert share.reserve("t").entry in kept
+
+
 def test_tenants_that_come_once_leave_nothing_behind(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(purses, "_FEW_LOTS", 8)
     ledger, store, share = made()
@@ -470,6 +517,149 @@ def test_what_was_taken_out_for_a_line_that_failed_is_not_handed_out(clock: list
     assert elsewhere(store).remaining("t") == MANY - 70
 
 
+@pytest.mark.parametrize("whose", [{}, {"tenant": "x", "tenant_cap": 1000}], ids=["all", "a tenant"])
+def test_a_request_is_not_refused_what_a_lease_of_another_thread_only_waits_for(
+    clock: list[float], whose: dict[str, Any]
+) -> None:
+    ledger, store, share = made(count=1000 if not whose else MANY)
+    used = use(share, 21, **whose)
+    blocks: list[Reservation] = []
+    large = threading.Thread(target=lambda: blocks.append(share.reserve("t", count=1000 - 22, **whose)))
+
+    def while_it_waits() -> None:
+        store.at_flush = lambda: None
+        large.start()
+        _until(lambda: leases(store, "give_back") or not large.is_alive())
+
+    store.at_flush = while_it_waits
+    used += use(share, **whose)
+    large.join(60)
+    assert [block.count for block in blocks] == [1000 - 22]
+    assert leases(store)[3] == leases(store, "give_back")[0] + 1 > 1
+    blocks[0].burn(1000 - 22)
+    assert ledger._desk.kept() == {}
+    with pytest.raises(PrivacyBudgetExceededError):
+        share.reserve("t", **whose)
+    assert len({(held.entry, held.index) for held in used}) == 22
+    ledger.verify()
+
+
+def _until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_end_while_a_lease_waits_gives_back_all_of_it_but_the_ticket_that_was_asked_for(
+    clock: list[float], is_lost: bool
+) -> None:
+    ledger, store, share = made()
+    use(share, 21)
+    closing = threading.Thread(target=ledger.close)
+
+    def while_it_waits() -> None:
+        store.at_flush = lambda: None
+        closing.start()
+        _until(lambda: leases(store, "give_back") or not closing.is_alive())
+        if is_lost:
+            raise UNAVAILABLE
+
+    store.at_flush = while_it_waits
+    used: list[Reservation] = []
+    with contextlib.suppress(LedgerUnavailableError):
+        used += use(share)
+    closing.join(60)
+    assert [held.index for held in used] == ([] if is_lost else [0])
+    assert leases(store, "give_back") == [63]
+    assert ledger._desk.kept() == {}
+    assert elsewhere(store).remaining("t") == MANY - 22
+    ledger.verify()
+
+
+def test_nothing_goes_back_of_a_lease_whose_line_a_server_lost_when_another_stands_in_its_place(
+    clock: list[float],
+) -> None:
+    ledger, store, share = made()
+    use(share, 21)
+    other = elsewhere(store)
+    blocks: list[Reservation] = []
+    closing = threading.Thread(target=lambda: ledger._desk.write_waiting(is_closing=True))
+
+    def while_it_waits() -> None:
+        store.at_flush = lambda: None
+        entry = len(store.records())
+        store.restart()
+        while len(store.records()) < entry:
+            blocks.append(other.reserve("t", count=64))
+        before = store.calls["transaction"]
+        closing.start()
+        _until(lambda: store.calls["transaction"] > before)
+
+    store.at_flush = while_it_waits
+    with pytest.raises(LedgerUnavailableError, match="gone"):
+        share.reserve("t")
+    closing.join(60)
+    assert leases(store, "give_back") == []
+    blocks[-1].burn(64)
+    assert elsewhere(store).remaining("t") == MANY - 21 - 64 * len(blocks)
+
+
+# --- interrupts ---------------------------------------------------------------------------------------------------
+
+
+PARTS: dict[str, Callable[[Share, Reservation], object]] = {
+    "a ticket of the purse": lambda share, held: share.reserve("t"),
+    "a ticket that goes back into the purse": lambda share, held: held.give_back(),
+    "the first of a new lease": lambda share, held: share.reserve("t", tenant="y"),
+    "a block that needs what is held": lambda share, held: share.reserve("t", count=share.remaining("t")),
+    "what is left": lambda share, held: share.remaining("t"),
+    "tickets that lie idle": lambda share, held: share._desk.write_waiting(),
+    "an end": lambda share, held: share._desk.write_waiting(is_closing=True),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_an_interrupt_at_any_line_of_the_purse_gives_no_ticket_twice_and_leaves_no_wrong_count(
+    clock: list[float], name: str
+) -> None:
+    for line in itertools.count():
+        _, store, share = made(count=1500)
+        used = use(share, 30) + use(share, 10, tenant="x") + use(share, 1, tenant="y")
+        spare = share.reserve("t")
+        clock[0] += 10 * (name == "tickets that lie idle")
+        is_done, _ = stopped_at(
+            lambda share=share, spare=spare: PARTS[name](share, spare), line, within=purses.__file__
+        )
+        if is_done:
+            assert line > 3
+            return
+        _check_counts(store, share, used)
+
+
+def _check_counts(store: EarlyStore, share: Share, used: list[Reservation]) -> None:
+    left = share.remaining("t")
+    kept = share._desk.kept()
+    assert all(count > 0 for count in kept.values())
+    assert sum(kept.values()) <= 64
+    assert left == elsewhere(store, 1500).remaining("t") + sum(kept.values()) <= 1500
+    assert sum(share._desk._purse.of_tenant("c", tenant) for tenant in ("", "x", "y")) == sum(kept.values())
+    assert share._desk._purse._room(PurseKey("c", ("t", None), 1.0, None, None, ())) == 64 - sum(kept.values())
+    with contextlib.suppress(PrivacyBudgetExceededError):
+        for _ in range(40):
+            used += use(share) + use(share, tenant="x")
+    counts: Counter[int] = Counter()
+    for line in store.records():
+        if line.kind == "reserve":
+            counts[line.seq] += line.body["count"]
+        elif line.kind == "give_back":
+            counts[line.body["reservation"]] -= line.body["count"]
+    burnt = Counter(held.entry for held in used)
+    assert len({(held.entry, held.index) for held in used}) == len(used)
+    assert all(burnt[entry] <= counts[entry] for entry in burnt)
+
+
 # --- receipts -----------------------------------------------------------------------------------------------------
 
 
@@ -506,7 +696,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(not HAS_FORK, reason="no forks here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_an_empty_purse_and_its_parent_keeps_its_own(path: Path) -> None:
+def test_a_forked_child_has_an_empty_purse_and_its_parent_keeps_its_own(path: Path, clock: list[float]) -> None:
     ledger = Budget.open(SQLiteStore(path))
     share = share_of(ledger)
     use(share, 70)
@@ -591,6 +781,88 @@ def test_a_process_that_ends_without_closing_gives_its_purse_back(path: Path) ->
     assert _run(path, 70).wait(60) == 0
     with SQLiteStore(path) as store:
         assert Budget.open(store).use().tickets["c"] == (MANY - 70, 0, 70)
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("fork", marks=pytest.mark.skipif(not HAS_FORK, reason="no forks")), "spawn"]
+)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_of_multiprocessing_gives_its_purse_back_when_it_ends(path: Path, clock: list[float], how: str) -> None:
+    here = Budget.open(SQLiteStore(path))
+    use(share_of(here), 30)
+    mine = sum(here._desk.kept().values())
+    context = multiprocessing.get_context(how)
+    ear, mouth = context.Pipe(duplex=False)
+    child = context.Process(target=spend_and_leave, args=(str(path), 70, mouth))
+    child.start()
+    mouth.close()
+    assert ear.recv() > 1
+    child.join(60)
+    assert child.exitcode == 0
+    assert here.use().tickets["c"] == (MANY - 100, 0, 100)  # of its parent nothing went back
+    assert sum(here._desk.kept().values()) == mine > 1
+    here.close()
+
+
+def test_what_a_dropped_budget_holds_goes_back_with_the_next_call_of_another_one(
+    path: Path, clock: list[float]
+) -> None:
+    for is_in_circle in (False, True):
+        ledger = Budget.open(SQLiteStore(path))
+        share = share_of(ledger)
+        use(share, 30)
+        assert sum(ledger._desk.kept().values()) > 1
+        if is_in_circle:
+            ledger.on_spent(1.0, lambda _, ledger=ledger: ledger)  # type: ignore[misc]
+        gc.collect()
+        link = weakref.ref(ledger._store._link)  # type: ignore[attr-defined]
+        del ledger, share
+        gc.collect()
+        assert link() in sqlite_ledger._LINKS.values()  # it is closed before a fork
+        other = Budget.open(SQLiteStore(path))
+        share_of(other)
+        assert other.use().tickets["c"] == (MANY - 30 * (1 + is_in_circle), 0, 30 * (1 + is_in_circle))
+        other.close()
+        del other
+        gc.collect()
+        assert link() is None
+
+
+def test_a_dropped_budget_whose_ledger_is_out_keeps_no_other_from_its_own(clock: list[float]) -> None:
+    ledger, store, share = made()
+    use(share, 30)
+    _, there, other = made()
+    store.at_commit = on("give_back", UNAVAILABLE, times=100)
+    store.at_read = lambda: (_ for _ in ()).throw(UNAVAILABLE)
+    del ledger, share
+    gc.collect()
+    use(other, 3)
+    assert not writers._DROPPED
+    assert store.snapshot()[-1].kind == "reserve"
+    assert leases(there) == [1, 4]
+
+
+@pytest.mark.skipif(not HAS_FORK, reason="no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_drops_its_parents_budget_gives_nothing_back(path: Path, clock: list[float]) -> None:
+    ledger = Budget.open(SQLiteStore(path))
+    share = share_of(ledger)
+    use(share, 30)
+    kept = ledger._desk.kept()
+    pid = os.fork()
+    if not pid:
+        try:
+            del ledger, share
+            gc.collect()
+            with SQLiteStore(path) as store:
+                Budget.open(store).close()
+            writers.write_all_waiting()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert {held.entry for held in use(share, sum(kept.values()))} == set(kept)
+    ledger.verify()
+    ledger.close()
 
 
 def _spend_until_killed(path: Path, there: int) -> None:
