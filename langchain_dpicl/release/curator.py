@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
-from langchain_dpicl.privacy._validate import NEEDS_DELTA, Adjacency
+from langchain_dpicl.privacy._validate import NEEDS_DELTA, Adjacency, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.data.unit_pool import Pool
@@ -166,5 +166,7 @@ def check_ticket(
 
 
 def pool_without_privacy(private: PrivateExamples, label: str | None) -> Pool:
-    """Opens a pool with no charge: only for examples that no ledger protects."""
+    """Opens a pool with no charge: only for examples that no ledger protects, and of no stream."""
+    if private.blocks is not None:
+        raise fail("private", "examples that are of no stream", type(private).__name__)
     return private._pool(label, ledger_id=None)  # noqa: SLF001  the private door

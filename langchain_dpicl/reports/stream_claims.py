@@ -163,6 +163,7 @@ def stream_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], *, to
         return
     for shown, row in zip(found["longer_stays"], made["longer_stays"], strict=True):
         is_same = {**shown, "epsilon": 0.0} == {**row, "epsilon": 0.0}
-        is_low = row["epsilon"] is None or (shown["epsilon"] or math.inf) < row["epsilon"] * (1 - tolerance)
-        if not is_same or (shown["epsilon"] is not None and is_low):
+        stated, cost = shown["epsilon"], row["epsilon"]
+        is_low = stated is not None and (cost is None or stated < cost * (1 - tolerance))
+        if not is_same or is_low:
             yield f"stream: a stay of {row['blocks']} blocks costs up to {row['epsilon']!r}, found {shown!r}"

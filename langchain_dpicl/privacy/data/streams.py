@@ -140,7 +140,8 @@ class PrivateStream(Opaque):
     def extend(self, records: Iterable[Any] | DocumentLoader) -> None:
         """Adds records, in any order. One that is equal to another of the same person changes nothing.
 
-        A record of a block that this process has read, or that `retention` has dropped, is left out; nothing tells so.
+        A record of a block that this process has read, that `retention` has dropped, or from before 2001 is left out;
+        nothing says so.
 
         Args:
           records: mappings with the declared fields, or LangChain documents, in any iterable, a document loader, a

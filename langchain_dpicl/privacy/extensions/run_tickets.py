@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_dpicl.exceptions import PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent
 from langchain_dpicl.privacy.ledger.blocks import Blocks
@@ -53,7 +54,8 @@ class RunShare(Share):
 
     Formal guarantees:
       - The first part that is reserved charges one ticket of the run, durably, for the blocks that it reads.
-      - Over this object at most the parts of one run are granted, of each template and label.
+      - Over this object at most the parts of one run are granted, of each template and label; a fork, which has a
+        count of its own, is granted none.
       - What is not used when the process ends stays charged.
     """
 
@@ -63,6 +65,7 @@ class RunShare(Share):
         self._parts_left = Counter({key: part.max_count for key, part in self._parts.items()})
         self._blocks = blocks
         self._guard = threading.Lock()
+        self._pid = os.getpid()
         self._run: Reservation | None = None
 
     def remaining(self, template: str, *, label: str | None = None, blocks: Blocks | None = None) -> int:
@@ -73,6 +76,9 @@ class RunShare(Share):
     def reserve(self, template: str, *, label: str | None = None, count: int = 1, **_: Any) -> Reservation:
         """Grants parts of the run; the first call charges the run."""
         check_int("count", count, low=1)
+        if os.getpid() != self._pid:  # before the lock, which the parent may have held
+            advice = "Make the component anew there: that is a run of its own."
+            raise LedgerError(f"run: expected the process that made it, found a fork. {advice}")
         part = self._parts.get((template, label))
         if part is None:
             raise fail("template, label", f"one of {sorted(map(str, self._parts))}", (template, label))

@@ -320,8 +320,9 @@ class LedgerBudget(Uncopyable):
     def __repr__(self) -> str:
         if not hasattr(self, "_desk"):
             return f"{type(self).__name__}(not made)"
+        per = "" if self.window is None else f"per={self.per!r}, "
         return (
-            f"{type(self).__name__}(name={self.name!r}, epsilon={self.epsilon}, delta={self.delta}, "
+            f"{type(self).__name__}(name={self.name!r}, epsilon={self.epsilon}, delta={self.delta}, {per}"
             f"adjacency={self.adjacency!r}, ledger={self._store.description})"
         )
 

@@ -85,6 +85,7 @@ def stays(data: dict[str, Any]) -> Any:
 EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
     "promise": lambda data: data["stream"].update(promise="no person is ever harmed"),
     "a lower stay": lambda data: stays(data)[1].update(epsilon=0.5),
+    "a stay that costs nothing": lambda data: stays(data)[1].update(epsilon=0.0),
     "no bound on the data": lambda data: stays(data).pop(),
     "a shorter stay": lambda data: stays(data)[0].update(blocks=3000),
     "window": lambda data: data["stream"].update(window=60),

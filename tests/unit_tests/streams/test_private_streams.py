@@ -6,15 +6,22 @@ import copy
 import pickle
 import random
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl import DPVotingRunnable, PrivateExamples
+from langchain_dpicl import DPVotingRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.baselines import demonstrations_without_privacy, real_demonstrations_without_privacy
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.evaluation import Pure, Score, dp_choose, dp_evaluate
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     PrivacyBudgetMismatchError,
@@ -23,6 +30,8 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
 from langchain_dpicl.privacy.data import streams
+from langchain_dpicl.privacy.extensions.part_split import split_in_parts
+from langchain_dpicl.privacy.extensions.topic_partition import split_by_topics
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.release.curator import opened
 from langchain_dpicl.streams import PrivateRange, PrivateStream
@@ -306,3 +315,45 @@ def test_a_range_is_made_by_a_stream_alone_and_is_not_split_anew() -> None:
         stream().last(7).redeclared(dataset_id="e", public_size=3)
     with pytest.raises(ConfigurationError, match=r"stream\.last"):
         PrivateRange()
+
+
+def other_readers() -> dict[str, Callable[[Any, Budget], object]]:
+    """What reads private examples through no constructor, each with what it needs beside them and a budget."""
+    engine = FakeBackend(scripted({" a": 0.6}), max_top_k=5)
+    chain = PromptTemplate.from_template("{text}") | FakeListLLM(responses=["x"]) | StrOutputParser()
+    same = Score(Pure(lambda answer: 0.0), marks=(0.0, 1.0))
+    return {
+        "evaluate": lambda some, budget: dp_evaluate(chain, some, evaluators=same, budget=budget, epsilon=0.1),
+        "choose": lambda some, budget: dp_choose({"a": chain, "b": chain}, some, evaluator=same, budget=budget),
+        "parts": lambda some, _: split_in_parts(some),
+        "topics": lambda some, _: split_by_topics(
+            some, dataset_id="t", topic_key="topic", public_size={"a": 9, "b": 9}
+        ),
+        "without privacy": lambda some, _: demonstrations_without_privacy(some, llm=engine, instruction="Write."),
+        "real": lambda some, _: real_demonstrations_without_privacy(some),
+    }
+
+
+@pytest.mark.parametrize("reader", other_readers())
+@pytest.mark.parametrize("per", ["30 days", "life"])
+def test_what_reads_no_streams_refuses_a_range_before_a_line_is_written_or_a_pool_is_opened(
+    reader: str, per: str
+) -> None:
+    budget, some = Budget(epsilon=1.0, delta=1e-6, per=per), stream()
+    some.extend([record()])
+    with pytest.raises(ConfigurationError, match=r"no stream|Of a stream"):
+        other_readers()[reader](some.last(7), budget)
+    assert not budget._store.records()
+    Budget(epsilon=1.0, delta=1e-6, per="30 days").bind(some.last(7))  # nothing was read without a charge
+
+
+def test_a_limit_is_not_shown_without_the_window_that_it_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for per, shown in (("30 days", True), ("life", False)):
+        place = tmp_path / f"{per[:2]}.db"
+        budget = PrivacyBudgetCallbackHandler.create(place, epsilon=1.0, delta=1e-6, per=per)
+        assert ("per='30 days'" in repr(budget)) is shown
+        budget.budget.close()
+        assert main(["ledger", "verify", str(place)]) == 0
+        assert ("per 30 days" in capsys.readouterr().out) is shown

@@ -36,6 +36,7 @@ from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.streams import PrivateStream
+from tests.faults.children import Child
 
 DAY = 86_400
 START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
@@ -171,6 +172,26 @@ def test_parts_of_a_run_are_granted_once_and_given_back_within_the_run() -> None
     with pytest.raises(LedgerError):
         held.commit()
     assert lines(budget, "commit") == [{"reservation": 3, "count": 1}]
+
+
+@pytest.mark.parametrize("is_charged", [False, True])
+def test_a_fork_is_granted_no_part_of_the_run_of_its_parent(*, is_charged: bool) -> None:
+    budget, some = ledger(), stream()
+    share = synthesizer(some.rolling(30, every=7), budget).share
+    name = "text: 1 token on one sample"
+    if is_charged:
+        share.reserve(name, label="card").burn()
+
+    def child(_: Any) -> str:
+        try:
+            share.reserve(name, label="card").burn()
+        except LedgerError as error:
+            return str(error)
+        return "granted"
+
+    assert "found a fork" in Child(child).result()
+    share.reserve(name, label="card").burn()
+    assert len(lines(budget, "reserve")) == 1
 
 
 def test_prompts_are_made_anew_and_old_ones_stay(clock: list[float], tmp_path: Any) -> None:
