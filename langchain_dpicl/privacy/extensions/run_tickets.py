@@ -119,7 +119,7 @@ class _PartOfRun(Reservation):
 
     def __init__(self, share: RunShare, run: Reservation, part: Ticket, count: int) -> None:
         slot = part.template, part.label
-        how: dict[str, Any] = {"event": part.event, "refundable": part.refundable}
+        how: dict[str, Any] = {"event": part.event, "refundable": part.refundable, "delta": run.delta}
         component, grant = share._component, run._grant  # noqa: SLF001  its own base
         super().__init__(run._desk, grant, component, slot, count=count, blocks=run.blocks, **how)  # noqa: SLF001
         self._share = share

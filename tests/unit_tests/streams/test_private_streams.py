@@ -289,14 +289,14 @@ def test_a_ticket_reads_the_blocks_that_it_was_charged_for_and_no_others() -> No
     share = budget.declare("c", tickets=[Ticket("run", event, max_count=2)], epsilon=1.0, extent=(0, None))
     ticket = share.reserve("run", blocks=some.last(7).blocks)
     with pytest.raises(PrivacyBudgetMismatchError, match="the blocks that are read"):
-        opened(some.last(8), ticket, event, "add_remove")
+        opened(some.last(8), ticket, event, "add_remove", gap=0.0)
     assert ticket.unburnt == 1
-    opened(some.last(7), ticket, event, "add_remove")
+    opened(some.last(7), ticket, event, "add_remove", gap=0.0)
     ordinary = Budget(epsilon=1.0, delta=1e-6)
     private = PrivateExamples(["x"], public_size=100, dataset_id="d")
     ordinary.bind(private)
     with pytest.raises(PrivacyBudgetMismatchError, match="the blocks that are read"):
-        opened(private, ticket, event, "add_remove")
+        opened(private, ticket, event, "add_remove", gap=0.0)
 
 
 @pytest.mark.parametrize("kind", ["last", "rolling", "stream"])
