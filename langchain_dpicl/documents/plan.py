@@ -142,6 +142,9 @@ class DocumentsPlan(SharePlan):
         Args:
           record_tokens: cap of a document.
           instruction_tokens: cap of the instruction.
+
+        Raises:
+          ConfigurationError: a count out of range.
         """
         if self.generation is None:
             check_counts(record_tokens=record_tokens)
@@ -328,7 +331,7 @@ def plan_documents(
     >>> plan.num_topics, plan.epsilon <= 2.0, round(plan.deviation, 1)
     (2, True, 7.1)
     >>> plan_documents(["card", "transfer"], documents_per_topic=0, **share).words_from(0.95)
-    50
+    56
     """
     check_positive_delta(delta)
     check_int("public_size", public_size, low=1)
