@@ -39,7 +39,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol mutation fuzz cassettes lock server-demo bench bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-facts bench-ledger bench-evaluate bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol windows mutation fuzz cassettes lock server-demo bench bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-facts bench-ledger bench-evaluate bench-growing bench-ray tables notebooks postgres model docs pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -118,6 +118,9 @@ faults: .venv-test/.ready postgres  ## what a durable ledger meets: contention, 
 protocol: .venv-test/.ready  ## the ledger's protocol: every state of the full scenes, every planted mistake, random schedules of the real writer (or ARGS="--only anchor --small")
 	.venv-test/bin/python tests/check_protocol.py $(ARGS)
 
+windows: .venv-test/.ready  ## a ledger of windows under 100,000 random schedules, against an oracle that shares no rule with it (or ARGS="--schedules 5000")
+	.venv-test/bin/python tests/check_windows.py $(ARGS)
+
 mutation: .venv-test/.ready  ## the 19 privacy bugs of published code, then small changes of langchain_dpicl/privacy: who notices (or ARGS=--all, ARGS="--again")
 	.venv-test/bin/python -m pip install $(PIP) --group mutation
 	.venv-test/bin/python tests/check_mutation.py $(ARGS)
@@ -189,6 +192,9 @@ bench-ledger: .venv-test/.ready postgres  ## what a durable ledger costs: pairs 
 
 bench-evaluate: .venv-test/.ready  ## what an evaluation under privacy costs: interval, choice and time, with goals (or ARGS="--records 200")
 	.venv-test/bin/python benchmarks/bench_evaluate.py $(ARGS)
+
+bench-growing: .venv-test/.ready  ## data that grows: noise for the same promise under four ways to pay, and the time of a reservation (or ARGS="--reservations 1000000")
+	.venv-test/bin/python benchmarks/bench_growing.py $(ARGS)
 
 bench-ray: .venv-test/.ready postgres  ## texts per second at 1, 2, 4 workers of a Ray cluster, with a model that makes one wait (or ARGS="--items 96")
 	.venv-test/bin/python benchmarks/bench_ray.py $(ARGS)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, Rows
     from langchain_dpicl.options.tasks import Decoding, GenerationTask
     from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+    from langchain_dpicl.privacy.data.streams import RollingRange
     from langchain_dpicl.runs.release_run import ReleaseRun
 
 
@@ -224,10 +225,10 @@ class ReleasedPrompt(HidesInput):
         return made.with_released(released)
 
     @classmethod
-    @door("DPFewShotPromptTemplate")
+    @door("DPFewShotPromptTemplate", streams=True)
     def from_private_examples(
         cls,
-        private: PrivateExamples,
+        private: PrivateExamples | RollingRange,
         *,
         llm: LLM,
         example_prompt: TemplateLike,
@@ -253,7 +254,8 @@ class ReleasedPrompt(HidesInput):
           - Every template argument is checked before the budget is touched.
 
         Args:
-          private: the examples; bound to the budget's ledger. The model `llm` SEES their text.
+          private: the examples; bound to the budget's ledger. The model `llm` SEES their text. Or a range of a stream:
+            `stream.rolling(...)` makes the demonstrations of now, and the next call with the same `component` the next.
           llm: an engine, or a LangChain model with token log-probabilities; best a local one.
           example_prompt: template of one demonstration; its variables are among the fields that are generated.
           suffix: public text after the demonstrations, with the query's variable (required by the string template).
@@ -295,7 +297,7 @@ class ReleasedPrompt(HidesInput):
 
     @classmethod
     @awaits(from_private_examples)
-    async def afrom_private_examples(cls, private: PrivateExamples, **options: Any) -> Self:
+    async def afrom_private_examples(cls, private: PrivateExamples | RollingRange, **options: Any) -> Self:
         """Async version of `from_private_examples`: it is planned in a thread; rows are scored concurrently."""
         given = options.get("budget")
         config = cast("RunnableConfig", given) if isinstance(given, Mapping) else None
@@ -348,7 +350,7 @@ class ReleasedPrompt(HidesInput):
     @classmethod
     def _planned(
         cls,
-        private: PrivateExamples,
+        private: PrivateExamples | RollingRange,
         *,
         example_prompt: TemplateLike,
         suffix: str | None = None,
@@ -360,9 +362,10 @@ class ReleasedPrompt(HidesInput):
         # Imported here: a released template loads neither models nor accountants.
         from langchain_dpicl.generation.decoding_loop import check_example_prompt, generated_fields
         from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
+        from langchain_dpicl.release.declare_share import range_of
 
         made = cls._without_examples(example_prompt, prefix, suffix, {})
-        check_example_prompt(vars(made)["example_prompt"], generated_fields(private, task))
+        check_example_prompt(vars(made)["example_prompt"], generated_fields(range_of(private), task))
         return made, DemonstrationSynthesizer.from_private_examples(private, task=task, **generation)
 
     @classmethod

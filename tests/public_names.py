@@ -22,6 +22,7 @@ SUBMODULES = (
     "langchain_dpicl.results",
     "langchain_dpicl.soft_prompts",
     "langchain_dpicl.stores",
+    "langchain_dpicl.streams",
 )
 
 

@@ -28,6 +28,7 @@ from langchain_dpicl.privacy.extensions.ledger_anchor import (
     write_anchor,
 )
 from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.blocks import LIFE, Extent
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget, check_store
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.state import OpenReservation
@@ -56,6 +57,8 @@ class Budget(LedgerBudget):
       store: where the ledger lives; None: in memory, until this process ends. A store that was opened rather than
         created has to hold a ledger.
       name: public name for reports.
+      per: "life", or the windows that the promise is for, in hours, days or weeks of the records' own time, such as
+        "30 days": then only a `PrivateStream` can be charged. It never changes.
       anchor: a second store of the ledger's last line, which detects an older copy of the ledger.
       adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once, to add one.
       most_held: on a durable ledger, most tickets of one kind that this process charges before they are asked for, so
@@ -85,13 +88,14 @@ class Budget(LedgerBudget):
         adjacency: Adjacency = "add_remove",
         store: LedgerStore | None = None,
         name: str = "budget",
+        per: str = LIFE,
         anchor: LedgerAnchor | None = None,
         adopt_anchor: bool = False,
         most_held: int = MOST_HELD,
     ) -> None:
         self._anchor, self._adopts = check_anchor(anchor), adopt_anchor
         self._most_held = check_int("most_held", most_held, low=1)
-        super().__init__(epsilon=epsilon, delta=delta, adjacency=adjacency, store=store, name=name)
+        super().__init__(epsilon=epsilon, delta=delta, adjacency=adjacency, store=store, name=name, per=per)
 
     def _created(self, wanted: LedgerHeader) -> LedgerHeader:
         # Write the anchor first: a ledger unknown to its anchor is refused when it is opened.
@@ -144,15 +148,16 @@ class Budget(LedgerBudget):
             adjacency=header.adjacency,
             store=store,
             name=header.name,
+            per=LIFE if header.stream is None else header.stream.words,
             anchor=anchor,
             adopt_anchor=adopt_anchor,
             most_held=most_held,
         )
 
-    def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
+    def check_fits(self, component: str, *, epsilon: float, delta: float, extent: Extent | None = None) -> None:
         """Refuses a new share that cannot fit; inside `plan()` it is checked when the plan ends."""
         if self._promises.open_plan is None:
-            super().check_fits(component, epsilon=epsilon, delta=delta)
+            super().check_fits(component, epsilon=epsilon, delta=delta, extent=extent)
 
     def fresh_name(self, prefix: str) -> str:
         """Returns the first of `prefix`, `prefix-2`, ... that no component uses.
@@ -227,7 +232,9 @@ class Budget(LedgerBudget):
             pending = [ShareEntry(terms, None) for terms in self._promises.pending(state)]
             wrappers = sorted({*state.allowed_wrappers, *allowed_wrappers()})
             shares = [*sealed, *pending]
-            return PrivacyReport.build(self._desk.header, self._store, state.bindings, shares, wrappers)
+            return PrivacyReport.build(
+                self._desk.header, self._store, state.bindings, shares, wrappers, windows=state.windows
+            )
 
     def check_receipt(self, receipt: Any) -> None:
         """Compares a receipt with the ledger, which must hold the receipt's line unchanged.

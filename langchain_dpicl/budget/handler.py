@@ -29,6 +29,7 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.joint_plans import GdpPool, JointPlan, ZCdpPool
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor, check_anchor, read_anchor
 from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.blocks import LIFE, StreamTerms
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.store import LedgerStore, hide_password
 from langchain_dpicl.reports.report import PrivacyReport
@@ -159,6 +160,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
       store: where the ledger lives: a store, or the path of an EXISTING SQLite ledger (or `postgresql://...`) with
         these limits; `create` makes one. None: in memory, until this process ends.
       name: public name for reports; with a path, which of the ledgers there.
+      per: "life", or the windows that the promise is for, as of `create`.
       anchor: a second store of the ledger's last line, which detects an older copy of the ledger: an anchor, or the
         path or address of one. An anchor that does not know the ledger is refused.
 
@@ -187,6 +189,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         adjacency: Adjacency = "add_remove",
         store: Where | None = None,
         name: str = "budget",
+        per: str = LIFE,
         anchor: AnchorPlace | None = None,
     ) -> None:
         place, second = hide_password(store), hide_password(anchor)
@@ -194,6 +197,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         super().__init__()
         opened = None if place() is None else open_store_at(place, name)
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "name": name}
+        limits["per"] = per
         with close_on_error(opened):
             known = anchor_at(second, may_make=opened is None)
             self.budget = Budget(**limits, store=None if opened is None else opened.store, anchor=known)
@@ -239,6 +243,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         delta: float,
         adjacency: Adjacency = "add_remove",
         name: str = "budget",
+        per: str = LIFE,
         anchor: AnchorPlace | None = None,
     ) -> Self:
         """Creates a ledger, once; use `open` afterwards.
@@ -249,6 +254,8 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
           delta: limit for the ledger's whole life; at most 1/(10 * public_size) of the examples.
           adjacency: the neighbouring relation of everything on this ledger.
           name: public name of the ledger; a database may hold several.
+          per: "life", or the windows that the promise is for, in hours, days or weeks of the records' own time, such as
+            "30 days": then a `PrivateStream` is what it pays for.
           anchor: a second store of the ledger's last line, or its path or address; a missing file is created.
 
         Raises:
@@ -261,6 +268,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         check_delta(delta)
         check_adjacency(adjacency)
         check_name("name", name)
+        StreamTerms.parse(per)
         check_place(place)
         check_apart(place, second)
         known = anchor_at(second, may_make=True)
@@ -268,6 +276,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         if made.store.header() is not None:
             raise LedgerError(f"store: expected no ledger yet, found one ({made.store.description}). Open it.")
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "name": name}
+        limits["per"] = per
         with close_on_error(made):
             return cls.from_budget(Budget(**limits, store=made.store, anchor=known))
 

@@ -205,18 +205,21 @@ class CountingWriter(OutageWriter):
 
     def _left(self, state: LedgerState, component: Component, slot: Slot) -> Amount:
         """Returns what can still be reserved here: what is in the purse is charged, and not held by a reservation."""
-        return state.left(component.name, slot) + self._purse.cost(component.name, slot)
+        left = state.left(component.name, slot)
+        # Of a stream: in the window where least is left, which the purse need not touch.
+        return left if state.windows is not None else left + self._purse.cost(component.name, slot)
 
     def _tickets(self, state: LedgerState, component: Component, waiting: Mapping[int, int]) -> TicketUse:
         places = list(slots(component))
-        allowed = sum(int(allowance(component, slot)) for slot in places)
+        taken = sum(int(state.taken(component.name, slot)) for slot in places)
         left = sum(int(self._left(state, component, slot)) for slot in places)
         held = sum(state.unsettled(component.name, slot) for slot in places)
-        held -= sum(int(self._purse.cost(component.name, slot)) for slot in places)
+        in_purse = sum(int(self._purse.cost(component.name, slot)) for slot in places)
+        held -= in_purse
         for entry, count in waiting.items():
             if any(state.is_of(entry, component.name, slot) for slot in places):
                 held -= count
-        return TicketUse(left, held, allowed - left - held)
+        return TicketUse(left, held, taken - in_purse - held)
 
     def add_hook(self, part: float, hook: SpentHook, component: str | None) -> None:
         """Adds a hook that is called once."""
@@ -256,7 +259,7 @@ def charged_part(state: LedgerState, component: str | None) -> float:
     """Returns which part is charged: of the ledger's limits, or of a component's slot of which least is left."""
     if component is None:
         limits = state.header.epsilon, state.header.delta
-        return float(max(spent / exact(limit) for spent, limit in zip(state.spent, limits, strict=True)))
+        return float(max(spent / exact(limit) for spent, limit in zip(state.spent, limits, strict=True) if limit))
     terms = state.sealed_component(component)
     if terms is None:
         return 0.0

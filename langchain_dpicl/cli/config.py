@@ -16,7 +16,7 @@ from typing import Any, Literal
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import OPTIONS, Option
-from langchain_dpicl.options.base import Count, CountOrZero, NotNegative, Positive, Probability, Share, Texts
+from langchain_dpicl.options.base import Count, CountOrZero, Delta, NotNegative, Positive, Share, Texts
 from langchain_dpicl.privacy._validate import Adjacency, check_epsilon, fail
 
 METHODS = {
@@ -95,13 +95,13 @@ class Limits(Option):
 
     Args:
       epsilon: of the budget; with a ledger, of this component.
-      delta: at most 1/(10 * all declared units).
+      delta: at most 1/(10 * all declared units); 0: pure differential privacy, for exact counts.
       adjacency: the neighbouring relation; None: that of the ledger, or add_remove.
       ledger: an existing ledger: a SQLite file, or a postgresql:// address without a password (PGPASSWORD gives it).
     """
 
     epsilon: Positive | None = None
-    delta: Probability | None = None
+    delta: Delta | None = None
     adjacency: Adjacency | None = None
     ledger: str | None = None
 
@@ -254,7 +254,8 @@ class Settings:
     @property
     def share_delta(self) -> float:
         """The component's delta: its own, or that of the budget."""
-        return float(getattr(self.get("noise"), "delta", None) or self.budget.new()["delta"])
+        own = getattr(self.get("noise"), "delta", None)
+        return float(self.budget.new()["delta"] if own is None else own)
 
     @property
     def adjacency(self) -> Adjacency:

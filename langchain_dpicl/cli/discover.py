@@ -149,7 +149,7 @@ def _run(
 
     budget, size = budget_of(settings), settings.data.public_size
     data = settings.data.replace(
-        public_size=max(1, int(0.1 / budget.delta)) if size is None else size,
+        public_size=_most_units(budget.delta) if size is None else size,
         text_key=arguments.by or settings.data.text_key,
     )
     private = private_examples(dataclasses.replace(settings, data=data))
@@ -162,6 +162,14 @@ def _run(
         del what["values"]
         return ValueDiscovery.from_private_examples(private, field=arguments.by, **what, **paid), budget
     return UnitCounter.from_private_examples(private, field=arguments.by, **what, **paid), budget
+
+
+def _most_units(delta: float) -> int:
+    """Returns the largest number of units that goes with a delta."""
+    if delta == 0:
+        advice = "Give --public-size N: a rough guess will do, as counts do not depend on it."
+        raise fail("--public-size", "the declared number of units, at delta 0", None, advice)
+    return max(1, int(0.1 / delta))
 
 
 def _discovery_text(plan: DiscoveryPlan | WordsPlan) -> str:

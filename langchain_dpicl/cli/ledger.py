@@ -443,7 +443,8 @@ def _verification_lines(ledger: LedgerCheckResult, arguments: argparse.Namespace
     header = ledger.header
     yield f"ledger {header.name!r} ({header.ledger_id}): {'NOT ' if ledger.problems else ''}verified"
     yield f"  lines     {ledger.lines}, last {ledger.head}"
-    yield f"  limit     epsilon {header.epsilon:g}, delta {header.delta:g}, adjacency {header.adjacency}"
+    per = "" if header.stream is None else f" per {header.stream.words} of the records' time"
+    yield f"  limit     epsilon {header.epsilon:g}, delta {header.delta:g}{per}, adjacency {header.adjacency}"
     charged = f"epsilon {format_rounded_up(ledger.promised)}, delta {format_rounded_up(ledger.delta)}"
     yield f"  shares    {ledger.shares}, charged {charged}"
     yield f"  prices    epsilon {format_rounded_up(ledger.epsilon)}, computed again from the tickets"

@@ -78,36 +78,47 @@ def _beside(path: Path) -> Path:
 
 
 def _verify(arguments: argparse.Namespace) -> CommandOutput:
-    words, problems = _recomputed(arguments.file)
-    if arguments.key is not None:
-        wrong = list(_unsigned(arguments))
-        problems.extend(wrong)
-        words.append(f"  signature  {'NOT ' if wrong else ''}that of the given key")
-    elif arguments.signature is not None or arguments.ledger is not None:
-        raise ConfigurationError("--key: expected the public key that you trust, found none. A signature needs one.")
-    else:
+    from langchain_dpicl.reports.signatures import read_signed
+
+    is_page = arguments.file.suffix.lower() in {".html", ".htm"}
+    if arguments.key is None and (is_page or arguments.signature is not None or arguments.ledger is not None):
+        advice = "A signature needs one, and of a page nothing else is verified."
+        raise ConfigurationError(f"--key: expected the public key that you trust, found none. {advice}")
+    data = read_signed(arguments.file)
+    problems: list[str] = []
+    words = ["  prices     not computed anew: this is a page; verify the JSON report too"]
+    if not is_page:
+        words, problems = _recomputed(data)
+    if arguments.key is None:
         words.append("  signature  not verified: no --key was given")
+    else:
+        said, wrong = _unsigned(data, arguments)
+        problems.extend(wrong)
+        words.extend(("  signature  NOT verified",) if wrong else said)
     words.insert(0, f"{arguments.file}: {'NOT ' if problems else ''}verified")
     return CommandOutput(WRONG if problems else DONE, "\n".join(words), tuple(f"not verified: {p}" for p in problems))
 
 
-def _recomputed(path: Path) -> tuple[list[str], list[str]]:
-    """Returns what a report costs, computed anew, and what is wrong with it; of a page only a signature says more."""
-    from langchain_dpicl._plain_files import read_plain
+def _recomputed(data: bytes) -> tuple[list[str], list[str]]:
+    """Returns what a report costs, computed anew, and what is wrong with it."""
     from langchain_dpicl.reports.report import verify_report
-    from langchain_dpicl.reports.signatures import MOST_BYTES
 
-    if path.suffix.lower() in {".html", ".htm"}:
-        return ["  prices     not computed anew: this is a page; verify the JSON report too"], []
-    found = verify_report(read_plain(path, MOST_BYTES))
+    found = verify_report(data)
     price = f"epsilon {format_rounded_up(found.epsilon)}, delta {format_rounded_up(found.delta)}"
     return [f"  prices     {price}, computed anew from the tickets"], list(found.problems)
 
 
-def _unsigned(arguments: argparse.Namespace) -> Iterator[str]:
+def _unsigned(data: bytes, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Returns what the signature says, and what is wrong with it."""
     from langchain_dpicl._plain_files import read_plain
-    from langchain_dpicl.reports.signatures import MOST_BYTES, Signature, signature_problems
+    from langchain_dpicl.reports.signatures import MOST_OF_SIGNATURE, Signature, problems_of
 
-    signature = Signature.from_json(read_plain(arguments.signature or _beside(arguments.file), MOST_BYTES))
+    text = read_plain(arguments.signature or _beside(arguments.file), MOST_OF_SIGNATURE)
+    signature = Signature.from_json(text)
     with _ledger(arguments) as store:
-        yield from signature_problems(arguments.file, signature, public_key=arguments.key, ledger=store)
+        problems = list(problems_of(data, signature, public_key=arguments.key, ledger=store))
+    said = [f"  signature  that of the given key; signer {signature.signer}"]
+    if (signed := signature.ledger) is not None:
+        compared = "is still there" if arguments.ledger is not None else "not compared: no --ledger was given"
+        said.append(f"  ledger     {signed['ledger_id']}, line {signed['line']} {compared}")
+    return said, problems

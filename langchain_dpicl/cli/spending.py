@@ -203,7 +203,8 @@ def on_ledger(settings: Settings) -> Settings:
         epsilon = settings.get("epsilon", settings.budget.epsilon)
         if epsilon is None:
             raise fail("epsilon", "this component's share of the ledger", None, "Give --epsilon.")
-        delta = getattr(settings.get("noise"), "delta", None) or settings.budget.delta
+        own = getattr(settings.get("noise"), "delta", None)
+        delta = settings.budget.delta if own is None else own
         delta = budget.budget.default_delta(epsilon) if delta is None else delta
         budget.budget.check_fits(_name_of(settings), epsilon=epsilon, delta=delta)
         limits = settings.budget.replace(epsilon=epsilon, delta=delta, adjacency=budget.adjacency)

@@ -142,6 +142,9 @@ class DocumentsPlan(SharePlan):
         Args:
           record_tokens: cap of a document.
           instruction_tokens: cap of the instruction.
+
+        Raises:
+          ConfigurationError: a count out of range.
         """
         if self.generation is None:
             check_counts(record_tokens=record_tokens)
@@ -237,6 +240,10 @@ def _check_words(topics: CountPlan | WordRelease, words: WordRelease | None, pai
     of_topics, of_words = ((one.rule.name, one.adjacency) for one in (topics, words))
     if not isinstance(words.rule, UnitWords) or of_topics != of_words:
         raise fail("words", f"words of the texts of the topics: {of_topics}", (words.rule.kind, of_words))
+    if isinstance(topics.rule, UnitWords) and words.rule != dataclasses.replace(
+        topics.rule, max_words=words.rule.max_words
+    ):
+        raise fail("words", f"the denied words and public ones of the topics: {topics.rule.to_dict()}", words.to_dict())
     if pairs is not None and pairs != words.for_pairs():
         raise fail("pairs", f"the noise, threshold and field of the words: {words.for_pairs().to_dict()}", pairs)
 
@@ -324,7 +331,7 @@ def plan_documents(
     >>> plan.num_topics, plan.epsilon <= 2.0, round(plan.deviation, 1)
     (2, True, 7.1)
     >>> plan_documents(["card", "transfer"], documents_per_topic=0, **share).words_from(0.95)
-    50
+    56
     """
     check_positive_delta(delta)
     check_int("public_size", public_size, low=1)

@@ -80,14 +80,18 @@ class _Findings:
       topics: chosen from them, in the order in which units look for theirs; None: not released yet.
       words: released words by place; a place whose ticket was lost has none.
       pairs: released pairs by place.
-      dropped: released words that the review took out; None: not all words are released.
+      gone: topics that the review took out before they were named; None: not asked yet.
+      dropped: released words that the review took out, those topics too; None: not all words are released.
+      is_reviewed: whether there was a review, in this process or in the one that wrote the checkpoint.
     """
 
     counts: dict[str, float] = field(default_factory=dict)
     topics: tuple[Weight, ...] | None = None
     words: dict[str, tuple[Weight, ...]] = field(default_factory=dict)
     pairs: dict[str, tuple[Weight, ...]] = field(default_factory=dict)
+    gone: frozenset[str] | None = None
     dropped: frozenset[str] | None = None
+    is_reviewed: bool = False
     ticket: Reservation | None = None
     done: bool = False
     busy: bool = False
@@ -301,14 +305,14 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
 
         Without those that a review took out.
         """
-        dropped = self._found.dropped or frozenset()
+        dropped = self._found.dropped or self._found.gone or frozenset()
         topics = (pair for pair in self._found.topics or () if self._topics and not _is_in(pair[0], dropped))
         return tuple(sorted(topics, key=lambda pair: (-pair[1], pair[0])))
 
     @property
     def words(self) -> tuple[WordGroup, ...]:
         """The released words of each topic, the smallest topic first; without those that a review took out."""
-        dropped = self._found.dropped or frozenset()
+        dropped = self._found.dropped or self._found.gone or frozenset()
         groups = (
             WordGroup(topic, self._found.words[place], self._found.pairs.get(place, ()))
             for place, topic in self._topics.items()
@@ -318,8 +322,12 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
 
     @property
     def counts(self) -> dict[str, float]:
-        """The noisy count of every keyword, or weight of every word, as this process released it (public)."""
-        return dict(self._found.counts)
+        """The noisy count of every keyword, or weight of every word, as this process released it (public).
+
+        With a review, of words those that became topics and that it left: it sees no others.
+        """
+        is_reviewed = self._look is not None and isinstance(self.plan.topics, WordRelease)
+        return dict(self.topics) if is_reviewed else dict(self._found.counts)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -327,7 +335,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         if not self.plan.releases_words:
             return super().report
         dropped = self._found.dropped
-        shown = None if self._look is None or dropped is None else {"words_dropped": len(dropped)}
+        shown = {"words_dropped": len(dropped)} if dropped is not None and self._found.is_reviewed else None
         return report_of(self._budget, self.share, self.plan, review=shown)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -347,13 +355,20 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             item.counts, item.topics = dict(found), choose_topics(found, self.plan)
             self._record({"topics": item.topics}, item.ticket)
         _commit(item.ticket)
-        self._name(item.topics)
+        if item.gone is None:
+            if isinstance(self.plan.topics, WordRelease):
+                # Before they are named: the ledger and every report show the names.
+                item.gone, item.is_reviewed = self._reviewed(topic for topic, _ in item.topics), self._look is not None
+                self._record({"topics_dropped": sorted(item.gone), "is_reviewed": item.is_reviewed})
+            else:
+                item.gone = frozenset()
+        self._name(item.topics, item.gone)
         for place, topic in self._topics.items() if self.plan.words is not None else ():
             self._release_words(item, place, frozenset(words_of(topic)), events)
         if item.dropped is None and self.plan.releases_words:
-            dropped = self._reviewed()
-            self._record({"dropped": sorted(dropped)})
-            item.dropped = dropped
+            words = (word for group in self.words for word, _ in group.words)
+            item.dropped, item.is_reviewed = self._reviewed(words) | item.gone, self._look is not None
+            self._record({"dropped": sorted(item.dropped), "is_reviewed": item.is_reviewed})
         self._write(item)
 
     def _release_topics(self, ticket: Reservation) -> tuple[Weight, ...]:
@@ -382,13 +397,11 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
                 self._record({"place": place, name: held[place]}, *burnt)
             _commit(item.ticket)
 
-    def _reviewed(self) -> frozenset[str]:
+    def _reviewed(self, words: Iterable[str]) -> frozenset[str]:
         """Returns the released words that the review takes out; it gets them all and can add none."""
-        if self._look is None:
+        released = dict.fromkeys(words)
+        if self._look is None or not released:
             return frozenset()
-        released = dict.fromkeys(word for group in self.words for word, _ in group.words)
-        of_topics = self._found.topics if isinstance(self.plan.topics, WordRelease) else ()
-        released |= dict.fromkeys(topic for topic, _ in of_topics or ())
         found = self._look(tuple(released))
         if isinstance(found, str) or not isinstance(found, Iterable):
             raise fail("Topics.review", "a function that returns the words to drop", type(found).__name__)
@@ -408,15 +421,17 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         if found.done:
             super()._restore(entry)
         elif found.topics is None:
-            topics = self._checked(entry.get("topics"))
-            self._name(topics)
-            found.topics = topics
+            found.topics = self._checked(entry.get("topics"))
+            if not isinstance(self.plan.topics, WordRelease):
+                self._restore_names(frozenset())
             if not self.plan.releases_words:
                 self._write(found)
+        elif found.gone is None:
+            self._restore_names(self._dropped_in(entry, "topics_dropped"))
         elif "place" in entry:
             self._restore_words(entry)
         else:
-            self._restore_review(entry.get("dropped"))
+            self._restore_review(entry)
 
     def _checked(self, found: Any) -> tuple[Weight, ...]:
         """Returns topics from a checkpoint; refuses those that the paid release cannot have released."""
@@ -447,18 +462,32 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             raise fail("checkpoint", "words of a release that was made", "a ledger on which none was")
         held[place] = items
 
-    def _restore_review(self, dropped: Any) -> None:
-        if not isinstance(dropped, list) or not all(isinstance(word, str) for word in dropped):
-            raise fail("checkpoint", "what a review dropped", type(dropped).__name__)
-        self._found.dropped = frozenset(dropped)
+    def _restore_names(self, gone: frozenset[str]) -> None:
+        self._name(self._found.topics or (), gone)
+        self._found.gone = gone
+
+    def _restore_review(self, entry: Mapping[str, Any]) -> None:
+        self._found.dropped = self._dropped_in(entry, "dropped")
         self._write(self._found)
 
-    def _name(self, topics: tuple[Weight, ...]) -> None:
-        """Splits the units by topics, permanently on this ledger."""
-        if topics:
-            named = self._private.name_topics(topic for topic, _ in topics)
-            self._budget.bind(named)
-        self._topics.update(zip(places(self.plan.num_topics), (topic for topic, _ in topics), strict=False))
+    def _dropped_in(self, entry: Mapping[str, Any], key: str) -> frozenset[str]:
+        """Returns what a review took out; refuses a review of words that a run without one went on with."""
+        dropped, is_reviewed = entry.get(key), entry.get("is_reviewed")
+        if not isinstance(dropped, list) or not all(isinstance(word, str) for word in dropped):
+            raise fail("checkpoint", "what a review dropped", type(dropped).__name__)
+        if not isinstance(is_reviewed, bool) or (dropped and not is_reviewed):
+            raise fail("checkpoint", "whether there was a review", type(is_reviewed).__name__)
+        if self._look is not None and not is_reviewed:
+            advice = "Texts may hold its words. Leave the review out, and take words out with documents.without(...)."
+            raise fail("Topics.review", "None, as in the run that wrote the checkpoint", "a review", advice)
+        self._found.is_reviewed = is_reviewed
+        return frozenset(dropped)
+
+    def _name(self, topics: tuple[Weight, ...], gone: frozenset[str]) -> None:
+        """Splits the units by the topics that the review left, permanently on this ledger."""
+        if names := [topic for topic, _ in topics if topic not in gone]:
+            self._budget.bind(self._private.name_topics(names))
+        self._topics.update(zip(places(self.plan.num_topics), names, strict=False))
 
     def _write(self, item: _Findings) -> None:
         """Adds the texts of the topics that were not dropped; words that were not are candidates of theirs."""

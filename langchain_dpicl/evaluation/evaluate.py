@@ -22,13 +22,14 @@ from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import check_choice, check_positive, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.streams import PrivateRange, PrivateStream, RollingRange
 from langchain_dpicl.privacy.extensions.outcome_counts import Tables
 from langchain_dpicl.privacy.extensions.part_split import Part, split_in_parts
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.count_release import release_outcomes
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
-from langchain_dpicl.runs.door import UNDECLARED
+from langchain_dpicl.runs.door import NO_STREAM, UNDECLARED
 
 DEFAULT_EPSILON = 0.1
 """Share of an evaluation: with 2,000 units, an accuracy of .8 and two outcomes, the 95 % interval is +-2.1 points."""
@@ -182,6 +183,8 @@ def silent_question(
       timeout: seconds that one call may take; None: the engine's own limit.
       is_choice: whether the chains are candidates, each with a score.
     """
+    if isinstance(private, PrivateRange | RollingRange | PrivateStream):
+        raise fail("private", "PrivateExamples", type(private).__name__, NO_STREAM)
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__, UNDECLARED)
     listed = [evaluators] if isinstance(evaluators, Evaluator) else evaluators

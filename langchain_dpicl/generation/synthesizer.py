@@ -51,10 +51,17 @@ from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.streams import RollingRange
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.curator import open_block
 from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
-from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.release.declare_share import (
+    declare_share,
+    range_of,
+    runs_per_window,
+    share_of_delta,
+    stream_runs,
+)
 from langchain_dpicl.release.token_block import ReleaseBlock
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.door import door
@@ -649,17 +656,26 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
     plan: GenerationPlan
 
     def __init__(
-        self, private: PrivateExamples, script: DecodingSpec, *, plan: GenerationPlan, share: Share, **run: Any
+        self,
+        private: PrivateExamples,
+        script: DecodingSpec,
+        *,
+        plan: GenerationPlan,
+        share: Share,
+        one_run: GenerationPlan | None = None,
+        **run: Any,
     ) -> None:
-        super().__init__(private, script, plan=plan, generation=plan, share=share, **run)
+        super().__init__(
+            private, script, plan=plan, generation=plan if one_run is None else one_run, share=share, **run
+        )
         self._begin([label for label, _ in plan.branches])
         self._resume()
 
     @classmethod
-    @door("DemonstrationSynthesizer")
+    @door("DemonstrationSynthesizer", streams=True)
     def from_private_examples(
         cls,
-        private: PrivateExamples,
+        private: PrivateExamples | RollingRange,
         *,
         llm: LLM,
         budget: BudgetLike | None = None,
@@ -678,7 +694,8 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         """Plans the noise, declares the share and returns a synthesizer; nothing is spent yet.
 
         Args:
-          private: the examples; bound to the budget's ledger here.
+          private: the examples; bound to the budget's ledger here. Or a range of a stream: of `stream.rolling(...)`
+            this is the run of now; the next one is made by calling again, with the same `component`.
           llm: an engine, an object that carries one, or a LangChain model with token log-probabilities. It SEES the
             private prompts.
           budget: a PrivacyBudgetCallbackHandler, a Budget or a RunnableConfig that holds one; None: the context's.
@@ -704,9 +721,13 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         Source: Tang et al. (2023), Algorithm 1.
         """
         spender = resolve_budget(budget)
+        per_window, source = runs_per_window(private, spender), private
+        private = range_of(private)
         mechanism = noise_of(noise, Noise, LogitNoise)
         shape, writing = option_of("rows", rows, Rows), option_of("decoding", decoding, Decoding)
         wording = GenerationTask.of(task, instruction)
+        if per_window is not None:
+            _check_run(shape, component, checkpoint=checkpoint, executor=executor)
         script = make_script(
             private, as_backend(llm), task=wording, max_tokens=max_tokens, noise=mechanism, decoding=writing
         )
@@ -724,7 +745,7 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
             mechanism=TokenRule.of(mechanism, writing.temperature),
             design=RowDesign.of(shape, smallest_size=smallest) or RowDesign.choose(smallest_size=smallest),
             redraw_every=shape.redraw_every,
-            shots_per_label=shots_per_label,
+            shots_per_label=check_int("shots_per_label", shots_per_label, low=1) * (per_window or 1),
             segments=script.segments,
             candidates=script.candidates,
             partition=private.dataset_id,
@@ -733,14 +754,20 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         # The margin follows from the calibrated clip, which is known only now.
         script = dataclasses.replace(script, margin=public_margin(plan.release))
         public = {**plan.to_dict(), **script.to_dict()}
+        one_run, runs = dataclasses.replace(plan, shots_per_label=shots_per_label), None
+        if per_window is not None and private.blocks is not None:
+            how: dict[str, Any] = {"per_window": per_window, "parts": one_run.tickets()}
+            runs = stream_runs(source, private.blocks, spender, component=str(component), **how)
         found = component if component is not None else RunJournal.component_in(checkpoint)
         name = spender.fresh_name("few-shot") if found is None else found
         terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": private.dataset_id, "plan": public}
         journal = RunJournal.open(checkpoint, **terms)
         # Checked before the share is declared: a ledger that workers cannot reach must leave nothing behind.
         elsewhere = _elsewhere(executor, spender, script, plan, component=name, epsilon=epsilon)
-        share = declare_share(private, spender, plan, component=name, epsilon=epsilon, public=public, engines=[script])
-        return cls(private, script, plan=plan, share=share, budget=spender, journal=journal, executor=elsewhere)
+        paid: dict[str, Any] = {"component": name, "epsilon": epsilon, "runs": runs}
+        share = declare_share(private, spender, plan, public=public, engines=[script], **paid)
+        where: dict[str, Any] = {"budget": spender, "journal": journal, "executor": elsewhere}
+        return cls(private, script, plan=plan, one_run=one_run, share=share, **where)
 
     afrom_private_examples = awaitable(from_private_examples)
 
@@ -770,6 +797,19 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
     def _value(self) -> ReleasedDemonstrations:
         shown = {**self.plan.to_dict(), **self._script.to_dict()}
         return ReleasedDemonstrations(tuple(self.demonstrations), self.report, shown)
+
+
+def _check_run(rows: Rows, component: str | None, *, checkpoint: object, executor: object) -> None:
+    """Refuses what a run on a stream cannot do: it is one ticket, of one process."""
+    if component is None:
+        raise fail("component", "the name of the share that all runs on a stream have", None)
+    if rows.sampling != "poisson":
+        advice = "How many people a range has is private, and may change."
+        raise fail("sampling", "'poisson' on a stream", rows.sampling, advice)
+    for name, given in {"checkpoint": checkpoint, "executor": executor}.items():
+        if given is not None and not isinstance(given, LocalExecutor):
+            advice = "A run on a stream is one ticket of one process; what was released is in `error.run`."
+            raise fail(name, "None on a stream", type(given).__name__, advice)
 
 
 def _elsewhere(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_dpicl.backends.base import NextTokenBackend, Token
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.released.words import ReleasedWords
 
 MOST_COLUMNS = 256
-"""First tokens of one tree at most: a plan declares so many candidates before any word is released."""
+"""Tokens that a tree adds to one token at most: a plan declares so many candidates before any word is released."""
 
 _ROOT: Hashable = ()
 
@@ -72,7 +73,7 @@ class WordTree:
         ends = set[Hashable]()
         for word in words:
             for steps in _cuts(f" {word}", backend, places):
-                if len(edges[_ROOT]) >= MOST_COLUMNS and steps[0][0] not in edges[_ROOT]:
+                if not _has_room(edges, steps):
                     continue
                 here = _ROOT
                 for token, place in steps:
@@ -99,7 +100,8 @@ class WordTree:
     def behind(self, tokens: Sequence[Token], text: str) -> dict[Token, Hashable | None]:
         """Returns the tokens that may go on behind released ones, each with the place that it goes on from.
 
-        They continue a word whose beginning stands at the end, the longest beginning first, or begin one.
+        They continue a word whose beginning stands at the end, the longest beginning first, or begin one; there are no
+        more than `MOST_COLUMNS`.
 
         Args:
           tokens: released.
@@ -111,7 +113,19 @@ class WordTree:
         for place in (*begun, last, last.encode("utf-8")):
             if place not in self.ends:
                 found |= {token: place for token in self.edges.get(place, {}) if token not in found}
-        return found | {token: None for token in self.after(None) if token not in found}
+        found |= {token: None for token in self.after(None) if token not in found}
+        return dict(islice(found.items(), MOST_COLUMNS))
+
+
+def _has_room(edges: Mapping[Hashable, Mapping[Token, Hashable]], steps: Iterable[tuple[Token, Hashable]]) -> bool:
+    """Whether a way to spell a word leaves every place with no more tokens than a plan declares."""
+    here = _ROOT
+    for token, place in steps:
+        after = edges.get(here, {})
+        if token not in after and len(after) >= MOST_COLUMNS:
+            return False
+        here = place
+    return True
 
 
 def _vocabulary_places(backend: NextTokenBackend) -> dict[Token, int] | None:

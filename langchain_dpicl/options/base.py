@@ -62,6 +62,7 @@ CountOrZero: TypeAlias = Annotated[int, Interval(ge=0, le=MAX_INT)]
 Positive: TypeAlias = Annotated[float, Gt(0)]
 NotNegative: TypeAlias = Annotated[float, Interval(ge=0)]
 Probability: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
+Delta: TypeAlias = Annotated[float, Interval(ge=0, lt=1)]
 Share: TypeAlias = Annotated[float, Interval(gt=0, le=1)]
 Texts: TypeAlias = Annotated[tuple[Annotated[str, Strict()], ...], Strict(strict=False)]
 """Texts; a list becomes a tuple."""

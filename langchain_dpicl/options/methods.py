@@ -34,8 +34,9 @@ class Topics(Option):
       min_units: noisy count that a keyword needs; None: so high that 95 % of runs find no keyword that no unit holds.
       words: most words of its topic that a unit casts; 0: no words leave. None: 8 where no texts leave, else 0.
       pairs: whether pairs of released words that are neighbours leave too.
-      review: a function that gets all released words, topics included, after they were released and before a text is
-        written or a document made, and returns those to leave out. It costs nothing, and can add none.
+      review: a function that gets all released words, after they were released and before a text is written or a
+        document made, and returns those to leave out. It costs nothing, and can add none. Topics that are words come
+        first, in a call of their own, before the ledger and the report name them.
     """
 
     vocabulary: Texts | None = None

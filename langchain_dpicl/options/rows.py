@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, overload
 
-from langchain_dpicl.options.base import Count, Option, Positive, Probability, Share
+from langchain_dpicl.options.base import Count, Delta, Option, Positive, Probability, Share
 from langchain_dpicl.privacy._validate import fail, plain_or_type
 
 Sampling: TypeAlias = Literal["poisson", "fixed", "partition", "disjoint"]
@@ -67,7 +67,7 @@ class Noise(Option):
     mechanism: NoiseName | None = None
     _: KW_ONLY
     multiplier: Positive | None = None
-    delta: Probability | None = None
+    delta: Delta | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -93,7 +93,7 @@ class LogitNoise(Option):
     free_below: Probability | None = None
     max_private_tokens: Count | None = None
     multiplier: Positive | None = None
-    delta: Probability | None = None
+    delta: Delta | None = None
 
     def _check_together(self) -> None:
         has_blend = self.blend_weight is not None or self.center is not None
@@ -121,7 +121,7 @@ class ConfidentGNMax(Option):
     vote_stddev: Positive
     _: KW_ONLY
     max_answers: Count | None = None
-    delta: Probability | None = None
+    delta: Delta | None = None
 
 
 N = TypeVar("N", bound=Option)

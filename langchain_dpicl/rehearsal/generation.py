@@ -546,6 +546,8 @@ class _Writing:
             raise fail("task", "neither open_label nor what is of PrivateEvolution, which are not rehearsed", asked)
         if rules.grammar is not None:
             raise fail("Decoding.grammar", "None: what a grammar forces is not rehearsed", type(rules.grammar))
+        if rules.released_words is not None:
+            raise fail("Decoding.released_words", "None: words that records release are not rehearsed", "some")
         names = _shown(asked, text_key, label_key)
         wording = generation_wording(text_key, label_key, names, asked.instruction, asked.record_prompt)
         pools = _pools(read_public(public_examples, names, text_key=text_key), label_key, labels)

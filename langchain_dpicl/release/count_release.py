@@ -54,7 +54,7 @@ def _released(
     plan: CountPlan | WordRelease,
     release: Callable[[Iterable[Iterable[Mapping[str, Any]]]], T],
 ) -> T:
-    pool = opened(private, reservation, plan.event, plan.adjacency)
+    pool = opened(private, reservation, plan.event, plan.adjacency, gap=plan.implementation_delta)
     made = run_guarded(lambda: release(map(pool.records, range(pool.num_units))))
     if made is None:
         raise ModelCallError(NOT_COMPUTED)
@@ -82,7 +82,7 @@ def release_outcomes(
       ModelCallError: the release could not be computed.
     """
     home = os.getpid()
-    pool = opened(private, reservation, plan.event, plan.adjacency)
+    pool = opened(private, reservation, plan.event, plan.adjacency, gap=plan.implementation_delta)
     asked = run_guarded(lambda: ask(_sampled(pool, plan)))
     if asked is None:
         raise ModelCallError(NOT_COMPUTED)

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 from langchain_dpicl.backends.base import NextTokenBackend, Token
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
-from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy._validate import NEEDS_DELTA, Adjacency, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.data.unit_pool import Pool
@@ -56,7 +56,7 @@ def open_block(
         operating system's.
       ModelCallError: the release could not be computed.
     """
-    pool = opened(private, reservation, plan.block_event(length), plan.adjacency)
+    pool = opened(private, reservation, plan.block_event(length), plan.adjacency, gap=gap_of(plan))
     block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
     block.release = index_release(plan, choose)
     with contextlib.closing(block):
@@ -84,7 +84,7 @@ def open_sample(
       length: releases that the ticket pays for.
       answers: how many of them may answer; None: all. Only for a mechanism that tests before it answers.
     """
-    pool = opened(private, reservation, plan.block_event(length, answers), plan.adjacency)
+    pool = opened(private, reservation, plan.block_event(length, answers), plan.adjacency, gap=gap_of(plan))
     return SecretSample(pool, plan, length=length, answers=answers)
 
 
@@ -122,9 +122,14 @@ def release_once(
     return released
 
 
-def opened(private: PrivateExamples, ticket: Reservation, event: Event, adjacency: Adjacency) -> Pool:
+def gap_of(plan: ReleasePlan) -> float:
+    """Returns the declared gap of one release of a plan: 0 only where every coin is drawn exactly."""
+    return plan.implementation_delta(1, width=1)
+
+
+def opened(private: PrivateExamples, ticket: Reservation, event: Event, adjacency: Adjacency, *, gap: float) -> Pool:
     """Burns a ticket that pays for `event`, and only then opens the pool that it may read."""
-    check_ticket(private, ticket, event, adjacency)
+    check_ticket(private, ticket, event, adjacency, gap=gap)
     ticket.burn()
     return private._pool(ticket.label, ledger_id=ticket.ledger_id)  # noqa: SLF001  the private door
 
@@ -134,8 +139,14 @@ def opened_unread(private: PrivateExamples, *, ledger_id: str) -> Pool:
     return private._pool(None, ledger_id=ledger_id)  # noqa: SLF001  the private door
 
 
-def check_ticket(private: PrivateExamples, reservation: Reservation, event: Event, adjacency: Adjacency) -> None:
-    """Refuses a ticket that does not pay for `event` under `adjacency` from these examples, before it burns."""
+def check_ticket(
+    private: PrivateExamples, reservation: Reservation, event: Event, adjacency: Adjacency, *, gap: float
+) -> None:
+    """Refuses a ticket that does not pay for `event` under `adjacency` from these examples, before it burns.
+
+    A share with delta 0 promises pure differential privacy: it pays for no release that is drawn with a gap, also where
+    its tickets were declared by hand, without the gap.
+    """
     if reservation.event != event:
         msg = "ticket: expected a ticket for this very block; found one for another event. Reserve from the plan."
         raise PrivacyBudgetError(msg)
@@ -143,10 +154,19 @@ def check_ticket(private: PrivateExamples, reservation: Reservation, event: Even
         wanted, found = (private.dataset_id, adjacency), (reservation.partition, reservation.adjacency)
         msg = f"ticket: expected a ticket for (data set, adjacency) {wanted}, found one for {found}."
         raise PrivacyBudgetMismatchError(msg)
+    if gap > 0 and reservation.delta == 0:
+        msg = f"ticket: expected one of a share with delta for coins with the declared gap {gap:.3g}, found delta 0."
+        raise PrivacyBudgetError(f"{msg} {NEEDS_DELTA}")
+    if reservation.blocks != private.blocks:
+        wanted_blocks, found_blocks = private.blocks, reservation.blocks
+        msg = f"ticket: expected a ticket for the blocks that are read, {wanted_blocks}, found one for {found_blocks}."
+        raise PrivacyBudgetMismatchError(msg)
     if not is_certified(SYSTEM_RANDOM):
         raise PrivacyBudgetError("ticket: expected the operating system's coins, found another generator.")
 
 
 def pool_without_privacy(private: PrivateExamples, label: str | None) -> Pool:
-    """Opens a pool with no charge: only for examples that no ledger protects."""
+    """Opens a pool with no charge: only for examples that no ledger protects, and of no stream."""
+    if private.blocks is not None:
+        raise fail("private", "examples that are of no stream", type(private).__name__)
     return private._pool(label, ledger_id=None)  # noqa: SLF001  the private door

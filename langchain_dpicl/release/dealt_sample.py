@@ -22,7 +22,7 @@ from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRuns
 from langchain_dpicl.privacy.mechanisms.sampling import Sample
 from langchain_dpicl.release import curator
-from langchain_dpicl.release.curator import check_ticket, opened, opened_unread
+from langchain_dpicl.release.curator import check_ticket, gap_of, opened, opened_unread
 from langchain_dpicl.release.sample import NONE_LEFT, Record, Rendered, SecretSample, is_unanswered, public_side
 from langchain_dpicl.release.token_block import NOT_COMPUTED, Choose, ReleaseBlock, index_release
 
@@ -37,7 +37,7 @@ def open_deal(private: PrivateExamples, reservation: Reservation, *, plan: Relea
       length: releases on each batch that the ticket pays for.
     """
     _dealing(plan)
-    pool = opened(private, reservation, plan.block_event(length), plan.adjacency)
+    pool = opened(private, reservation, plan.block_event(length), plan.adjacency, gap=gap_of(plan))
     return DealtSample(pool, plan, length=length)
 
 
@@ -227,12 +227,12 @@ def _burn_partition_ticket(
     if partition is None or partition.plan != plan or not isinstance(plan.sampler, PartitionedSlots):
         raise PrivacyBudgetError("partition: expected one of this very plan; found another. Open it from the plan.")
     if answer is None:
-        check_ticket(private, ticket, plan.block_event(1), plan.adjacency)
+        check_ticket(private, ticket, plan.block_event(1), plan.adjacency, gap=gap_of(plan))
     else:
         if not isinstance(plan.mechanism, ConfidentGNMaxMechanism) or answer.unburnt != 1:
             raise PrivacyBudgetError("ticket: expected a mechanism that tests, and one unburnt ticket for its answer.")
-        check_ticket(private, ticket, plan.mechanism.test_event, plan.adjacency)
-        check_ticket(private, answer, plan.mechanism.answer_event, plan.adjacency)
+        check_ticket(private, ticket, plan.mechanism.test_event, plan.adjacency, gap=gap_of(plan))
+        check_ticket(private, answer, plan.mechanism.answer_event, plan.adjacency, gap=gap_of(plan))
     ticket.burn()
     partition.allow()
     return partition

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.backends.resolve import recipients
@@ -10,10 +11,14 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.streams import RollingRange
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
+from langchain_dpicl.privacy.extensions.run_tickets import RunShare, run_ticket
 from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.blocks import Blocks, Extent
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
 from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.release.dealt_sample import check_fixed_size
 
@@ -27,6 +32,7 @@ def declare_share(
     epsilon: float | None,
     public: Mapping[str, Any],
     engines: Sequence[object] = (),
+    runs: StreamRuns | None = None,
 ) -> Share:
     """Binds the examples to the budget's ledger and sets the plan's share aside.
 
@@ -34,24 +40,93 @@ def declare_share(
       - Every check runs before the examples are bound; declaring charges nothing.
 
     `epsilon` is the share (None: the plan's cost), `public` what reports show, and `engines` are the models and
-    embeddings that get private text, whose hosts reports name.
+    embeddings that get private text, whose hosts reports name. Of a stream `runs` says what one run is: `plan` is of
+    all runs that can touch one window, and what is returned grants the parts of one.
     """
     check_name("component", component)
     private.check_delta(budget.delta)
     _check_sizes_known(private, plan)
-    budget.check_fits(component, epsilon=plan.epsilon if epsilon is None else epsilon, delta=plan.delta)
+    share = plan.epsilon if epsilon is None else epsilon
+    budget.check_fits(component, epsilon=share, delta=plan.delta, extent=None if runs is None else runs.extent)
     budget.bind(private)
     if isinstance(plan.release, ReleasePlan):
         check_fixed_size(private, plan.release, ledger_id=budget.ledger_id)
-    return budget.declare(
+    tickets = plan.tickets()
+    if runs is not None:
+        tickets = (run_ticket(tickets, runs=runs.per_window, adjacency=budget.adjacency),)
+        public = {**public, "stream": runs.to_dict()}
+    declared = budget.declare(
         component,
-        tickets=plan.tickets(),
+        tickets=tickets,
         partition=private.dataset_id,
         epsilon=epsilon,
         delta=plan.delta,
         implementation_delta=plan.implementation_delta,
         public={**public, **({"seen_by": recipients(*engines)} if engines else {})},
+        extent=None if runs is None else runs.extent,
     )
+    return declared if runs is None else RunShare(declared, runs.parts, runs.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRuns:
+    """What a component reads of a stream, and how often.
+
+    Attributes:
+      blocks: that its present run reads.
+      extent: that its share may read.
+      per_window: runs that can touch one window.
+      parts: the tickets of one run.
+      every: blocks from one run to the next one; None: there is one run.
+    """
+
+    blocks: Blocks
+    extent: Extent
+    per_window: int
+    parts: tuple[Ticket, ...]
+    every: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what reports show."""
+        length = self.blocks[1] - self.blocks[0] + 1
+        return {"length": length, "every": self.every, "runs_per_window": self.per_window}
+
+
+def range_of(private: PrivateExamples | RollingRange) -> PrivateExamples:
+    """Returns the examples of a run: of a rolling range the latest ones."""
+    return private.latest() if isinstance(private, RollingRange) else private
+
+
+def runs_per_window(private: PrivateExamples | RollingRange, budget: LedgerBudget) -> int | None:
+    """Returns how many runs on these examples can touch one window; None: they are of no stream.
+
+    Raises:
+      ConfigurationError: they are of a stream, and the budget's promise is for life.
+    """
+    if private.blocks is None if isinstance(private, PrivateExamples) else False:
+        return None
+    if budget.window is None:
+        advice = 'Make a ledger for windows: PrivacyBudgetCallbackHandler.create(path, ..., per="30 days").'
+        raise fail("budget", "one whose promise is for windows of a stream", f"per={budget.per!r}", advice)
+    return private.runs_per_window(budget.window) if isinstance(private, RollingRange) else 1
+
+
+def stream_runs(
+    private: PrivateExamples | RollingRange,
+    blocks: Blocks,
+    budget: LedgerBudget,
+    *,
+    component: str,
+    per_window: int,
+    parts: Sequence[Ticket],
+) -> StreamRuns:
+    """Returns the runs of a component: of a rolling range without end, from its first run on; of another range, one."""
+    extent: Extent = blocks
+    every = None
+    if isinstance(private, RollingRange):
+        every = private.every
+        extent = budget.sealed_extent(component) or (blocks[0], None)
+    return StreamRuns(blocks, extent, per_window, tuple(parts), every)
 
 
 def _check_sizes_known(private: PrivateExamples, plan: SharePlan) -> None:

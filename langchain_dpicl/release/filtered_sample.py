@@ -315,5 +315,5 @@ def open_participants(
     if ticket is None:
         pool = opened_unread(private, ledger_id=payer.ledger_id)
     else:
-        pool = opened(private, ticket, plan.event, plan.adjacency)
+        pool = opened(private, ticket, plan.event, plan.adjacency, gap=plan.implementation_delta(1, width=1))
     return FilteredSample(pool, plan=plan, texts=texts, field=private.text_key, balances=balances, payer=payer)

@@ -8,11 +8,19 @@ from fractions import Fraction
 from typing import Any
 
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import check_adjacency, check_delta, check_epsilon, check_real, fail
+from langchain_dpicl.privacy._validate import (
+    check_adjacency,
+    check_delta,
+    check_epsilon,
+    check_int,
+    check_real,
+    fail,
+)
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.ledger.amounts import exact, round_up
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
 from langchain_dpicl.reports.rendering import PACKAGE, are_words_of, check_wrappers, own_version, words_of
+from langchain_dpicl.reports.stream_claims import heaviest, retired_in, shown_extent
 from langchain_dpicl.reports.verify import UNREADABLE, describe_fault
 
 REPORT_FORMAT = 1
@@ -236,7 +244,7 @@ def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
         yield "digest: the report was changed after it was made"
     limits = {"epsilon": check_epsilon(data["limits"]["epsilon"]), "delta": check_delta(data["limits"]["delta"])}
     for name, limit in limits.items():
-        total = round_up_sum(check_real(name, share[name], low=0.0) for share in data["shares"])
+        total = _promised(data, name)
         if data["promised"][name] != total:
             yield f"promised {name}: expected {total!r}, the sum over shares, found {data['promised'][name]!r}"
         if exact(total) > exact(limit):
@@ -248,6 +256,16 @@ def header_problems(data: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}: not the words of this version"
     _check_ledger(data["ledger"])
     check_wrappers(data.get("allowed_wrappers", []))
+
+
+def _promised(data: Mapping[str, Any], name: str) -> float:
+    """Returns the sum over shares; of a stream: over those of the window where it is largest."""
+    amounts = [check_real(name, share[name], low=0.0) for share in data["shares"]]
+    if "stream" not in data:
+        return round_up_sum(amounts)
+    retired, window = retired_in(data["stream"]), check_int("window", data["stream"]["window"], low=1)
+    extents = [shown_extent(share, retired) for share in data["shares"]]
+    return heaviest(zip(extents, amounts, strict=True), window)
 
 
 def _check_ledger(ledger: Any) -> None:

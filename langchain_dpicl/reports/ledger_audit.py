@@ -102,10 +102,10 @@ def _recheck_prices(
     """Prices every sealed share again, and compares the shown parameters with its tickets."""
     shares, wrappers = [ShareEntry(share.terms, share.stamp) for share in state.sealed], sorted(state.allowed_wrappers)
     try:
-        report = PrivacyReport.build(header, store, state.bindings, shares, wrappers)
+        report = PrivacyReport.build(header, store, state.bindings, shares, wrappers, windows=state.windows)
         verified = verify_report(report)
     except UNREADABLE as error:
-        report = PrivacyReport.build(header, store, {}, shares, wrappers)
+        report = PrivacyReport.build(header, store, {}, shares, wrappers, windows=state.windows)
         return report, math.inf, [f"entries cannot be read: {describe_fault(error)}"]
     return report, verified.epsilon, list(verified.problems)
 

@@ -14,6 +14,7 @@ from langchain_dpicl.reports.rendering import (
     format_rounded_up,
     report_recipients,
     size_words,
+    stay_words,
     wrappers_words,
 )
 
@@ -108,9 +109,12 @@ def _promise(data: Json) -> Iterator[str]:
     is_record = [unit == "one record" for unit in units]
     unit = " or ".join(units) or "one unit of data that is yet to be declared"
     warning = " <b>One record is not a person</b>: who has several records is covered for each, not for all of them."
+    if "stream" in data:
+        stays = "; ".join(stay_words(row) for row in data["stream"]["longer_stays"])
+        yield f'<p class="lead">{_text(data["stream"]["promise"])}</p><p>Longer stays: {_text(stays)}.</p>'
     yield (
         f'<p class="lead">The promise holds for <b>{_text(unit)}</b>.{warning if any(is_record) else ""} Everything '
-        f"that was and will be released under this ledger is differentially private with epsilon at most "
+        f"that was and will be released under this ledger{_per(data)} is differentially private with epsilon at most "
         f"<b>{_text(format_rounded_up(limits['epsilon']))}</b> and delta at most <b>{limits['delta']:g}</b>; the "
         f"shares below may use epsilon {_text(format_rounded_up(promised['epsilon']))} of it.</p>"
         f"<p>Neighbouring relation <b>{_text(data['adjacency'])}</b>: {_text(ADJACENCY_WORDS[data['adjacency']])}.</p>"
@@ -157,6 +161,11 @@ def _tickets(component: Json) -> Iterator[tuple[str, ...]]:
         label = "" if ticket["label"] is None else f", label {ticket['label']}"
         shown = f"{ticket['max_count']} x {ticket['template']}{label}"
         yield name, model, shown, event_words(ticket["event"])
+
+
+def _per(data: Json) -> str:
+    """Returns for what time the promise holds, where it is not for life."""
+    return f" about {data['stream']['window']} blocks in a row" if "stream" in data else ""
 
 
 def _belief(data: Json) -> Iterator[str]:

@@ -144,6 +144,9 @@ def _lines(data: Json) -> Iterator[str]:
     yield f"  limit     epsilon {limits['epsilon']:g}, delta {limits['delta']:g}"
     sums = f"epsilon {format_rounded_up(promised['epsilon'])}, delta {format_rounded_up(promised['delta'])}"
     yield f"  promised  {sums} (an upper bound)"
+    if "stream" in data:
+        yield f"  {data['stream']['promise']}"
+        yield "  Longer stays: " + "; ".join(stay_words(row) for row in data["stream"]["longer_stays"]) + "."
     yield f"  adjacency {data['adjacency']}: {data['adjacency_means']}"
     for dataset in data["datasets"]:
         yield f"  data set  {dataset['dataset_id']!r}: unit = {dataset['unit']}, size = {size_words(dataset)}"
@@ -169,6 +172,13 @@ def _lines(data: Json) -> Iterator[str]:
         yield "  " + DIES
 
 
+def stay_words(row: Json) -> str:
+    """Returns what a stay of several windows costs, in words."""
+    if row["epsilon"] is None:
+        return f"{row['blocks']} blocks: no finite bound"
+    return f"{row['blocks']} blocks: at most epsilon {format_rounded_up(row['epsilon'], 3)}, delta {row['delta']:.3g}"
+
+
 def report_recipients(data: Json) -> list[str]:
     """Returns the hosts to which components send private text; reports of earlier versions name none."""
     named = [component["public"].get("seen_by") for share in data["shares"] for component in share["components"]]
@@ -177,9 +187,10 @@ def report_recipients(data: Json) -> list[str]:
 
 
 def size_words(dataset: Json) -> str:
-    """Returns the declared size of a data set, by label where it has one for each."""
+    """Returns the declared size of a data set, by label where each has one, and a large delta if it allows one."""
     size = dataset["public_size"]
-    return str(size) if isinstance(size, int) else ", ".join(f"{label}: {count}" for label, count in size.items())
+    words = str(size) if isinstance(size, int) else ", ".join(f"{label}: {count}" for label, count in size.items())
+    return f"{words} (a delta of up to 1/size is allowed)" if dataset.get("allow_large_delta") is True else words
 
 
 def _share_lines(share: Json) -> Iterator[str]:
@@ -265,12 +276,22 @@ def _head(data: Json) -> Iterator[str]:
         "ledger": f"{code_span(ledger['ledger_id'])}, {code_span(ledger['storage'])}",
         "limit": f"epsilon {limits['epsilon']:g}, delta {limits['delta']:g}",
         "promised to shares": f"{sums} (upper bounds, for everything the shares can ever release together)",
+        **_stream_rows(data, sums),
         "adjacency": f"{code_span(data['adjacency'])}: {data['adjacency_means']}",
     }
     yield from table_of(("", ""), rows.items())
     if not ledger["durable"]:
         yield f"**{DIES}**"
         yield ""
+
+
+def _stream_rows(data: Json, sums: str) -> dict[str, str]:
+    """Returns what differs where the promise is for windows."""
+    if "stream" not in data:
+        return {}
+    rows = "; ".join(stay_words(row) for row in data["stream"]["longer_stays"])
+    promised = f"{sums} (upper bounds, of the window where most is promised)"
+    return {"promised to shares": promised, "promise": data["stream"]["promise"], "longer stays": rows}
 
 
 def _datasets(data: Json) -> Iterator[str]:

@@ -14,7 +14,15 @@ from typing import Any, Protocol, TypeAlias, get_args
 
 from langchain_dpicl._plain_files import write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_positive, check_real, fail
+from langchain_dpicl.privacy._validate import (
+    Adjacency,
+    check_adjacency,
+    check_delta,
+    check_int,
+    check_positive,
+    check_real,
+    fail,
+)
 from langchain_dpicl.privacy.data.units import Declaration, make_declaration
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
@@ -26,6 +34,7 @@ from langchain_dpicl.privacy.ledger.tickets import (
     event_of_components,
     implementation_delta_of,
 )
+from langchain_dpicl.privacy.ledger.windows import Windows
 from langchain_dpicl.reports.claims import (
     REPORT_FORMAT,
     baseline_epsilon,
@@ -38,6 +47,7 @@ from langchain_dpicl.reports.claims import (
     round_up_sum,
 )
 from langchain_dpicl.reports.rendering import PACKAGE, markdown_of, own_version, package_versions, text_of, words_of
+from langchain_dpicl.reports.stream_claims import heaviest, retired_in, share_extent, stream_claims, stream_problems
 from langchain_dpicl.reports.verify import (
     RECOMPUTE_TOLERANCE,
     UNREADABLE,
@@ -243,6 +253,7 @@ class PrivacyReport:
       packages: versions of what computes prices, in the process that made the report; other processes may have
         declared shares with others.
       table: epsilon at other deltas, where `with_epsilons` was asked for it.
+      retired: components of a stream that release no more, with the last block that each of them reserved.
     """
 
     ledger: LedgerHeader
@@ -254,6 +265,7 @@ class PrivacyReport:
     allowed_wrappers: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=package_versions)
     table: EpsilonTable | None = None
+    retired: Mapping[str, int | None] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -263,6 +275,8 @@ class PrivacyReport:
         bindings: Mapping[str, Mapping[str, Any]],
         shares: Sequence[ShareEntry],
         wrappers: Sequence[str],
+        *,
+        windows: Windows | None = None,
     ) -> PrivacyReport:
         """Freezes what the ledger says now.
 
@@ -272,19 +286,27 @@ class PrivacyReport:
           bindings: the declaration of each data set, by `dataset_id`.
           shares: sealed ones in the order of the ledger, then those declared only.
           wrappers: what operators allowed to stand before private calls.
+          windows: of a stream: what was promised for them.
         """
         datasets = tuple(copy.deepcopy(dict(bindings[name])) for name in sorted(bindings))
-        return cls(ledger, store.durable, store.description, datasets, tuple(shares), own_version(), tuple(wrappers))
+        made = cls(ledger, store.durable, store.description, datasets, tuple(shares), own_version(), tuple(wrappers))
+        return made if windows is None else replace(made, retired=windows.retired)
 
     @property
     def epsilon(self) -> float:
-        """Sum over all shares, rounded up."""
-        return round_up_sum(share.terms.epsilon for share in self.shares)
+        """Sum over all shares, rounded up; of a stream: over those that touch one window, where it is largest."""
+        return self._sum([(share.terms, share.terms.epsilon) for share in self.shares])
 
     @property
     def delta(self) -> float:
-        """Sum over all shares, rounded up."""
-        return round_up_sum(share.terms.delta for share in self.shares)
+        """As `epsilon`."""
+        return self._sum([(share.terms, share.terms.delta) for share in self.shares])
+
+    def _sum(self, amounts: Sequence[tuple[ShareTerms, float]]) -> float:
+        stream = self.ledger.stream
+        if stream is None:
+            return round_up_sum(amount for _, amount in amounts)
+        return heaviest(((share_extent(terms, self.retired), amount) for terms, amount in amounts), stream.window)
 
     def epsilons(
         self, deltas: Sequence[float] | None = None, *, max_seconds: float | None = DEFAULT_SECONDS
@@ -298,6 +320,9 @@ class PrivacyReport:
         Raises:
           ConfigurationError: an argument is out of range.
         """
+        if self.ledger.stream is not None:
+            advice = "Its shares hold for windows; the report of a stream shows what longer stays cost."
+            raise fail("report", "that of a ledger for life", f"per={self.ledger.stream.words!r}", advice)
         wanted = default_deltas(self.ledger.delta) if deltas is None else deltas
         sealed = [share.terms for share in self.shares if share.sealed_at is not None]
         return epsilon_table(sealed, wanted, adjacency=self.ledger.adjacency, max_seconds=max_seconds)
@@ -326,11 +351,21 @@ class PrivacyReport:
             "promised": {"epsilon": self.epsilon, "delta": self.delta},
             "datasets": [dict(dataset) for dataset in self.datasets],
             "shares": [share.to_dict() for share in self.shares],
+            **self._stream_claims(),
             **({} if self.table is None else {"epsilons": self.table.to_dict()}),
             **({} if not self.allowed_wrappers else {"allowed_wrappers": list(self.allowed_wrappers)}),
             **words_of(self.ledger.adjacency, self.ledger.epsilon),
         }
         return copy.deepcopy({**data, "digest": report_digest(data)})
+
+    def _stream_claims(self) -> dict[str, Any]:
+        """Returns what the report says of windows; nothing where the promise is for life."""
+        ledger = self.ledger
+        if ledger.stream is None:
+            return {}
+        limits: dict[str, Any] = {"epsilon": ledger.epsilon, "delta": ledger.delta, "adjacency": ledger.adjacency}
+        shares = [share.terms for share in self.shares]
+        return {"stream": stream_claims(shares, ledger.stream, self.retired, **limits)}
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """Returns the JSON text that `verify_report` reads.
@@ -508,6 +543,7 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
     """Returns what is wrong, and the terms and recomputed cost of every component's share."""
     problems: list[str] = []
     shares: list[tuple[ShareTerms, float]] = []
+    totals: list[float] = []
     try:
         problems.extend(header_problems(data))
         adjacency = check_adjacency(data["adjacency"])
@@ -521,14 +557,30 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
             shares.append((terms, cost))
             problems.extend(_share_problems(terms, cost, book, sealed_at=item["sealed_at"]))
         problems.extend(_table_problems(data, [terms for terms, _ in shares], book))
+        if "stream" in data:
+            problems.extend(stream_problems(data, [terms for terms, _ in shares], tolerance=RECOMPUTE_TOLERANCE))
+        elif any(component.extent is not None for terms, _ in shares for component in terms.components):
+            problems.append("stream: shares of windows in the report of a ledger for life")
+        totals = [_total(data, [(terms, cost) for terms, cost in shares])]
+        totals.append(_total(data, [(terms, terms.delta) for terms, _ in shares]))
         read = all(cost < math.inf for _, cost in shares)
     except UNREADABLE as error:
         problems.append(f"the report cannot be read: {describe_fault(error)}")
         read = False
     named = {component.name: share for share in reversed(shares) for component in share[0].components}
-    epsilon = round_up_sum(cost for _, cost in shares) if read else math.inf
-    delta = round_up_sum(terms.delta for terms, _ in shares)
+    epsilon = totals[0] if read else math.inf
+    delta = totals[1] if totals else round_up_sum(terms.delta for terms, _ in shares)
     return VerifiedReport(epsilon, delta, not problems, tuple(problems)), named
+
+
+def _total(data: Mapping[str, Any], amounts: Sequence[tuple[ShareTerms, float]]) -> float:
+    """Returns the sum of amounts of shares; of a stream: of the window where it is largest; infinite if one is."""
+    if any(amount == math.inf for _, amount in amounts):
+        return math.inf
+    if "stream" not in data:
+        return round_up_sum(amount for _, amount in amounts)
+    retired, window = retired_in(data["stream"]), check_int("window", data["stream"]["window"], low=1)
+    return heaviest(((share_extent(terms, retired), amount) for terms, amount in amounts), window)
 
 
 def _table_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], book: VerificationContext) -> Iterator[str]:

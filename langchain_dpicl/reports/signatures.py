@@ -9,29 +9,34 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_dpicl._plain_files import read_plain
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.amounts import check_name, is_name
+from langchain_dpicl.privacy.ledger.state import LedgerState
+from langchain_dpicl.privacy.ledger.store import in_blocks
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-    from langchain_dpicl.privacy.ledger.store import LedgerStore
+    from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
 
 FileName: TypeAlias = "str | os.PathLike[str]"
 
 FORMAT, VERSION = "langchain-dpicl/signature", 1
 MOST_BYTES = 256 * 2**20
 """Largest file that is signed or verified."""
-_MOST_OF_KEY = 64 * 1024
+MOST_OF_SIGNATURE = _MOST_OF_KEY = 64 * 1024
 _PURPOSE = b"langchain-dpicl signature 1\n"
 """Stands before what is signed, so that a signature of ours is none of another protocol."""
+_OF_PAGE = re.compile(rb"<td>ledger</td><td>([^<]{1,200})</td>")
+"""Where a report's page names its ledger."""
 _MADE_BY = "Make one with `ssh-keygen -t ed25519 -N '' -f KEY`, or `openssl genpkey -algorithm ed25519 -out KEY`."
 
 
@@ -84,7 +89,7 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
         texts.extend((ledger["ledger_id"], ledger["hash"]))
         if set(ledger) != {"ledger_id", "line", "hash"} or type(ledger["line"]) is not int or ledger["line"] < 0:
             raise ValueError
-    if not all(isinstance(text, str) for text in texts):
+    if not all(map(is_name, texts)):  # printable: they are shown
         raise TypeError
     return data
 
@@ -100,16 +105,21 @@ def sign_file(path: FileName, *, key: FileName, ledger: LedgerStore | None = Non
     Args:
       path: the file, at most 256 MB.
       key: file of an Ed25519 private key without a password, PEM or OpenSSH.
-      ledger: ledger whose last line is named in the signature, so that one that is set back later is found.
+      ledger: ledger whose last line is named in the signature, so that one that is set back later is found. All of its
+        lines are recomputed.
       signer: public name of who signs.
 
     Raises:
-      ConfigurationError: the key is no such key, the file is no plain file, or `cryptography` is not installed.
-      LedgerError: the ledger cannot be read.
+      ConfigurationError: the key is no such key, the file is no plain file or names another ledger, or `cryptography`
+        is not installed.
+      LedgerError: the ledger cannot be read, or is broken.
     """
-    private = _private_key(key)
+    private, data = _private_key(key), read_signed(path)
     public = _base64(private.public_key().public_bytes_raw())
-    unsigned = Signature(_digest(path), _head_of(ledger), check_name("signer", signer), public, "")
+    head = _head_of(ledger)
+    if head is not None and (other := _other_ledger(data, head)):
+        raise fail("ledger", f"{other}, which the file names", head["ledger_id"], "Sign it with its own ledger.")
+    unsigned = Signature(_digest(data), head, check_name("signer", signer), public, "")
     return dataclasses.replace(unsigned, value=_base64(private.sign(_statement(unsigned))))
 
 
@@ -122,23 +132,32 @@ def signature_problems(
       path: the signed file.
       signature: what was kept beside it.
       public_key: file of the Ed25519 public key that you trust, PEM or OpenSSH.
-      ledger: the ledger today; it must still hold the line that the signature names.
+      ledger: the ledger today; all of its lines are recomputed, and it must still hold the one that was signed.
 
     Raises:
       ConfigurationError: the key is no such key, the file is no plain file, or `cryptography` is not installed.
       LedgerError: the ledger cannot be read.
     """
+    yield from problems_of(read_signed(path), signature, public_key=public_key, ledger=ledger)
+
+
+def problems_of(
+    data: bytes, signature: Signature, *, public_key: FileName, ledger: LedgerStore | None = None
+) -> Iterator[str]:
+    """Says what is wrong with a signature over the bytes of a file; see `signature_problems`."""
+    trusted = _public_key(public_key)
     from cryptography.exceptions import InvalidSignature
 
-    trusted = _public_key(public_key)
     if signature.public_key != _base64(trusted.public_bytes_raw()):
         yield "key: the file was signed with another key than the one given"
-    if signature.sha256 != _digest(path):
+    if signature.sha256 != _digest(data):
         yield "file: it was changed after it was signed"
     try:
         trusted.verify(base64.b64decode(signature.value, validate=True), _statement(signature))
     except (InvalidSignature, binascii.Error, ValueError):
         yield "signature: it does not fit this key and this statement"
+    if signature.ledger is not None and _other_ledger(data, signature.ledger):
+        yield "ledger: the file names another one than its signature"
     if ledger is not None:
         yield from _ledger_problems(signature.ledger, ledger)
 
@@ -149,14 +168,14 @@ def _ledger_problems(signed: Mapping[str, Any] | None, ledger: LedgerStore) -> I
         yield "ledger: the signature names none"
     elif header is None or header.ledger_id != signed["ledger_id"]:
         yield "ledger: the signature names another one"
-    elif not _holds(ledger, header.digest, signed):
-        yield f"ledger: line {signed['line']} is not the one that was signed; the ledger was set back or changed"
-
-
-def _holds(ledger: LedgerStore, digest: str, signed: Mapping[str, Any]) -> bool:
-    if signed["line"] == 0:
-        return bool(signed["hash"] == digest)
-    return [line.hash for line in ledger.records(signed["line"] - 1, limit=1)] == [signed["hash"]]
+    else:
+        try:
+            (_, found), line = _recomputed(ledger, header, signed["line"]), signed["line"]
+        except LedgerError as error:
+            yield f"ledger: it is broken; {error}"
+        else:
+            if found != signed["hash"]:
+                yield f"ledger: line {line} is not the one that was signed; the ledger was set back or changed"
 
 
 def _head_of(ledger: LedgerStore | None) -> dict[str, Any] | None:
@@ -165,14 +184,38 @@ def _head_of(ledger: LedgerStore | None) -> dict[str, Any] | None:
     header = ledger.header()
     if header is None:
         raise fail("ledger", "one that was created", "none")
-    known = getattr(ledger, "head", None)  # stores may have it; exported files do not
-    line, digest = _last(ledger, header.digest) if known is None else known()
+    line, digest = _recomputed(ledger, header)
     return {"ledger_id": header.ledger_id, "line": line, "hash": digest}
 
 
-def _last(ledger: LedgerStore, digest: str) -> tuple[int, str]:
-    lines = ledger.records()
-    return (lines[-1].seq, lines[-1].hash) if lines else (0, digest)
+def _recomputed(ledger: LedgerStore, header: LedgerHeader, line: int | None = None) -> tuple[int, str | None]:
+    """Applies every line to a new state; returns number and hash of the last one, or of `line`, None where it lacks."""
+    state = LedgerState(header)
+    wanted = header.digest if line == 0 else None
+    for block in in_blocks(ledger):
+        if line is not None and state.seq < line <= state.seq + len(block):
+            wanted = block[line - state.seq - 1].hash
+        state.apply_all(block)
+    return (state.seq, state.head) if line is None else (line, wanted)
+
+
+def _other_ledger(data: bytes, signed: Mapping[str, Any]) -> str | None:
+    """Returns the ledger that a report, its page or a release names, if it is another than the one that is signed."""
+    return next((name for name in _ledgers_of(data) if name != signed["ledger_id"]), None)
+
+
+def _ledgers_of(data: bytes) -> Iterator[str]:
+    yield from (found[1].decode("utf-8", "replace") for found in _OF_PAGE.finditer(data))
+    try:
+        unread: list[Any] = [json.loads(data)]
+    except (ValueError, RecursionError):  # no JSON: it names none
+        return
+    while unread:
+        one = unread.pop()
+        if isinstance(one, Mapping):
+            unread += (one.get(name) for name in ("report", "budget", "ledger"))
+            if isinstance(name := one.get("ledger_id"), str):
+                yield name
 
 
 def _statement(signature: Signature) -> bytes:
@@ -180,10 +223,12 @@ def _statement(signature: Signature) -> bytes:
     return _PURPOSE + canonical_json({**dataclasses.asdict(signature), "value": ""}).encode()
 
 
-def _digest(path: FileName) -> str:
-    data = read_plain(path, MOST_BYTES)
-    if len(data) > MOST_BYTES:
-        raise fail("path", f"a file of at most {MOST_BYTES:,} bytes", "a larger one")
+def read_signed(path: FileName) -> bytes:
+    """Returns the bytes of a file to be signed or verified."""
+    return read_plain(path, MOST_BYTES)
+
+
+def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -214,6 +259,8 @@ def _public_key(path: FileName) -> Ed25519PublicKey:
 
 def _loaded(path: FileName, *readers: Any) -> object:
     """Returns what the first reader that can read the file makes of it; None where none can."""
+    if b"-----BEGIN" in os.fsencode(path):
+        raise fail("key", "the path of the file of a key", "the text of a key", "Keep it in a file.")
     data = read_plain(path, _MOST_OF_KEY)
     for read in readers:
         with contextlib.suppress(Exception):  # its messages may quote the key
@@ -232,7 +279,7 @@ class _Loaders:
 def _loaders() -> _Loaders:
     try:
         from cryptography.hazmat.primitives import serialization as forms
-    except ModuleNotFoundError:
+    except ImportError:
         raise ConfigurationError(
             "signature: expected cryptography, found none. Install langchain-dpicl[sign]."
         ) from None

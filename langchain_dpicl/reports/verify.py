@@ -17,6 +17,7 @@ from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
 from langchain_dpicl.privacy.extensions.outcome_counts import CHOICE_TEMPLATE, OUTCOME_TEMPLATE
+from langchain_dpicl.privacy.extensions.run_tickets import run_ticket
 from langchain_dpicl.privacy.extensions.topic_partition import (
     PAIRS_OF_TOPIC_TEMPLATE,
     TOPIC_TEMPLATE,
@@ -171,7 +172,10 @@ def _plan_problems(component: Component, book: VerificationContext) -> Iterator[
     shown = component.parameters
     plan = shown_plan(shown)
     made = plan.to_dict()
-    if component.tickets != plan.tickets():
+    runs, expected = component.public.get("stream"), plan.tickets()
+    if component.extent is not None and runs is not None:
+        expected = (run_ticket(expected, runs=runs["runs_per_window"], adjacency=book.adjacency),)
+    if component.tickets != expected:
         yield f"shows a plan of {plan.method} that makes other tickets than it has"
     if not is_same_number(component.implementation_delta, gap := plan.implementation_delta):
         yield f"implementation_delta: expected {gap!r}, found {component.implementation_delta!r}"
@@ -185,7 +189,7 @@ def _plan_problems(component: Component, book: VerificationContext) -> Iterator[
     if plan.partition != component.partition:
         yield f"shows dataset_id {plan.partition!r}, its tickets are of {component.partition!r}"
     for label, size in plan.sizes.items():
-        if size != (known := _size_of(declared, label)):
+        if size != (known := _size_of(declared, label, runs)):
             of_label = "" if label is None else f" of label {label!r}"
             yield f"shows public_size {size!r}{of_label}, its data set declares {known!r}"
     if (check := _OF_DATASETS.get(plan.method)) is not None:
@@ -271,8 +275,11 @@ def origin_problems(datasets: Mapping[str, Declaration]) -> Iterator[str]:
             yield f"datasets: {name!r} declares the units again, with another {', '.join(others)}"
 
 
-def _size_of(declared: Declaration, label: str | None) -> int | None:
+def _size_of(declared: Declaration, label: str | None, runs: Any = None) -> int | None:
     size = declared.public_size
+    if declared.stream is not None and runs is not None:
+        size = declared.stream.size_of(runs["length"])
+        return size if label is None else max(1, size // max(1, len(declared.labels)))
     if label is None:
         return declared.total_size
     return max(1, size // max(1, len(declared.labels))) if isinstance(size, int) else dict(size).get(label)

@@ -14,6 +14,7 @@ from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.options import OPTIONS
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.streams import PrivateRange, PrivateStream, RollingRange
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,7 +25,13 @@ UNDECLARED = (
 )
 
 
-def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+NO_STREAM = (
+    "Of a stream only DPFewShotPromptTemplate, its chat version and DemonstrationSynthesizer read ranges, "
+    "stream.rolling(30, every=7) or stream.last(30). Every other component takes PrivateExamples, on a budget for life."
+)
+
+
+def door(component: str, *, streams: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a constructor under its `@classmethod`.
 
     A refusal of the budget becomes an event of the caller's run, and a keyword that the constructor does not take
@@ -33,6 +40,7 @@ def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     Args:
       component: name of the class in events.
+      streams: whether the component reads ranges of a stream.
 
     Raises:
       ConfigurationError: an unknown or missing argument, or records that were not declared; no value is shown.
@@ -48,7 +56,13 @@ def door(component: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 del args, kwargs
                 raise fail(f"{owner}.{function.__name__}", *fault)
             found = type(args[1] if len(args) > 1 else kwargs["private"])
-            if not issubclass(found, PrivateExamples):
+            is_stream = issubclass(found, PrivateRange | RollingRange | PrivateStream)
+            if is_stream and (not streams or found is PrivateStream):
+                del args, kwargs
+                raise fail(
+                    "private", "a range of a stream" if streams else "PrivateExamples", found.__name__, NO_STREAM
+                )
+            if not is_stream and not issubclass(found, PrivateExamples):
                 del args, kwargs
                 raise fail("private", "PrivateExamples", found.__name__, UNDECLARED)
             given: Any = kwargs.get("budget")

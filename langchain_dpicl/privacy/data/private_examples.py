@@ -38,10 +38,10 @@ from langchain_dpicl.privacy.data.units import (
 __all__ = ["Pool", "PrivateExamples"]
 
 
-class _UnitBinding:
+class UnitBinding:
     """The state that all declarations of the same units share."""
 
-    __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock")
+    __slots__ = ("by_declaration", "exposed", "keep_bound", "ledger_id", "lock", "warned_of")
 
     def __init__(self, keep_bound: Callable[[str, object | None], None]) -> None:
         self.keep_bound: Callable[[str, object | None], None] | None = keep_bound  # None after the first call
@@ -50,6 +50,7 @@ class _UnitBinding:
         self.by_declaration: dict[Declaration, PrivateExamples] = {}
         self.ledger_id: str | None = None
         self.exposed = False  # opened without a charge
+        self.warned_of: set[tuple[str, float]] = set()  # large deltas, by declaration
 
 
 @runtime_checkable
@@ -130,8 +131,8 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         exact_size_is_public: bool = False,
         allow_large_delta: bool = False,
     ) -> None:
-        wrong_container = _container_fault(records)
-        source = iter(()) if wrong_container else _each_record(records)
+        wrong_container = container_fault(records)
+        source = iter(()) if wrong_container else each_record(records)
         del records
         if wrong_container:
             raise ConfigurationError(wrong_container)
@@ -164,7 +165,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         if has_moved(label_of, declared):
             del units, label_of
             raise RecordError(_MOVED)
-        self._adopt(declared, make_opaque_pool(units), _UnitBinding(_keeping(label_of, declared)))
+        self._adopt(declared, make_opaque_pool(units), UnitBinding(_keeping(label_of, declared)))
 
     def redeclared(
         self,
@@ -237,7 +238,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         return again
 
     def _adopt(
-        self, declared: Declaration, sealed: Sealed, bond: _UnitBinding, root: PrivateExamples | None = None
+        self, declared: Declaration, sealed: Sealed, bond: UnitBinding, root: PrivateExamples | None = None
     ) -> None:
         self._declared = declared
         self._open, self._remove, self._redeclare = sealed
@@ -290,6 +291,11 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
         return self._declared.records_per_unit
 
     @property
+    def blocks(self) -> tuple[int, int] | None:
+        """Of a range of a stream: its first and last block; None: the examples are of no stream."""
+        return None
+
+    @property
     def declaration(self) -> dict[str, Any]:
         """All declared values as JSON, as ledgers and reports show them."""
         return self._declared.to_dict()
@@ -317,7 +323,7 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
     def check_delta(self, delta: float) -> None:
         """Refuses a delta above 1 / (10 * public_size), for this and the first declaration of the units.
 
-        With `allow_large_delta` it refuses one above 1 / public_size, and warns of one above a tenth of that.
+        With `allow_large_delta` it refuses one above 1 / public_size, and warns once of one above a tenth of that.
 
         Args:
           delta: the budget's delta.
@@ -332,7 +338,9 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
                 expected = f"at most {declared.delta_rule} = {declared.most_delta:.3g} for {each.dataset_id!r}"
                 advice = "A larger delta may give away whole records. Lower delta, or correct public_size."
                 raise fail("delta", expected, delta, advice)
-            if checked > 1 / (10 * declared.total_size):
+            known = each.dataset_id, checked
+            if checked > 1 / (10 * declared.total_size) and known not in self._bond.warned_of:
+                self._bond.warned_of.add(known)
                 warnings.warn(
                     f"delta: {checked:.3g} is above 1/(10 * public_size) of {each.dataset_id!r}, as allow_large_delta "
                     f"says. Publishing a whole record with a chance of {checked * declared.total_size:.0%} would "
@@ -488,7 +496,7 @@ def _as_text(declared: Any) -> Any:
     return tuple(map(label_text, declared)) if is_listed else declared
 
 
-def _container_fault(records: Any) -> str:
+def container_fault(records: Any) -> str:
     """Returns what is wrong with the container of records, by its type alone."""
     if isinstance(records, DocumentLoader):
         return ""
@@ -498,7 +506,7 @@ def _container_fault(records: Any) -> str:
     return ""
 
 
-def _each_record(records: Any) -> Iterator[Any]:
+def each_record(records: Any) -> Iterator[Any]:
     """Yields what a frame, a loader or any other iterable holds."""
     if isinstance(records, DocumentLoader):
         yield from records.lazy_load()

@@ -87,7 +87,7 @@ def make_opaque_pool(units: Units) -> Sealed:
             units.version += 1  # last: a reader of this number, then of the contents, may keep what is made of them
 
     def redeclare(labels: tuple[str, ...], split: Split) -> OpenPool | None:
-        return _run_guarded(lambda: _split_units(units, labels, split))
+        return run_guarded(lambda: _split_units(units, labels, split))
 
     return open_pool, remove, redeclare
 
@@ -121,7 +121,7 @@ def _names(units: Units) -> list[str]:
     return names
 
 
-def _run_guarded(action: Callable[[], T]) -> T | None:
+def run_guarded(action: Callable[[], T]) -> T | None:
     """Returns what `action` returns, or None if it raised anything but KeyboardInterrupt, which is raised anew.
 
     The traceback of an error or interrupt must not carry the frames that read private units.
@@ -140,7 +140,7 @@ def _split_units(units: Units, labels: tuple[str, ...], split: Split) -> OpenPoo
     """Splits units by other labels; keeps positions only, so a unit that is removed later is removed here too."""
 
     def records(position: int) -> Unit:
-        relabelled = _run_guarded(lambda: split(units.contents[position]))
+        relabelled = run_guarded(lambda: split(units.contents[position]))
         return () if relabelled is None else relabelled[0]
 
     places: dict[str, list[int]] = {label: [] for label in labels}

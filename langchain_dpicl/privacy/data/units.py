@@ -38,6 +38,40 @@ _ORIGIN = frozenset({"from", "fold_case", "rule"})
 
 
 @dataclass(frozen=True, slots=True)
+class StreamDeclaration:
+    """What a stream declares beside what `Declaration` holds, all public, as `PrivateStream` documents it."""
+
+    time_key: str
+    block: str  # period of a block, in the form of ISO 8601
+    grace: int
+    sizes: tuple[tuple[int, int], ...]  # people in a range of so many blocks, by length
+
+    def size_of(self, length: int) -> int:
+        """Returns the declared number of people in a range: of the next longer one declared, or the longest."""
+        return next((size for known, size in self.sizes if known >= length), self.sizes[-1][1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        sizes = {str(length): size for length, size in self.sizes}
+        return {"time_key": self.time_key, "block": self.block, "grace": self.grace, "sizes": sizes}
+
+
+def make_stream_declaration(*, time_key: str, block: str, grace: int, sizes: Mapping[Any, int]) -> StreamDeclaration:
+    """Checks what a stream declares, or what a report shows of it, and freezes it."""
+    if not isinstance(sizes, Mapping) or not sizes:
+        raise fail("public_size", "people by the length of a range in blocks, such as {7: 400, 30: 1200}", type(sizes))
+    lengths = {int(length) if isinstance(length, str) and length.isdecimal() else length: length for length in sizes}
+    checked = {
+        check_int("length of a range in public_size", each, low=1): _check_number("public_size", sizes[key])
+        for each, key in lengths.items()
+    }
+    ordered = tuple(sorted(checked.items()))
+    if [size for _, size in ordered] != sorted(size for _, size in ordered):
+        raise fail("public_size", "no fewer people in a longer range", dict(ordered))
+    return StreamDeclaration(check_name("time_key", time_key), block, check_int("grace", grace, low=0), ordered)
+
+
+@dataclass(frozen=True, slots=True)
 class Declaration:
     """The declared properties of private examples, all public, as `PrivateExamples` documents them."""
 
@@ -55,6 +89,7 @@ class Declaration:
     origin: tuple[str, bool | None] | None = None
     # `KEYWORDS` if topics split the units, `PARTS` if a hash does; None: the values of a field do.
     by: str | None = None
+    stream: StreamDeclaration | None = None
     # Whether delta may be as large as 1 / public_size.
     allow_large_delta: bool = False
 
@@ -109,6 +144,8 @@ class Declaration:
             shown["redeclared"] = {"from": self.origin[0], "fold_case": self.origin[1], "rule": SPLIT_RULE}
             if self.by is not None:
                 shown["redeclared"]["by"] = self.by
+        if self.stream is not None:
+            shown["stream"] = self.stream.to_dict()
         return shown
 
 
@@ -125,9 +162,13 @@ def make_declaration(
     records_per_unit: int,
     allow_large_delta: bool = False,
     redeclared: Mapping[str, Any] | None = None,
+    stream: Mapping[str, Any] | None = None,
 ) -> Declaration:
     """Checks the public arguments of `PrivateExamples`, or those that a report shows, and freezes them."""
     declared = _check_labels(label_key, labels)
+    flow = None if stream is None else make_stream_declaration(**stream)
+    if flow is not None and (unit_key is None or public_size != flow.sizes[-1][1]):
+        raise fail("unit_key, public_size", "a unit_key, and the people of the longest range", (unit_key, public_size))
     return Declaration(
         dataset_id=check_name("dataset_id", dataset_id),
         public_size=_check_size(public_size, declared),
@@ -140,6 +181,7 @@ def make_declaration(
         records_per_unit=check_int("records_per_unit", records_per_unit, low=1),
         origin=None if redeclared is None else _check_origin(redeclared, dataset_id, label_key),
         by=None if redeclared is None else redeclared.get("by"),
+        stream=flow,
         allow_large_delta=_check_flag(allow_large_delta),
     )
 
@@ -240,7 +282,7 @@ def read_units(
             groups.setdefault(name, []).append(record)
     except Exception as error:  # noqa: BLE001  whatever the caller's records raise may quote them
         fault = f"records: the iterable raised {type(error).__name__} (its message may hold private text)."
-    return (None, fault) if fault else (_reduce(groups, declared), "")
+    return (None, fault) if fault else (reduce_groups(groups, declared), "")
 
 
 def read_record(
@@ -320,7 +362,8 @@ def _clean(text: str, max_chars: int) -> str:
     return text[:max_chars].encode("utf-8", "replace").decode("utf-8")
 
 
-def _reduce(groups: dict[str, list[Record]], declared: Declaration) -> Units:
+def reduce_groups(groups: Mapping[str, list[Record]], declared: Declaration) -> Units:
+    """Returns the units of records by name, each reduced by looking at it alone; the first records are kept."""
     units = Units(contents=[], by_label={label: [] for label in declared.labels}, positions={})
     for position, (name, records) in enumerate(groups.items()):
         units.positions[name] = position

@@ -23,7 +23,7 @@ from langchain_dpicl.privacy._validate import (
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, ZCdpEvent
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
-from langchain_dpicl.privacy.ledger.declared_shares import MIN_PROPORTION, DeclaredShares
+from langchain_dpicl.privacy.ledger.declared_shares import MIN_PROPORTION, DeclaredShares, extent_of
 from langchain_dpicl.privacy.ledger.shares import Holding, Reservation
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind, delta_for_mechanisms, implementation_delta_of, price
 from langchain_dpicl.privacy.ledger.writer import ShareStatus
@@ -161,6 +161,7 @@ class PlannedPromises(DeclaredShares):
 
     def admit(self, component: Component) -> ShareStatus:
         """Adds the component to the open plan; without one, reserves its share."""
+        self.check_extent(component)
         plan = self.open_plan
         return super().admit(component) if plan is None else plan.add(component)
 
@@ -224,7 +225,7 @@ class JointPlan:
 
     def _close(self, components: tuple[Component, ...]) -> None:
         delta = self._proportional_delta(components) if self.delta is None else self.delta
-        _, delta = self.promises.fit(self._epsilon, delta, set(self._components))
+        _, delta = self.promises.fit(self._epsilon, delta, set(self._components), extent_of(components))
         epsilon = self._charge(components, delta) if self._epsilon is None and self.delta is None else self._epsilon
         terms = self.promises.priced(components, epsilon=epsilon, delta=delta, joint=True)
         self.promises.add_pending(terms, self.standing)
@@ -238,8 +239,8 @@ class JointPlan:
         most = round_down(sum((exact(component.delta or 0.0) for component in components), Fraction(0)))
         gap = exact(implementation_delta_of(components))
         low, high = round_up(gap + (exact(most) - gap) * exact(MIN_PROPORTION)), most
-        if most > self.promises.desk.header.delta:
-            return most  # above the limit: the caller refuses it
+        if most == 0 or most > self.promises.desk.header.delta:
+            return most  # all of them pure; or above the limit: the caller refuses it
         if self._epsilon is not None:
             fair = min(self._proportion(self._epsilon), most)
             return fair if fair >= low and self._cost(components, fair) <= self._epsilon else most
@@ -261,6 +262,8 @@ class JointPlan:
     def _charge(self, components: Sequence[Component], delta: float) -> float | None:
         """Returns the epsilon in proportion to `delta` if it covers the cost and is at most all shares; else None."""
         limits = self.promises.desk.header
+        if limits.delta == 0:
+            return None  # what the components cost: their epsilons add up
         charge = exact(limits.epsilon) * exact(delta) / exact(limits.delta)
         shares = sum((exact(component.epsilon or 0.0) for component in components), Fraction(0))
         return round_up(charge) if exact(self._cost(components, delta)) < charge <= shares else None

@@ -119,6 +119,8 @@ def split_by_topics(
     """
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
+    if private.blocks is not None:  # the topics would name no blocks
+        raise fail("private", "examples that are of no stream", type(private).__name__)
     if dataset_id == private.dataset_id:
         raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
     if private.label_key is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from langchain_dpicl.exceptions import PrivacyBudgetExceededError, PrivacyBudget
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.amounts import check_name, exact, round_down
+from langchain_dpicl.privacy.ledger.blocks import LIFE, Extent, StreamTerms
 from langchain_dpicl.privacy.ledger.declared_shares import DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerStore
@@ -29,6 +31,8 @@ class LedgerBudget(Uncopyable):
         and every other process on the ledger; each share's charge is an upper bound of what its tickets can release.
       - Hence everything released is (epsilon, delta)-DP under `adjacency` for one unit, by basic composition, which
         stays valid when components, their parameters and their order are chosen from earlier releases.
+      - Of a ledger of a stream: for every window, what the shares that may touch it add to. docs/proofs/windows.md
+        says for whom that is (epsilon, delta)-DP.
       - Nothing is granted if the ledger cannot be read, verified or written.
 
     Source: basic composition as a filter: Rogers et al. (2016); concurrent: Haney et al. (2023).
@@ -42,6 +46,7 @@ class LedgerBudget(Uncopyable):
         adjacency: Adjacency = "add_remove",
         store: LedgerStore | None = None,
         name: str = "budget",
+        per: str = LIFE,
     ) -> None:
         wanted = LedgerHeader(
             ledger_id=uuid.uuid4().hex,
@@ -49,10 +54,11 @@ class LedgerBudget(Uncopyable):
             epsilon=check_epsilon(epsilon),
             delta=check_delta(delta),
             adjacency=check_adjacency(adjacency),
+            stream=StreamTerms.parse(per),
         )
         self._store: LedgerStore = InMemoryStore() if store is None else check_store(store)
         header = self._store.header() or self._created(wanted)
-        limits = [f for f in ("epsilon", "delta", "adjacency") if getattr(header, f) != getattr(wanted, f)]
+        limits = [f for f in ("epsilon", "delta", "adjacency", "stream") if getattr(header, f) != getattr(wanted, f)]
         if limits:
             msg = f"store: expected a ledger with the requested limits, found other {limits}."
             advice = "Use its own limits: PrivacyBudgetCallbackHandler.open(path or store), or Budget.open(store)."
@@ -102,19 +108,48 @@ class LedgerBudget(Uncopyable):
         return self._desk.header.adjacency
 
     @property
+    def per(self) -> str:
+        """What epsilon and delta are for: "life", or windows of the records' time, such as "30 days"."""
+        stream = self._desk.header.stream
+        return LIFE if stream is None else stream.words
+
+    @property
+    def window(self) -> int | None:
+        """Blocks of a window of a ledger of a stream; None: its promise is for life."""
+        stream = self._desk.header.stream
+        return None if stream is None else stream.window
+
+    def sealed_extent(self, component: str) -> Extent | None:
+        """Returns the blocks that a sealed component of a stream may read; None: it is not sealed, or of no stream.
+
+        Args:
+          component: public name of its share.
+        """
+        sealed = self._desk.refresh().sealed_component(component)
+        return None if sealed is None else sealed.extent
+
+    @property
     def durable(self) -> bool:
         """Whether the ledger survives this process."""
         return self._store.durable
 
     @property
     def remaining_epsilon(self) -> float:
-        """Epsilon not yet promised to a share, sealed by any process or declared in this one."""
-        return round_down(self._promises.room()[0])
+        """Epsilon not yet promised to a share, sealed by any process or declared in this one.
+
+        Of a stream: the least over all windows that are not over.
+        """
+        return round_down(self._promises.room(extent=self._to_come())[0])
 
     @property
     def remaining_delta(self) -> float:
-        """Delta not yet promised to a share."""
-        return round_down(self._promises.room()[1])
+        """Delta not yet promised to a share; of a stream as `remaining_epsilon`."""
+        return round_down(self._promises.room(extent=self._to_come())[1])
+
+    def _to_come(self) -> Extent | None:
+        """Returns the blocks of a stream from the present one on."""
+        stream = self._desk.header.stream
+        return None if stream is None else (max(stream.block_at(time.time()), 0), None)
 
     def default_delta(self, epsilon: float) -> float:
         """Returns the delta that goes with a share of `epsilon`: delta * epsilon / limit, rounded down.
@@ -141,6 +176,7 @@ class LedgerBudget(Uncopyable):
         if not isinstance(private, PrivateExamples):
             raise fail("private", "PrivateExamples", type(private).__name__)
         private.check_delta(self.delta)
+        self._check_kind(private)
         lineage = private._lineage  # noqa: SLF001  the first declaration of the units, then this one
         # Two objects of one dataset_id might hold different records.
         own = {(self.ledger_id, each.dataset_id): each._identity for each in lineage}  # noqa: SLF001
@@ -156,7 +192,21 @@ class LedgerBudget(Uncopyable):
             _IDENTITIES.update(own)
         private._keep_bound(None if self._desk.store.durable else self._desk.store)  # noqa: SLF001  the private door
 
-    def check_fits(self, component: str, *, epsilon: float, delta: float) -> None:
+    def _check_kind(self, private: PrivateExamples) -> None:
+        """Refuses examples without a time where the promise is for windows, and a stream where it is not."""
+        terms, declared = self._desk.header.stream, private.declaration.get("stream")
+        if terms is None and declared is not None:
+            advice = 'Make a ledger for windows: PrivacyBudgetCallbackHandler.create(path, ..., per="30 days").'
+            raise fail("budget", "one whose promise is for windows of a stream", f"per={self.per!r}", advice)
+        if terms is not None and declared is None:
+            advice = "Its ranges are PrivateStream(...).last(30) or .rolling(30, every=7); or take a budget for life."
+            raise fail(
+                "private", f"ranges of a stream, since this budget is per {self.per}", private.dataset_id, advice
+            )
+        if terms is not None and declared is not None and declared["block"] != terms.block:
+            raise fail("block", f"that of the budget, {terms.block}", declared["block"])
+
+    def check_fits(self, component: str, *, epsilon: float, delta: float, extent: Extent | None = None) -> None:
         """Refuses a new share that cannot fit, before examples are bound for it.
 
         A name that is declared already is checked when it is declared again.
@@ -165,6 +215,7 @@ class LedgerBudget(Uncopyable):
           component: public name of the share.
           epsilon: of the share.
           delta: of the share.
+          extent: of a stream: the blocks that the share may read.
 
         Raises:
           ConfigurationError: epsilon or delta is out of range.
@@ -173,7 +224,7 @@ class LedgerBudget(Uncopyable):
         if component in self._desk.refresh().shares:
             return
         try:
-            self._promises.fit(check_epsilon(epsilon), check_delta(delta), {component})
+            self._promises.fit(check_epsilon(epsilon), check_delta(delta), {component}, extent)
         except PrivacyBudgetExceededError:
             # Another of several workers may have sealed the same share in the meantime.
             if component not in self._desk.refresh().shares:
@@ -189,6 +240,7 @@ class LedgerBudget(Uncopyable):
         delta: float | None = None,
         implementation_delta: float = 0.0,
         public: Mapping[str, Any] | None = None,
+        extent: Extent | None = None,
     ) -> Share:
         """Declares what a component may release, and reserves its share of the budget.
 
@@ -205,6 +257,8 @@ class LedgerBudget(Uncopyable):
           delta: None: `default_delta` of the share's epsilon, given or computed.
           implementation_delta: declared gap between ideal and drawn noise over all tickets; part of delta.
           public: parameters to show in reports, as JSON values.
+          extent: of a stream, where each `max_count` holds for every window: the first and last block that the tickets
+            may read. None as the last: every block to come, so that the share is charged to every window to come.
 
         Raises:
           ConfigurationError: an argument is out of range; nothing was spent.
@@ -223,8 +277,23 @@ class LedgerBudget(Uncopyable):
             delta=self._delta_for(epsilon, delta),
             implementation_delta=implementation_delta,
             public=public or {},
+            extent=extent,
         )
         return Share(self._desk, wanted, self._promises.admit(wanted))
+
+    def retire(self, component: str) -> None:
+        """Ends a component of a stream: it releases no more, and its price leaves the windows that it has not read.
+
+        Windows with a block that it reserved keep its price for good. Again changes nothing.
+
+        Args:
+          component: public name of its share.
+
+        Raises:
+          SealedShareError: it is no component of a stream that has reserved a ticket.
+          ConfigurationError: it is no public name.
+        """
+        self._desk.retire(check_name("component", component))
 
     def verify(self) -> None:
         """Recomputes the ledger's whole chain and every rule, and compares it with the anchor, if there is one.
@@ -251,8 +320,9 @@ class LedgerBudget(Uncopyable):
     def __repr__(self) -> str:
         if not hasattr(self, "_desk"):
             return f"{type(self).__name__}(not made)"
+        per = "" if self.window is None else f"per={self.per!r}, "
         return (
-            f"{type(self).__name__}(name={self.name!r}, epsilon={self.epsilon}, delta={self.delta}, "
+            f"{type(self).__name__}(name={self.name!r}, epsilon={self.epsilon}, delta={self.delta}, {per}"
             f"adjacency={self.adjacency!r}, ledger={self._store.description})"
         )
 

@@ -7,8 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError, SealedShareError
-from langchain_dpicl.privacy._validate import check_delta
+from langchain_dpicl.privacy._validate import check_delta, fail
 from langchain_dpicl.privacy.ledger.amounts import exact, round_down
+from langchain_dpicl.privacy.ledger.blocks import Extent, hull_of
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.tickets import (
     Component,
@@ -51,6 +52,7 @@ class DeclaredShares:
 
     def admit(self, component: Component) -> ShareStatus:
         """Sets aside a share of one component, unless the same share is declared or sealed already."""
+        self.check_extent(component)
         known = self.known(component)
         if known is not None:
             return known
@@ -62,9 +64,33 @@ class DeclaredShares:
                 raise
         return known
 
+    def check_extent(self, component: Component) -> None:
+        """Refuses a component whose promise is of another kind than the ledger's.
+
+        Raises:
+          ConfigurationError: a component of a stream without blocks, or with tickets of single labels, or a component
+            with blocks where the promise is for life.
+        """
+        if self.desk.header.stream is None:
+            if component.extent is not None:
+                raise fail("extent", "none: this ledger's promise is for life", component.extent)
+            return
+        if component.extent is None:
+            advice = (
+                "This ledger's promise is for windows of blocks: only what reads ranges of a stream can be charged."
+            )
+            raise fail("extent", "the first and last block that the component may read", None, advice)
+        labels = sorted({ticket.label for ticket in component.tickets if ticket.label is not None})
+        if labels:
+            advice = (
+                "A person's label may differ from run to run, so that labels do not run in parallel. Price a run over "
+                "all labels as one ticket."
+            )
+            raise fail("tickets", "tickets over all labels", labels, advice)
+
     def _admit_new(self, component: Component) -> ShareStatus:
         wanted = component.delta if component.delta is not None else self._proportional_delta(component)
-        epsilon, delta = self.fit(component.epsilon, wanted, {component.name})
+        epsilon, delta = self.fit(component.epsilon, wanted, {component.name}, component.extent)
         requested = None if component.epsilon is None else epsilon
         return self.add_pending(self.priced((component,), epsilon=requested, delta=delta), ShareStatus())
 
@@ -73,7 +99,7 @@ class DeclaredShares:
         limits = self.desk.header
         if limits.delta == 0:
             return 0.0
-        remaining = round_down(self.room({component.name})[1])
+        remaining = round_down(self.room({component.name}, component.extent)[1])
         if remaining <= 0:
             raise budget_exceeded(f"delta of budget {limits.name!r}", limits.delta, Fraction(0), "No delta remains.")
         # The price at the largest possible delta is the lowest, so the proportion is never too large.
@@ -135,7 +161,7 @@ class DeclaredShares:
             if names & set(self.desk.refresh().shares):
                 raise SealedShareError(f"{sorted(names)}: another process sealed one of these. Declare them again.")
             # Pricing ran without the lock, so the share has to fit again.
-            epsilon, delta = self.fit(terms.epsilon, terms.delta, names)
+            epsilon, delta = self.fit(terms.epsilon, terms.delta, names, extent_of(terms.components))
             if epsilon < terms.pricing["epsilon"] or delta < terms.delta:
                 raise budget_exceeded("epsilon", terms.pricing["epsilon"], exact(epsilon), "Lower the share a little.")
             standing.terms = terms.charged(epsilon)
@@ -146,9 +172,11 @@ class DeclaredShares:
             self._standings.update({component.name: (component, standing) for component in terms.components})
             return standing
 
-    def fit(self, epsilon: float | None, delta: float | None, replaced: set[str]) -> tuple[float, float]:
+    def fit(
+        self, epsilon: float | None, delta: float | None, replaced: set[str], extent: Extent | None = None
+    ) -> tuple[float, float]:
         """Returns the charge, lowered to the rest if it is above by float rounding only; refuses a larger one."""
-        rest = self.room(replaced)
+        rest = self.room(replaced, extent)
         return self._fitted("epsilon", epsilon or 0.0, rest[0]), self._fitted("delta", delta or 0.0, rest[1])
 
     def _fitted(self, name: str, requested: float, rest: Fraction) -> float:
@@ -156,16 +184,27 @@ class DeclaredShares:
             advice = "Shares add up; declare components inside `with budget.plan():`, or lower them."
             if not rest:
                 advice = "It is spent for good, or set aside. What was released stays free to use."
+                if self.desk.header.stream is not None:
+                    advice = (
+                        "For some window of these blocks it is spent for good, or set aside; later blocks bring more."
+                    )
             raise budget_exceeded(f"{name} of budget {self.desk.header.name!r}", requested, rest, advice)
         return requested if exact(requested) <= rest else round_down(rest)
 
-    def room(self, replaced: set[str] | None = None) -> tuple[Fraction, Fraction]:
-        """Returns the epsilon and delta that no share has, except shares about to be replaced."""
+    def room(self, replaced: set[str] | None = None, extent: Extent | None = None) -> tuple[Fraction, Fraction]:
+        """Returns the epsilon and delta that no share has, except shares about to be replaced.
+
+        Of a stream: in every window that touches the blocks of `extent`, or in every window; what is pending counts
+        in full where it touches one of them.
+        """
         with self.desk.lock:
             state = self.desk.refresh()
-            epsilon, delta = state.spent
+            windows = state.windows
+            epsilon, delta = state.spent if windows is None else windows.promised(extent)
             for terms in self.pending(state):
-                if not {component.name for component in terms.components} & (replaced or set()):
+                own = extent_of(terms.components)
+                is_apart = windows is not None and own is not None and not windows.meet(own, extent)
+                if not is_apart and not {component.name for component in terms.components} & (replaced or set()):
                     epsilon += exact(terms.epsilon)
                     delta += exact(terms.delta)
             limits = self.desk.header
@@ -176,3 +215,8 @@ class DeclaredShares:
         """Returns the shares declared in this process and not yet sealed."""
         standings = {id(s): s for name, (_, s) in self._standings.items() if name not in state.shares}
         return [s.terms for s in standings.values() if s.terms is not None and not s.refusal]
+
+
+def extent_of(components: Sequence[Component]) -> Extent | None:
+    """Returns the least range with the blocks of all components of a stream, or None."""
+    return hull_of([component.extent for component in components if component.extent is not None])

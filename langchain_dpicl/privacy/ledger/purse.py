@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from langchain_dpicl.privacy.ledger.amounts import Amount
+from langchain_dpicl.privacy.ledger.blocks import Blocks
 from langchain_dpicl.privacy.ledger.state import LedgerState, Slot
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Component
@@ -41,6 +42,7 @@ class PurseKey(NamedTuple):
     tenant: str | None
     cap: int | None
     wrappers: tuple[str, ...]
+    blocks: Blocks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +230,12 @@ class Purse:
                 return True
             return not idle and any(lease.count > 1 and is_wanted(lease.key) for lease in self._pending)
 
-    def cost(self, component: str, slot: Slot) -> Amount:
-        """Returns what the tickets of a slot take of it: their number, mu squared or rho."""
+    def cost(self, component: str, slot: Slot, blocks: Blocks | None = None) -> Amount:
+        """Returns what the tickets of a slot, or those for blocks, take of it: their number, mu squared or rho."""
         with self._lock:
-            full = self._full.items()
-            return sum(
-                len(lot.grants) * lot.unit for key, lot in full if (key.component, key.slot) == (component, slot)
-            )
+            of_slot = [(key, lot) for key, lot in self._full.items() if (key.component, key.slot) == (component, slot)]
+            lots = [lot for key, lot in of_slot if blocks is None or key.blocks == blocks]
+            return sum(len(lot.grants) * lot.unit for lot in lots)
 
     def of_tenant(self, component: str, tenant: str) -> int:
         """Returns how many tickets of a component are in it for a tenant."""

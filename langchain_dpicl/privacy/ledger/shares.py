@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, is_written, round_down
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Blocks
 from langchain_dpicl.privacy.ledger.purse import Grant
 from langchain_dpicl.privacy.ledger.state import Slot, allowance
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
@@ -33,6 +35,8 @@ class Reservation(Uncopyable):
       template: the ticket's template ("gdp" or "zcdp" for a pool).
       label: the declared label whose units the tickets may read, or None.
       event: what one ticket may release.
+      delta: of the share that paid; at 0 it pays only for noise and samples that are drawn exactly.
+      blocks: of a stream, the first and last block that the tickets may read; None otherwise.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Reservation(Uncopyable):
         count: int,
         event: Event,
         refundable: bool,
+        delta: float,
+        blocks: Blocks | None = None,
     ) -> None:
         self.ledger_id = desk.header.ledger_id
         self.entry = grant.line.seq
@@ -56,6 +62,8 @@ class Reservation(Uncopyable):
         self.template, self.label = slot
         self.count = count
         self.event = event
+        self.delta = delta
+        self.blocks = blocks
         self.refundable = refundable
         self._desk = desk
         self._grant = grant
@@ -117,7 +125,7 @@ class Reservation(Uncopyable):
                 msg = f"commit: expected at most {self._uncommitted} burnt tickets of"
                 raise LedgerError(f"{msg} {self.component!r}, found {count}.")
             self._uncommitted -= count
-        self._desk.commit(self.entry, count, wait=wait)
+        self._note_stored(count, wait=wait)
 
     def give_back(self) -> int:
         """Returns refundable, unburnt tickets to their slot, and how many; none of them can burn afterwards."""
@@ -128,8 +136,18 @@ class Reservation(Uncopyable):
             count, self._unburnt = self._unburnt, 0
             if not count or not self.refundable:
                 return 0
-            self._desk.give_back(self._grant, count)
+            self._return(count)
             return count
+
+    # `RunShare` overrides the two: its reservations are parts of one ticket.
+
+    def _note_stored(self, count: int, *, wait: bool) -> None:
+        """Notes in the ledger that results are stored."""
+        self._desk.commit(self.entry, count, wait=wait)
+
+    def _return(self, count: int) -> None:
+        """Lets tickets that never burnt be reserved again."""
+        self._desk.give_back(self._grant, count)
 
     def _check_home(self) -> None:
         if os.getpid() != self._pid:
@@ -173,8 +191,8 @@ class Holding(Uncopyable):
         sealed = self._desk.refresh().shares.get(self.component)
         return sealed.terms if sealed is not None else self._standing.terms
 
-    def _left(self, slot: Slot) -> float:
-        return round_down(self._desk.remaining(self._component, slot))
+    def _left(self, slot: Slot, blocks: Blocks | None = None) -> float:
+        return round_down(self._desk.remaining(self._component, slot, blocks))
 
     def _take(
         self,
@@ -186,12 +204,14 @@ class Holding(Uncopyable):
         amount: float = 1.0,
         tenant: str | None = None,
         cap: int | None = None,
+        blocks: Blocks | None = None,
     ) -> Reservation:
+        delta = self._standing.usable_terms(self.component).delta
         mine = self._standing, self._component, slot
-        grant = self._desk.reserve(
-            *mine, count=count, amount=amount, tenant=tenant, tenant_cap=cap, refundable=refundable
-        )
-        return Reservation(self._desk, grant, self._component, slot, count=count, event=event, refundable=refundable)
+        how: dict[str, Any] = {"refundable": refundable, "blocks": blocks}
+        grant = self._desk.reserve(*mine, count=count, amount=amount, tenant=tenant, tenant_cap=cap, **how)
+        how |= {"count": count, "event": event, "delta": delta}
+        return Reservation(self._desk, grant, self._component, slot, **how)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.component!r})"
@@ -201,7 +221,8 @@ class Share(Holding):
     """A component's tickets. Made by `Budget.declare`.
 
     Formal guarantees:
-      - Over the ledger's life and all processes, at most `max_count` tickets of each (template, label) are out.
+      - Over the ledger's life and all processes, at most `max_count` tickets of each (template, label) are out; of a
+        stream: for every window, at most `max_count` whose blocks touch it.
       - The first reservation seals the share in the ledger; from then on its terms cannot change.
     """
 
@@ -210,14 +231,15 @@ class Share(Holding):
         """What all tickets together may release."""
         return self._component.event
 
-    def remaining(self, template: str, *, label: str | None = None) -> int:
+    def remaining(self, template: str, *, label: str | None = None, blocks: Blocks | None = None) -> int:
         """Returns how many tickets can still be reserved, without those that other processes hold.
 
         Args:
           template: of the ticket.
           label: of the ticket.
+          blocks: of a stream: the blocks that they would read; None: for any blocks.
         """
-        return int(self._left((template, label)))
+        return int(self._left((template, label), blocks))
 
     def committed(self, template: str, *, label: str | None = None) -> int:
         """Returns how many tickets were used and committed, in every process; arguments as `remaining`."""
@@ -241,6 +263,7 @@ class Share(Holding):
         count: int = 1,
         tenant: str | None = None,
         tenant_cap: int | None = None,
+        blocks: Blocks | None = None,
     ) -> Reservation:
         """Charges tickets, atomically and durably, before any private record is read.
 
@@ -253,6 +276,7 @@ class Share(Holding):
           count: number of tickets.
           tenant: public name of who asks; the ledger counts each tenant's tickets. None: no tenant, "".
           tenant_cap: most tickets of this share that the tenant may have, those of every process together.
+          blocks: of a stream: the first and last block that the tickets may read, inside the extent of the share.
 
         Raises:
           PrivacyBudgetExceededError: fewer tickets are left, to all or to the tenant, or the share no longer fits the
@@ -269,5 +293,20 @@ class Share(Holding):
             raise fail("tenant", "valid Unicode text", "half of a surrogate pair", "Decode it again.")
         if tenant_cap is not None:
             check_int("tenant_cap", tenant_cap, low=0)
-        slot, refundable = (template, label), ticket.refundable
-        return self._take(slot, count, event=ticket.event, refundable=refundable, tenant=tenant, cap=tenant_cap)
+        self._check_blocks(blocks)
+        slot = template, label
+        how: dict[str, Any] = {"event": ticket.event, "refundable": ticket.refundable}
+        return self._take(slot, count, tenant=tenant, cap=tenant_cap, blocks=blocks, **how)
+
+    def _check_blocks(self, blocks: Blocks | None) -> None:
+        """Refuses blocks that the share may not read."""
+        extent = self._component.extent
+        if (blocks is None) != (extent is None):
+            raise fail("blocks", "those of a range, for a component of a stream, and none for another", blocks)
+        if blocks is None or extent is None:
+            return
+        first, last = check_int("first block", blocks[0], low=0), check_int("last block", blocks[1], low=blocks[0])
+        end = LAST_BLOCK if extent[1] is None else extent[1]
+        if not extent[0] <= first <= last <= end:
+            words = f"blocks {extent[0]} to {'any to come' if extent[1] is None else end}"
+            raise fail("blocks", f"{words}, the extent of {self.component!r}", f"{first} to {last}")

@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import MAX_INT, check_delta, check_int, check_positive, check_real
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact
+from langchain_dpicl.privacy.ledger.blocks import Blocks
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind, ShareTerms, event_of_components
+from langchain_dpicl.privacy.ledger.windows import Windows, WindowSums
 
 BIND = "bind"
 SEAL = "seal"
@@ -21,9 +23,10 @@ COMMIT = "commit"
 GIVE_BACK = "give_back"
 SNAPSHOT = "snapshot"
 UPGRADE = "upgrade"
+RETIRE = "retire"
 
 RESERVED = ("blocks", "stream")
-"""Members of a line's body that a later version will use; from format 2 on, this one refuses lines that have them."""
+"""Members of a line's body that only ledgers of streams have: where it reserves, and where it binds. From format 2."""
 
 SNAPSHOT_LINES = 4096
 """A snapshot follows at least so many lines, and more where it is large itself."""
@@ -79,9 +82,10 @@ class _SlotTotals:
 
     component: Component
     slot: Slot
-    left: Amount
+    left: Amount  # of a stream: below 0 where more was reserved over life than one window may have
     refundable: bool
     unsettled: int = 0
+    taken: WindowSums | None = None  # of a stream: what is out, for each window
 
 
 @dataclass(slots=True)
@@ -94,6 +98,7 @@ class _UnsettledReservation:
     tenant: str
     stamp: str
     holder: str | None
+    blocks: Blocks | None = None  # of a stream: the first and last block that the tickets may read
 
 
 @functools.lru_cache(maxsize=1024, typed=True)  # a ledger has few amounts
@@ -133,6 +138,10 @@ class LedgerState:
         self._open: dict[int, _UnsettledReservation] = {}
         self._used: dict[tuple[str, str], int] = {}
         self.format = header.ledger_format
+        # What is promised for each window of a stream; None: the promise is for life.
+        self.windows: Windows | None = None
+        if header.stream is not None:
+            self.windows = Windows(header.stream, epsilon=header.epsilon, delta=header.delta)
         self._named: list[list[Any]] = []  # number and hash of the lines that bind and seal
         self._last_snapshot = 0  # its number
 
@@ -149,6 +158,8 @@ class LedgerState:
         """
         *named, last = lines
         state, fault = cls(header), ""
+        if state.windows is not None:
+            state.windows.expect_snapshot()
         for line in named:
             state.seq, state.head = line.seq - 1, line.prev  # the lines between are in the snapshot
             state.apply(line)
@@ -169,19 +180,35 @@ class LedgerState:
         self.allowed_wrappers = frozenset(_text(module, "a module's name") for module in body["wrappers"])
         for name, tenant, count in body["used"]:
             self._used[self._components[name].name, _text(tenant, "a tenant's name")] = check_int("count", count, low=1)
-        for entry, name, template, label, unit, count, tenant, stamp, holder in body["open"]:
+        for entry, name, template, label, unit, count, tenant, stamp, holder, *blocks in body["open"]:
             totals = self._slots[name, template, label]
             by = None if holder is None else str(holder)
             check_int("count", count, low=1)
             amount = _amount(totals.component, unit)
-            self._open[entry] = _UnsettledReservation(totals, amount, count, str(tenant), str(stamp), by)
+            read = None if self.windows is None else _blocks_of(*blocks)
+            self._open[entry] = _UnsettledReservation(totals, amount, count, str(tenant), str(stamp), by, read)
             totals.unsettled += count
         for totals, pair in zip(self._slots.values(), body["left"], strict=True):
             totals.left = _amount(totals.component, pair)
-            _require(0 <= totals.left <= allowance(totals.component, totals.slot), "no more left than there was")
+            is_possible = totals.taken is not None or totals.left >= 0
+            _require(is_possible and totals.left <= allowance(totals.component, totals.slot), "no more than there was")
+        if self.windows is not None:
+            self._take_over_windows(body["windows"])
         # Whatever was read is written again: nothing was left out, and no value is of another type.
         self.seq, self.head = record.seq - 1, record.prev
         self.apply(record)
+
+    def _take_over_windows(self, body: Mapping[str, Any]) -> None:
+        """Takes over what a snapshot holds of the windows."""
+        if self.windows is None:
+            raise LedgerError("expected a ledger of a stream")
+        self.windows.take_over(body, [share.terms for share in self._sealed])
+        for totals, steps in zip(self._slots.values(), body["taken"], strict=True):
+            pairs = [(window, _amount(totals.component, pair)) for window, pair in steps]
+            totals.taken = WindowSums.from_steps(pairs)
+            _require(
+                totals.taken.largest() <= allowance(totals.component, totals.slot), "no more than a window may have"
+            )
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the totals after the lines applied so far: the body of a line `snapshot`, in a fixed order.
@@ -189,16 +216,22 @@ class LedgerState:
         What `from_snapshot` needs to go on without the lines before it: names the lines that bind and seal, which are
         read, and holds what the others add up to.
         """
-        return {
+        totals: dict[str, Any] = {
             "lines": self._named,
             "left": [_pair(it.left) for it in self._slots.values()],  # in the order of the shares and their slots
             "used": sorted([*key, count] for key, count in self._used.items() if count),
             "open": [
                 [entry, *_place(it), _pair(it.unit), it.unsettled, it.tenant, it.stamp, it.holder]
+                + ([] if it.blocks is None else [list(it.blocks)])
                 for entry, it in sorted(self._open.items())
             ],
             "wrappers": sorted(self.allowed_wrappers),
         }
+        if self.windows is None:
+            return totals
+        taken = [[] if it.taken is None else it.taken.steps() for it in self._slots.values()]
+        steps = [[[window, _pair(amount)] for window, amount in each] for each in taken]
+        return {**totals, "windows": {**self.windows.to_dict(), "taken": steps}}
 
     @property
     def needs_snapshot(self) -> bool:
@@ -213,15 +246,33 @@ class LedgerState:
 
     @property
     def spent(self) -> tuple[Fraction, Fraction]:
-        """Epsilon and delta of all sealed shares: basic composition, valid however adaptively they were made."""
+        """Epsilon and delta of all sealed shares: basic composition, valid however adaptively they were made.
+
+        Of a stream: of the window where they are largest.
+        """
+        if self.windows is not None:
+            return self.windows.promised()
         return (
             sum((exact(share.terms.epsilon) for share in self._sealed), Fraction(0)),
             sum((exact(share.terms.delta) for share in self._sealed), Fraction(0)),
         )
 
-    def left(self, component: str, slot: Slot) -> Amount:
-        """Returns what a sealed component's slot still holds."""
-        return self._slots[component, *slot].left
+    def left(self, component: str, slot: Slot, blocks: Blocks | None = None) -> Amount:
+        """Returns what a sealed component's slot still holds; of a stream: for blocks, or where least is left."""
+        totals = self._slots[component, *slot]
+        return totals.left if self.windows is None else self._left_for(totals, blocks)
+
+    def _left_for(self, totals: _SlotTotals, blocks: Blocks | None) -> Amount:
+        """Returns what may still be reserved for blocks of a stream, or for any (R2)."""
+        full = allowance(totals.component, totals.slot)
+        if totals.taken is None or self.windows is None:
+            return full
+        return full - (totals.taken.largest() if blocks is None else totals.taken.largest(self.windows.touched(blocks)))
+
+    def taken(self, component: str, slot: Slot) -> Amount:
+        """Returns what was reserved of a slot and not given back, over the ledger's life."""
+        totals = self._slots[component, *slot]
+        return allowance(totals.component, slot) - totals.left
 
     def used_by(self, tenant: str, component: str) -> int:
         """Returns how many tickets of a component a tenant has; a line without a tenant counts for ""."""
@@ -282,9 +333,12 @@ class LedgerState:
         fault, rules, inverse = "", self._RULES, _NOTHING
         seq, kind = self.seq, ""
         blocks, stream = RESERVED
+        windows = self.windows
         try:
             for seq, kind, body, stamp, digest in lines:
-                if (blocks in body or stream in body) and self.format > 1:
+                is_other = stream in body and (windows is None or kind != BIND)
+                is_other = is_other or (blocks in body and (windows is None or kind != RESERVE))
+                if is_other and self.format > 1:
                     raise LedgerError("expected members that this version reads")
                 inverse = rules[kind](self, seq, body, stamp, digest)
                 self.seq, self.head = seq, digest
@@ -300,6 +354,8 @@ class LedgerState:
     def _bind(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
         name = body["dataset_id"]
         _require(name not in self.bindings, "a data set not yet bound")
+        if self.windows is not None:
+            _require(body["stream"]["block"] == self.windows.terms.block, "a stream of blocks as long as the ledger's")
         self.bindings[name] = body
         self._named.append([seq, digest])
 
@@ -315,11 +371,17 @@ class LedgerState:
         _require(len(set(names)) == len(names) and not set(names) & set(self.shares), "components not yet sealed")
         # A line with another event than that of its tickets would charge less than they can release.
         _require(terms.event == event_of_components(terms.components), "the event of its tickets")
-        epsilon, delta = self.spent
-        epsilon += exact(check_real("epsilon", terms.epsilon, low=0.0))
-        delta += exact(check_delta(terms.delta))
-        _require(epsilon <= exact(self.header.epsilon) and delta <= exact(self.header.delta), "a share that fits")
+        price = exact(check_real("epsilon", terms.epsilon, low=0.0)), exact(check_delta(terms.delta))
         totals = {(c.name, *slot): _totals(c, slot) for c in terms.components for slot in slots(c)}
+        windows = self.windows
+        if windows is None:
+            epsilon, delta = (spent + more for spent, more in zip(self.spent, price, strict=True))
+            _require(epsilon <= exact(self.header.epsilon) and delta <= exact(self.header.delta), "a share that fits")
+            _require(all(c.extent is None for c in terms.components), "no extent where the promise is for life")
+        else:
+            windows.seal(terms)
+            for slot_totals in totals.values():
+                slot_totals.taken = WindowSums()
         share = SealedShare(terms, stamp)
         self._sealed.append(share)
         self.shares.update(dict.fromkeys(names, share))
@@ -328,6 +390,8 @@ class LedgerState:
         self._named.append([seq, digest])
 
         def undo() -> None:
+            if windows is not None:
+                windows.unseal(terms)
             self._named.pop()
             self._sealed.pop()
             for name in names:
@@ -346,7 +410,10 @@ class LedgerState:
         unit = 1 if is_ticket else _checked_unit(totals.component.kind, amount)
         if type(count) is not int or not 0 < count <= MAX_INT:
             check_int("count", count, low=1)
-        if totals.left < unit * count:
+        windows, read, reach = self.windows, None, None
+        if windows is not None:
+            read = windows.check_blocks(totals.component, body["blocks"])
+        if (totals.left if windows is None else self._left_for(totals, read)) < unit * count:
             raise LedgerError("expected no more than what is left")
         tenant, holder = body.get("tenant", ""), body.get("holder")
         if type(tenant) is not str or (holder is not None and not isinstance(holder, str)):
@@ -356,18 +423,21 @@ class LedgerState:
             modules = body["allowed_wrappers"]
             _require(isinstance(modules, list | tuple) and all(isinstance(m, str) for m in modules), "names of modules")
             self.allowed_wrappers |= frozenset(modules)
-        self._open[seq] = _UnsettledReservation(totals, unit, count, tenant, stamp, holder)
-        totals.left -= unit * count
+        self._open[seq] = entry = _UnsettledReservation(totals, unit, count, tenant, stamp, holder, read)
         totals.unsettled += count
-        user = name, tenant
-        self._used[user] = self._used.get(user, 0) + count
-        return self._take_reservation_back, (seq, count, wrappers)
+        self._refund(entry, -count)
+        if windows is not None and read is not None:
+            reach = windows.reach(name, None)
+            windows.reach(name, max(read[1], -1 if reach is None else reach))
+        return self._take_reservation_back, (seq, count, wrappers, reach)
 
-    def _take_reservation_back(self, seq: int, count: int, wrappers: frozenset[str]) -> None:
+    def _take_reservation_back(self, seq: int, count: int, wrappers: frozenset[str], reach: int | None) -> None:
         self.allowed_wrappers = wrappers
         entry = self._open.pop(seq)
         entry.totals.unsettled -= count
         self._refund(entry, count)
+        if self.windows is not None:
+            self.windows.reach(entry.totals.component.name, reach)
 
     def _commit(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
         number, count = body["reservation"], body["count"]
@@ -401,10 +471,12 @@ class LedgerState:
             del self._open[number]
 
     def _refund(self, entry: _UnsettledReservation, count: int) -> None:
-        """Lets tickets that were settled be reserved again."""
-        totals = entry.totals
+        """Lets tickets that were settled be reserved again; a negative count reserves them."""
+        totals, user = entry.totals, (entry.totals.component.name, entry.tenant)
         totals.left += entry.unit * count
-        self._used[totals.component.name, entry.tenant] -= count
+        if totals.taken is not None and entry.blocks is not None and self.windows is not None:
+            totals.taken.add(self.windows.touched(entry.blocks), -entry.unit * count)
+        self._used[user] = self._used.get(user, 0) - count
 
     def _snapshot(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002
         _require(self.format > 1, "no snapshot in a ledger of format 1")
@@ -425,6 +497,14 @@ class LedgerState:
 
         return undo, ()
 
+    def _retire(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002
+        windows, name = self.windows, body["component"]
+        if windows is None or set(body) != {"component"}:
+            raise LedgerError("expected the name of a component of a stream")
+        terms = self.shares[name].terms
+        windows.retire(terms, name)
+        return windows.restore, (terms, name)
+
     _RULES: ClassVar[dict[str, Callable[[LedgerState, int, Mapping[str, Any], str, str], _Inverse]]] = {
         BIND: _bind,
         SEAL: _seal,
@@ -433,6 +513,7 @@ class LedgerState:
         GIVE_BACK: _give_back,
         SNAPSHOT: _snapshot,
         UPGRADE: _upgrade,
+        RETIRE: _retire,
     }
 
 
@@ -463,6 +544,11 @@ def _amount(component: Component, pair: Sequence[int]) -> Amount:
     numerator, denominator = pair
     amount = Fraction(numerator, denominator)
     return int(amount) if component.kind == "tickets" and denominator == 1 else amount
+
+
+def _blocks_of(pair: Sequence[int]) -> Blocks:
+    first, last = pair
+    return check_int("first", first, low=0), check_int("last", last, low=first)
 
 
 def _text(value: object, what: str) -> str:

@@ -21,6 +21,7 @@ from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.ledger.blocks import StreamTerms
 
 LEDGER_FORMAT = 2
 """Of new ledgers. Those of format 1 have no snapshots and go on without until a line `upgrade`."""
@@ -61,6 +62,7 @@ class LedgerHeader:
       adjacency: the one neighbouring relation of everything on the ledger.
       stamp: time of creation (UTC); informative.
       ledger_format: version of the line format.
+      stream: blocks and windows of a ledger that promises for each window; None: it promises for life.
     """
 
     ledger_id: str
@@ -70,6 +72,7 @@ class LedgerHeader:
     adjacency: Adjacency
     stamp: str = dataclasses.field(default_factory=_now)
     ledger_format: int = LEDGER_FORMAT
+    stream: StreamTerms | None = None
 
     @property
     def digest(self) -> str:
@@ -78,7 +81,9 @@ class LedgerHeader:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
-        return dataclasses.asdict(self)
+        data = {name: getattr(self, name) for name in _public_fields(type(self))}
+        stream = data.pop("stream")  # no member of it where there is none, as in ledgers of earlier versions
+        return data if stream is None else {**data, "stream": stream.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LedgerHeader:
@@ -90,22 +95,25 @@ class LedgerHeader:
         Raises:
           LedgerError: another format, or a field is missing, unknown or out of range.
         """
-        _require_fields(cls, data)
+        _require_fields(cls, {"stream": None, **data} if isinstance(data, Mapping) else data)
         if type(data["ledger_format"]) is not int or not 1 <= data["ledger_format"] <= LEDGER_FORMAT:
             found = data["ledger_format"]
             msg = f"ledger: expected format 1 to {LEDGER_FORMAT}, found {found!r}. Use the matching version."
             raise LedgerError(msg)
-        fault = ""
+        fault, terms = "", None
         try:
+            if "stream" in data and data["ledger_format"] < 2:
+                raise LedgerError("expected a stream in format 2")
             check_epsilon(data["epsilon"])
             check_delta(data["delta"])
             check_adjacency(data["adjacency"])
-        except DPICLError as error:
+            terms = StreamTerms.from_dict(data["stream"]) if "stream" in data else None
+        except (DPICLError, TypeError) as error:
             fault = str(error)
         if fault:
             msg = f"ledger: the header is broken ({fault})"
             raise LedgerError(msg)
-        return cls(**data)
+        return cls(**{**data, "stream": terms})
 
 
 @dataclass(frozen=True, slots=True)

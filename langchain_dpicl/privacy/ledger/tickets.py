@@ -35,6 +35,7 @@ from langchain_dpicl.privacy.accounting.events import (
     is_event,
 )
 from langchain_dpicl.privacy.ledger.amounts import check_name, effective_delta
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Extent
 
 Kind: TypeAlias = Literal["tickets", "gdp", "zcdp"]
 
@@ -160,9 +161,15 @@ class Component:
     implementation_delta: float = 0.0  # declared gap between ideal and drawn noise over all tickets
     limit: float | None = None  # mu of a GDP pool or rho of a zCDP pool
     public: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # parameters to show in reports
+    extent: Extent | None = None  # of a stream: the blocks that its tickets may read, whose counts hold per window
 
     def __post_init__(self) -> None:
         check_name("component", self.name)
+        if self.extent is not None:
+            first, last = self.extent
+            check_int("extent", first, low=0, high=LAST_BLOCK)
+            last = None if last is None else check_int("extent", last, low=first, high=LAST_BLOCK)
+            object.__setattr__(self, "extent", (first, last))
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         if self.delta is not None:
@@ -194,11 +201,14 @@ class Component:
     def changed_terms(self, other: Component) -> list[str]:
         """Returns the names of the terms in which the two differ; `public` is not a term."""
         mine, theirs = self.to_dict(), other.to_dict()
-        return [key for key in mine if key != "public" and mine[key] != theirs[key]]
+        return [key for key in {**mine, **theirs} if key != "public" and mine.get(key) != theirs.get(key)]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        extent = data.pop("extent")
+        if extent is not None:  # left out otherwise, as in ledgers of earlier versions
+            data["extent"] = list(extent)
         return {**data, "tickets": [ticket.to_dict() for ticket in self.tickets], "public": dict(self.public)}
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import secrets
 import sys
@@ -28,12 +29,14 @@ from langchain_dpicl.exceptions import (
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact, round_down, round_up
+from langchain_dpicl.privacy.ledger.blocks import Blocks, hull_of
 from langchain_dpicl.privacy.ledger.purse import LEAST_LEFT, Grant, Lease, Purse, PurseKey
 from langchain_dpicl.privacy.ledger.state import (
     BIND,
     COMMIT,
     GIVE_BACK,
     RESERVE,
+    RETIRE,
     SEAL,
     SNAPSHOT,
     UPGRADE,
@@ -87,6 +90,8 @@ def too_few(component: Component, slot: Slot, cost: Amount, remaining: Amount, h
     if component.kind == "tickets":
         label = "" if slot[1] is None else f" for label {slot[1]!r}"
         what = f"tickets {slot[0]!r}{label} of {component.name!r}"
+        if component.extent is not None:
+            what += " in one window of its blocks"
     else:
         what = f"{'mu^2' if component.kind == 'gdp' else 'rho'} of pool {component.name!r}"
     # Without the number that is held: it tells how often a model failed, and messages are traced.
@@ -553,14 +558,18 @@ class LedgerWriter:
         tenant: str | None = None,
         tenant_cap: int | None = None,
         refundable: bool = False,
+        blocks: Blocks | None = None,
     ) -> Grant:
-        """Reserves tickets durably, with a line or from the purse; the first reservation seals the share."""
+        """Reserves tickets durably, with a line or from the purse; the first reservation seals the share.
+
+        What was leased for other blocks is not granted for these: their windows differ.
+        """
         if self._pid != os.getpid():
             self._move_in()  # before the purse is looked at: that of the parent is not this process's to give back
         write_dropped()
         if self._is_broken:
             self.verify()
-        key = PurseKey(component.name, slot, float(amount), tenant, tenant_cap, tuple(self._allowed_wrappers()))
+        key = PurseKey(component.name, slot, float(amount), tenant, tenant_cap, tuple(self._allowed_wrappers()), blocks)
         is_leased = refundable and count == 1 and self._purse.most_held > 1 and self.store.durable
         if is_leased and (grant := self._from_purse(standing, component, key)) is not None:
             return grant
@@ -599,6 +608,8 @@ class LedgerWriter:
                     self._seal(writer, terms)
                 if self._is_time_to_look():
                     _return_tickets(writer, purse.remove(writer.state, idle=True))
+                if key.blocks is not None:  # what was leased for an earlier run
+                    _return_tickets(writer, purse.remove(writer.state, functools.partial(_is_of_other_blocks, key)))
                 if lease is not None:
                     purse.ask(lease, most)
                     count = lease.count
@@ -623,7 +634,9 @@ class LedgerWriter:
             remaining = allowance(component, slot)
         else:
             self._check_same_terms(component, sealed)
-            remaining = state.left(name, slot)
+            if state.windows is not None and state.windows.is_retired(name):
+                raise SealedShareError(f"{name!r}: it was retired. Declare another component for a new share.")
+            remaining = state.left(name, slot, key.blocks)
         if unit * count > remaining:
             held = state.unsettled(name, slot) - self._waiting_of(state, name, slot)
             raise too_few(component, slot, unit * count, remaining, held)
@@ -640,6 +653,8 @@ class LedgerWriter:
         body |= {"count": count, "amount": key.amount}
         if key.tenant is not None:
             body["tenant"] = key.tenant
+        if key.blocks is not None:
+            body["blocks"] = list(key.blocks)
         if key.wrappers:
             body["allowed_wrappers"] = list(key.wrappers)
         if self.store.durable:
@@ -673,13 +688,32 @@ class LedgerWriter:
         sealed = [c.name for c in terms.components if c.name in writer.state.shares]
         if sealed:
             raise SealedShareError(f"{sealed}: sealed meanwhile by another process. Declare the plan again.")
-        for name, spent in zip(("epsilon", "delta"), writer.state.spent, strict=True):
+        windows, extents = writer.state.windows, [c.extent for c in terms.components if c.extent is not None]
+        promised = writer.state.spent if windows is None else windows.promised(hull_of(extents))
+        for name, spent in zip(("epsilon", "delta"), promised, strict=True):
             requested, remaining = getattr(terms, name), exact(getattr(self.header, name)) - spent
             if exact(requested) > remaining:
                 raise budget_exceeded(
                     name, requested, max(remaining, Fraction(0)), "Other processes sealed shares first."
                 )
         writer.append(SEAL, terms.to_dict())
+
+    def retire(self, name: str) -> None:
+        """Ends a component of a stream: it reserves no more, and its price leaves the windows that it has not read.
+
+        What this process holds of it is given back first; a component that is retired already stays so.
+
+        Raises:
+          SealedShareError: no share of the name is sealed.
+        """
+        with self.exclusive() as writer:
+            windows = writer.state.windows
+            if windows is None or name not in writer.state.shares:
+                advice = "Only the component of a stream that has reserved a ticket can be retired."
+                raise SealedShareError(f"{name!r}: expected a sealed component of a stream, found none. {advice}")
+            if not windows.is_retired(name):
+                _return_tickets(writer, self._purse.remove(writer.state, lambda key: key.component == name))
+                writer.append(RETIRE, {"component": name})
 
     def commit(self, reservation: int, count: int, *, wait: bool = False) -> None:
         """Notes that what tickets released is stored; the line waits for the next one where the store is durable.
@@ -726,7 +760,7 @@ class LedgerWriter:
             state = self.refresh()
             if component.name not in state.shares:
                 return 0
-            reserved = int(allowance(component, slot) - state.left(component.name, slot))
+            reserved = int(state.taken(component.name, slot))
             waiting = self._waiting_of(state, component.name, slot)
             return reserved - state.unsettled(component.name, slot) + waiting
 
@@ -735,13 +769,18 @@ class LedgerWriter:
         entries = {*self._waiting, *(entry for each in self._doubtful for entry in each.commits)}
         return sum(self.waiting(entry) for entry in entries if state.is_of(entry, component, slot))
 
-    def remaining(self, component: Component, slot: Slot) -> Amount:
-        """Returns what of a slot can still be reserved here: what the ledger has left, and what is in the purse."""
+    def remaining(self, component: Component, slot: Slot, blocks: Blocks | None = None) -> Amount:
+        """Returns what of a slot can still be reserved here: what the ledger has left, and what is in the purse.
+
+        Of a stream: for these blocks; None: for any.
+        """
         full = allowance(component, slot)  # refuses a slot that the component has not
         state = self.refresh()
         with self.lock:  # no line that moves tickets between the two is written meanwhile
-            left = state.left(component.name, slot) if component.name in state.shares else full
-            return left + self._purse.cost(component.name, slot)
+            left = state.left(component.name, slot, blocks) if component.name in state.shares else full
+            if state.windows is not None and blocks is None:
+                return left
+            return left + self._purse.cost(component.name, slot, blocks)
 
     def used_by(self, tenant: str, component: str) -> int:
         """Returns how many tickets of a component a tenant has, without those that are in the purse."""
@@ -758,6 +797,11 @@ class LedgerWriter:
         if not self._purse.put_back(grant):
             with self.exclusive() as writer:
                 _return_tickets(writer, {grant.line.seq: count})
+
+
+def _is_of_other_blocks(wanted: PurseKey, key: PurseKey) -> bool:
+    """Whether tickets of the same slot were leased for other blocks."""
+    return (key.component, key.slot) == (wanted.component, wanted.slot) and key.blocks != wanted.blocks
 
 
 def _return_tickets(writer: LineAppender, tickets: Mapping[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,11 @@ from langchain_dpicl import (
     PrivacyBudgetCallbackHandler,
     verify_report,
 )
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
 from langchain_dpicl.evaluation import Exact, dp_evaluate
-from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError
+from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetError, PrivacyBudgetExceededError
+from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.accounting import calibrate, epsilon_bound
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
@@ -35,7 +38,12 @@ from langchain_dpicl.privacy.accounting.events import (
     ZCdpEvent,
 )
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.joint_exponential import KeywordSum
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
+from langchain_dpicl.release.curator import open_sample
 from tests.tiny_vote import LABELS, tiny_engine
 
 QUESTION = PromptTemplate.from_template("{text}")
@@ -138,3 +146,76 @@ def test_the_handler_takes_delta_0() -> None:
     handler = PrivacyBudgetCallbackHandler(epsilon=1.0, delta=0.0)
     UnitCounter.from_private_examples(private(), field="label", values=LABELS, budget=handler, epsilon=1.0).run()
     assert handler.remaining_epsilon == 0.0
+
+
+@pytest.mark.parametrize("ledger", [0.0, 1e-4])
+@pytest.mark.parametrize("terms", [{}, {"epsilon": 1.5}, {"delta": 0.0}], ids=str)
+def test_a_joint_plan_of_pure_components_costs_their_sum(terms: dict[str, float], ledger: float) -> None:
+    budget, records = Budget(epsilon=2.0, delta=ledger), private()
+    how: dict[str, Any] = {"budget": budget, "epsilon": 0.5, "noise": Noise(delta=0.0)}
+    with budget.plan(**terms) as joint:
+        counters = [UnitCounter.from_private_examples(records, **how) for _ in range(2)]
+    for counter in counters:
+        counter.run()
+    assert budget.remaining_delta == ledger
+    assert joint.epsilon == pytest.approx(terms.get("epsilon", 1.0), rel=1e-3)
+    assert verify_report(budget.report()).ok
+
+
+def test_a_hook_is_called_when_a_pure_budget_is_spent() -> None:
+    budget, seen = Budget(epsilon=2.0, delta=0.0), list[float]()
+    budget.on_spent(0.5, lambda use: seen.append(use.epsilon_spent))
+    UnitCounter.from_private_examples(private(), budget=budget, epsilon=1.5).run()
+    assert seen == [1.5]
+
+
+@pytest.mark.parametrize(("ledger", "share"), [(0.0, None), (1e-4, 0.0)])
+def test_tickets_declared_by_hand_without_their_gap_open_no_sample_on_a_pure_share(
+    ledger: float, share: float | None
+) -> None:
+    plan = ReleasePlan(
+        sampler=PoissonUnits(1.0), aggregation=KeywordSum(), mechanism=GumbelMechanism(2.0), adjacency="add_remove"
+    )
+    budget, records = Budget(epsilon=2.0, delta=ledger), private()
+    budget.bind(records)
+    by_hand = budget.declare("c", tickets=(Ticket("t", plan.block_event(1)),), epsilon=0.5, delta=share)
+    ticket = by_hand.reserve("t")
+    with pytest.raises(PrivacyBudgetError, match=r"declared gap .* found delta 0\. At delta 0 only exact"):
+        open_sample(records, ticket, plan=plan)
+    assert ticket.unburnt == 1
+
+
+def test_a_share_of_a_larger_ledger_may_be_pure() -> None:
+    budget = Budget(epsilon=2.0, delta=1e-4)
+    run = UnitCounter.from_private_examples(private(), budget=budget, epsilon=0.5, noise=Noise(delta=0.0))
+    run.run()
+    assert (run.share.delta, budget.remaining_delta) == (0.0, 1e-4)
+    found = budget.report()
+    assert verify_report(found).ok
+    with pytest.raises(ConfigurationError, match="At delta 0 only exact releases run"):
+        ValueDiscovery.from_private_examples(private(), field="text", budget=budget, epsilon=0.5, noise=Noise(delta=0))
+
+
+def test_the_commands_count_at_delta_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger, records = str(tmp_path / "pure.db"), tmp_path / "records.jsonl"
+    records.write_text("".join(json.dumps(record) + "\n" for record in RECORDS), encoding="utf-8")
+    counting = ["discover", str(records), "--epsilon", "0.5"]
+    assert main([*counting, "--delta", "0"]) == 0
+    assert "epsilon  0.5000 at delta 0" in capsys.readouterr().out
+    assert main(["ledger", "create", ledger, "--epsilon", "1", "--delta", "0"]) == 0
+    paid = [*counting, "--ledger", ledger, "--component", "c", "--out", str(tmp_path / "counts.json")]
+    assert main(paid) == 2
+    assert "--public-size: expected the declared number of units, at delta 0" in capsys.readouterr().err
+    assert main([*paid, "--public-size", "60"]) == 0
+    assert "remaining epsilon 0.5, delta 0" in capsys.readouterr().out
+    assert main(["plan", "--public-size", "1000", "--epsilon", "1", "--delta", "0"]) == 2
+    assert "At delta 0 only exact releases run" in capsys.readouterr().err
+
+
+def test_a_plan_takes_the_delta_that_the_settings_allow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[data]\npublic_size = 1000\n[budget]\nepsilon = 2.0\ndelta = 1e-3\n", encoding="utf-8")
+    plan = ["plan", "--config", str(settings), "--no-compare"]
+    assert main(plan) == 2
+    assert "at most 1/(10 * public_size)" in capsys.readouterr().err
+    assert main([*plan, "--set", "data.allow_large_delta=true"]) == 0

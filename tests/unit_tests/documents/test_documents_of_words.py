@@ -31,6 +31,7 @@ from langchain_dpicl.privacy.extensions.word_release import UnitWords, WordRelea
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs import release_run
+from langchain_dpicl.runs.journal import RunJournal
 from langchain_dpicl.stores import SQLiteStore
 from tests.canary import locals_in
 from tests.contracts.neighbours import NeighbourContract, fault, owned, unstamped
@@ -157,6 +158,68 @@ class TestTheReview:
         assert held(made.run(progress=False))["card"] == {"declined", "grenko"}
         assert budget.remaining_epsilon == left
 
+    def test_of_words_that_an_earlier_run_went_on_with_is_refused_and_never_reported(self, tmp_path: Path) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.jsonl"
+        budget = house(store=SQLiteStore.new(path))
+        maker(budget, checkpoint=kept, component="store").run(progress=False)
+        budget.close()
+        ledger._IDENTITIES.clear()
+        topics = Topics(VOCABULARY, 3, min_units=100, review=lambda _: ["grenko"])
+        with pytest.raises(ConfigurationError, match=r"Topics\.review"):
+            maker(Budget.open(SQLiteStore(path)), topics=topics, checkpoint=kept, component="store")
+
+    def test_of_a_run_that_could_not_store_it_is_stored_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, kept, real = tmp_path / "ledger.db", tmp_path / "kept.jsonl", RunJournal.flush
+        budget, is_full = house(store=SQLiteStore.new(path)), [True]
+
+        def flush(self: Any) -> None:
+            if is_full and b"dropped" in self._pending:
+                is_full.clear()
+                raise OSError(28, "full")
+            real(self)
+
+        monkeypatch.setattr(RunJournal, "flush", flush)
+        topics = Topics(VOCABULARY, 3, min_units=100, review=lambda _: ["grenko"])
+        made = maker(budget, topics=topics, checkpoint=kept, component="store")
+        with pytest.raises((OSError, RunInterruptedError)):
+            made.run(progress=False)
+        found = made.run(progress=False)
+        budget.close()
+        ledger._IDENTITIES.clear()
+        again = maker(Budget.open(SQLiteStore(path)), topics=topics, checkpoint=kept, component="store")
+        assert again.run(progress=False).documents == found.documents
+        assert kept.read_text().count('"dropped"') == 1
+        assert again.report["review"] == {"words_dropped": 1}
+
+    def test_takes_out_topics_before_the_ledger_and_the_report_name_them(self, tmp_path: Path) -> None:
+        path, kept, seen = tmp_path / "ledger.db", tmp_path / "kept.jsonl", list[tuple[str, ...]]()
+
+        def look(words: tuple[str, ...]) -> list[str]:
+            seen.append(words)
+            return [word for word in words if word in {"card", "declined"}]
+
+        budget, topics = house(store=SQLiteStore.new(path)), Topics(num_topics=6, review=look)
+        found = maker(budget, topics=topics, checkpoint=kept, component="store").run(progress=False)
+        assert {"card", "declined"} <= set(seen[0])
+        assert {"grenko", "late", "transfer", "wulbo"} == {topic for topic, _ in found.topics}
+        assert found.report["review"] == {"words_dropped": 2}
+        assert "declined" not in found.to_json() + repr(budget.report().to_dict())
+        assert verify_report(found).ok
+        budget.close()
+        ledger._IDENTITIES.clear()
+        asked = len(seen)
+        again = maker(Budget.open(SQLiteStore(path)), topics=topics, checkpoint=kept, component="store")
+        assert again.run(progress=False).documents == found.documents
+        assert len(seen) == asked
+
+    def test_leaves_no_word_that_it_has_not_seen_or_took_out_in_the_counts(self) -> None:
+        made = maker(topics=Topics(num_topics=2, review=lambda words: [words[-1]]))
+        found = made.run(progress=False)
+        assert made.counts == dict(found.topics)
+        assert len(made.counts) == 1
+
     def test_is_a_function(self) -> None:
         with pytest.raises(ConfigurationError, match="review"):
             Topics(review="grenko")
@@ -282,6 +345,14 @@ class TestThePlan:
         assert 1.99 < plan.epsilon <= 2.0
         wide = plan_documents(vocabulary, num_topics=4, adjacency=adjacency, pairs=True, **given, **more)
         assert wide.words_from() > plan.words_from()
+
+    @pytest.mark.parametrize("changed", [{"denied": []}, {"public_words": "others"}])
+    def test_words_of_topics_are_denied_and_ranked_as_topics_are(self, changed: dict[str, Any]) -> None:
+        given: dict[str, Any] = {"public_size": 4_000, "documents_per_topic": 0, "epsilon": 2.0, "delta": 1e-6}
+        shown = json.loads(json.dumps(plan_documents(None, deny=["velda"], **given).to_dict()))
+        shown["words"]["rule"] |= changed
+        with pytest.raises(ConfigurationError, match="denied words"):
+            DocumentsPlan.rebuild(shown)
 
     def test_words_beside_texts_cost_half_of_epsilon_alone(self) -> None:
         given: dict[str, Any] = {"public_size": 4_000, "epsilon": 2.0, "delta": 1e-6, "max_tokens": 10}

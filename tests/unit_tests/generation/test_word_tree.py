@@ -103,6 +103,12 @@ class TestTheTree:
         words = ["".join(chr(97 + place // 26**digit % 26) for digit in range(4)) for place in range(400)]
         assert len(WordTree.of(words, api()).after(None)) <= MOST_COLUMNS
 
+    def test_adds_no_more_tokens_than_a_plan_declares_behind_a_shared_beginning(self) -> None:
+        words = ["ab" + "".join(chr(97 + place // 26**digit % 26) for digit in range(3)) for place in range(600)]
+        tree = WordTree.of(words, api())
+        assert max(map(len, tree.edges.values())) <= MOST_COLUMNS
+        assert len(tree.behind((b" a",), " a")) == MOST_COLUMNS
+
 
 class TestTexts:
     def test_say_a_word_that_the_public_model_does_not_foresee_and_finish_it_for_free(self) -> None:

@@ -29,6 +29,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.reports.page import page_of
 
 CANARY = "zx-example-canary-58"
 QUEUES = ("billing", "login")
@@ -491,6 +492,9 @@ def test_a_declaration_allows_a_delta_of_one_in_the_size_and_warns() -> None:
         private.check_delta(1e-4)
     with pytest.warns(LargeDeltaWarning, match=r"with a chance of 100%"):
         private.check_delta(1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        private.check_delta(1e-3)  # once is enough
     with pytest.raises(ConfigurationError, match=r"at most 1/public_size = 0\.001"):
         private.check_delta(1.01e-3)
     assert "allow_large_delta" not in examples(public_size=1000).declaration  # lines of ledgers stay as they were
@@ -503,7 +507,10 @@ def test_a_large_delta_stands_in_the_report_and_is_verified() -> None:
     budget = Budget(epsilon=1.0, delta=1e-3)
     with pytest.warns(LargeDeltaWarning):
         budget.bind(private)
-    report = budget.report().to_dict()
+    shown = budget.report()
+    for text in (shown.to_text(), shown.to_markdown(), page_of(shown.to_dict(), ())):
+        assert "a delta of up to 1/size is allowed" in text
+    report = shown.to_dict()
     assert report["datasets"][0]["allow_large_delta"] is True
     assert verify_report(report).ok
     del report["datasets"][0]["allow_large_delta"]

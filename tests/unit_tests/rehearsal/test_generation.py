@@ -241,6 +241,7 @@ class TestWhatIsRefused:
         ("options", "named"),
         [
             ({"decoding": Decoding(grammar=Grammar.regex("a+"))}, "grammar"),
+            ({"decoding": Decoding(released_words=True)}, "released_words"),
             ({"task": GenerationTask(open_label=OpenLabel("topic"))}, "open_label"),
             ({"task": GenerationTask(hints=("Be brief.",))}, "PrivateEvolution"),
             ({"shots": ()}, "shots"),

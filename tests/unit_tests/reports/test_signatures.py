@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.discovery import UnitCounter
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
+from langchain_dpicl.reports.ledger_audit import ExportedLedger
 from langchain_dpicl.reports.signatures import Signature, sign_file, signature_problems
 from langchain_dpicl.stores import SQLiteStore
 
@@ -144,10 +146,10 @@ def _ticket() -> Any:
     return (Ticket("t", PureEvent(0.1)),)
 
 
-def test_a_new_ledger_is_named_by_its_header(tmp_path: Path, report: Path) -> None:
+def test_a_new_ledger_is_named_by_its_header(tmp_path: Path) -> None:
     private, public = key_pair(tmp_path)
-    fresh = InMemoryStore()
-    Budget(epsilon=1.0, delta=1e-6, store=fresh)
+    fresh, report = InMemoryStore(), tmp_path / "new.json"
+    report.write_text(Budget(epsilon=1.0, delta=1e-6, store=fresh).report().to_json(), encoding="utf-8")
     made = sign_file(report, key=private, ledger=fresh)
     assert made.ledger is not None
     assert made.ledger["line"] == 0
@@ -238,3 +240,82 @@ def test_a_page_is_signed_too(tmp_path: Path, report: Path, capsys: pytest.Captu
     assert main(["report", "sign", str(page), "--key", str(private)]) == 0
     assert main(["report", "verify", str(page), "--key", str(public)]) == 0
     assert "this is a page" in capsys.readouterr().out
+
+
+def test_a_file_is_signed_with_its_own_ledger_only(tmp_path: Path, report: Path, ledger: SQLiteStore) -> None:
+    private, public = key_pair(tmp_path)
+    other, again = InMemoryStore(), Budget(epsilon=2.0, delta=1e-6, store=InMemoryStore())
+    Budget(epsilon=2.0, delta=1e-6, store=other)
+    records = PrivateExamples(["a", "b"], public_size=1000)
+    release = tmp_path / "counts.json"
+    UnitCounter.from_private_examples(records, budget=again, epsilon=1.0).run().save(release)
+    for path in (report, report.with_suffix(".html"), release):
+        with pytest.raises(ConfigurationError, match="which the file names"):
+            sign_file(path, key=private, ledger=other)
+    made = sign_file(report, key=private, ledger=ledger)
+    forged = dataclasses.replace(made, ledger={"ledger_id": "x", "line": 1, "hash": "y"})
+    found = list(signature_problems(report, forged, public_key=public))
+    assert "ledger: the file names another one than its signature" in found
+    assert sign_file(private.with_suffix(".pub"), key=private, ledger=other).ledger is not None  # it names none
+
+
+def test_a_ledger_that_was_rewritten_around_the_signed_line_is_found(
+    tmp_path: Path, report: Path, ledger: SQLiteStore
+) -> None:
+    private, public = key_pair(tmp_path)
+    made = sign_file(report, key=private, ledger=ledger)
+    header = ledger.header()
+    assert header is not None
+    first, *rest = ledger.records()
+    rewritten = ExportedLedger(header, (dataclasses.replace(first, kind="note"), *rest), "a copy")
+    found = list(signature_problems(report, made, public_key=public, ledger=rewritten))
+    assert [problem[:20] for problem in found] == ["ledger: it is broken"]
+    with pytest.raises(LedgerError):
+        sign_file(report, key=private, ledger=rewritten)
+    beyond = dataclasses.replace(made, ledger={"ledger_id": header.ledger_id, "line": 2**70, "hash": "y"})
+    assert any("set back" in text for text in signature_problems(report, beyond, public_key=public, ledger=ledger))
+
+
+def test_without_cryptography_signing_and_verifying_say_what_to_install(
+    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = key_pair(tmp_path)
+    made = sign_file(report, key=private)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigurationError, match=r"langchain-dpicl\[sign\]"):
+        sign_file(report, key=private)
+    with pytest.raises(ConfigurationError, match=r"langchain-dpicl\[sign\]"):
+        list(signature_problems(report, made, public_key=public))
+
+
+def test_a_key_given_in_place_of_its_path_is_not_quoted(tmp_path: Path, report: Path) -> None:
+    private, _ = key_pair(tmp_path)
+    with pytest.raises(ConfigurationError, match="the path of the file of a key") as caught:
+        sign_file(report, key=private.read_text(encoding="ascii"))
+    assert private.read_text(encoding="ascii").split()[3] not in str(caught.value)
+
+
+def test_a_page_is_not_verified_without_a_key(tmp_path: Path, report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for page in (report.with_suffix(".html"), tmp_path / "missing.html"):
+        assert main(["report", "verify", str(page)]) == 2
+        assert "of a page nothing else is verified" in capsys.readouterr().err
+
+
+def test_the_command_shows_who_signed_and_the_ledger_that_was_not_compared(
+    tmp_path: Path, report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private, public = key_pair(tmp_path)
+    ledger = ["--ledger", str(tmp_path / "budget.db")]
+    assert main(["report", "sign", str(report), "--key", str(private), "--signer", "Ann", *ledger]) == 0
+    verify = ["report", "verify", str(report), "--key", str(public)]
+    assert main(verify) == 0
+    shown = capsys.readouterr().out
+    assert "signer Ann" in shown
+    assert "not compared: no --ledger was given" in shown
+    assert main([*verify, *ledger]) == 0
+    assert "is still there" in capsys.readouterr().out
+    signature = tmp_path / "report.json.signature.json"
+    data = json.loads(signature.read_text(encoding="utf-8"))
+    signature.write_text(json.dumps({**data, "signer": "A\x1b[31m"}), encoding="utf-8")
+    assert main(verify) == 2  # what a terminal would obey is no signature

@@ -1,0 +1,111 @@
+"""Names the blocks of a stream's time and its windows, and reads both from a header."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+
+LAST_BLOCK = 2**20 - 1
+"""The last block that a line may name: after 119 years of hours."""
+
+MOST_BLOCKS = 2**16
+"""The longest window, in blocks."""
+
+END = LAST_BLOCK + MOST_BLOCKS
+"""No window has a later name."""
+
+ORIGIN = datetime(2001, 1, 1, tzinfo=UTC)
+"""The beginning of block 0: midnight of a Monday."""
+
+LIFE = "life"
+"""The window of a ledger whose promise is for everything that a person ever does."""
+
+LENGTHS = {
+    "hour": ("PT1H", timedelta(hours=1)),
+    "day": ("P1D", timedelta(days=1)),
+    "week": ("P7D", timedelta(weeks=1)),
+}
+"""The periods that a block can have: their ISO 8601 form, and their length."""
+
+Blocks: TypeAlias = tuple[int, int]
+"""The first and the last block of a range."""
+
+Extent: TypeAlias = tuple[int, int | None]
+"""The first and the last block that the tickets of a component may read; None: every block to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTerms:
+    """What the header of a ledger says of its blocks and windows; public.
+
+    Attributes:
+      block: period of a block, in the form of ISO 8601.
+      origin: beginning of block 0, in the form of ISO 8601.
+      window: blocks of a window.
+    """
+
+    block: str
+    origin: str
+    window: int
+
+    def __post_init__(self) -> None:
+        check_choice("block", self.block, [period for period, _ in LENGTHS.values()])
+        if self.origin != ORIGIN.isoformat():
+            raise fail("origin", ORIGIN.isoformat(), self.origin)
+        check_int("window", self.window, low=1, high=MOST_BLOCKS)
+
+    @classmethod
+    def parse(cls, per: Any) -> StreamTerms | None:
+        """Reads a window in words: "30 days"; "life" is None.
+
+        Raises:
+          ConfigurationError: it is neither.
+        """
+        if per == LIFE and isinstance(per, str):
+            return None
+        found = re.fullmatch(rf"([1-9][0-9]{{0,4}}) ({'|'.join(LENGTHS)})s?", per) if isinstance(per, str) else None
+        if found is None or int(found[1]) > MOST_BLOCKS:
+            raise fail("per", f'"life", or at most {MOST_BLOCKS} hours, days or weeks, such as "30 days"', per)
+        return cls(LENGTHS[found[2]][0], ORIGIN.isoformat(), int(found[1]))
+
+    @property
+    def words(self) -> str:
+        """A window in words, such as "30 days"; `parse` inverts it."""
+        return f"{self.window} {self.name}{'s' * (self.window > 1)}"
+
+    @property
+    def name(self) -> str:
+        """The period of a block in words, such as "day"."""
+        return next(name for name, (period, _) in LENGTHS.items() if period == self.block)
+
+    def block_at(self, seconds: float) -> int:
+        """Returns the block of a time in seconds since 1970; a function of that time alone."""
+        length = LENGTHS[self.name][1]
+        return int((seconds - ORIGIN.timestamp()) // length.total_seconds())
+
+    def start_of(self, block: int) -> datetime:
+        """Returns when a block begins."""
+        return ORIGIN + block * LENGTHS[self.name][1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form; `from_dict` inverts it exactly."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> StreamTerms:
+        """Rebuilds the terms from a header; refuses a member too much or too little."""
+        return cls(**data)
+
+
+def hull_of(extents: Sequence[Extent]) -> Extent | None:
+    """Returns the least range that holds all of them, or None where there are none."""
+    if not extents:
+        return None
+    lasts = [last for _, last in extents if last is not None]
+    return min(first for first, _ in extents), max(lasts) if len(lasts) == len(extents) else None
