@@ -122,9 +122,12 @@ def release_once(
     return released
 
 
+_WIDE = 1024  # no mechanism has to choose more candidates than that from its sum
+
+
 def gap_of(plan: ReleasePlan) -> float:
     """Returns the declared gap of one release of a plan: 0 only where every coin is drawn exactly."""
-    return plan.implementation_delta(1, width=1)
+    return plan.implementation_delta(1, width=_WIDE)
 
 
 def opened(private: PrivateExamples, ticket: Reservation, event: Event, adjacency: Adjacency, *, gap: float) -> Pool:
