@@ -59,10 +59,10 @@ def add_documents(commands: Any, *, run: Any) -> None:
     words = command.add_mutually_exclusive_group()
     words.add_argument("--vocabulary", type=Path, metavar="FILE", help="public keywords, one a line")
     words.add_argument("--public-texts", type=Path, metavar="FILE", help="public texts, one a line, to take words from")
-    command.add_argument(
+    command.rare.add_argument(
         "--vocabulary-size", type=int, metavar="N", help="words of them (1000), or of the embedded model's public texts"
     )
-    command.add_argument("--deny", type=Path, metavar="FILE", help="PUBLIC words that must not leave, one a line")
+    command.rare.add_argument("--deny", type=Path, metavar="FILE", help="PUBLIC words that must not leave, one a line")
     add_shared(command, "documents_per_topic", "model", "checkpoint", data=("public_size",))
 
 
