@@ -152,7 +152,7 @@ def test_a_release_whose_ticket_is_not_burnt_is_found(monkeypatch: pytest.Monkey
     """The pool is opened without a charge, and the ticket is given back."""
     (game,) = games_of(Subject.of(EVALUATION))
 
-    def opened(private: Any, ticket: Any, event: Any, adjacency: Any) -> Any:
+    def opened(private: Any, ticket: Any, event: Any, adjacency: Any, *, gap: float) -> Any:
         del event, adjacency
         return private._pool(None, ledger_id=ticket.ledger_id)
 
