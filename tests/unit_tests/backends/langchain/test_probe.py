@@ -464,7 +464,7 @@ class TestAdvice:
             ),
             ("AzureChatOpenAI", "my-deployment", "", r"On Azure"),
             ("ChatAnthropic", "claude-opus-4-6", "TypeError", r"Anthropic reports none"),
-            ("ChatOpenAI", "anthropic/claude-sonnet-4-6", "", r"whoever serves it"),
+            ("ChatOpenAI", "anthropic/claude-sonnet-4-6", "", r"on any host"),
             ("ChatGoogleGenerativeAI", "gemini-2.5-pro", "", r"for Gemini pass none on"),
             ("ChatBedrockConverse", "x", "", r"Bedrock"),
             ("ChatOllama", "llama3", "TypeError: unexpected keyword argument 'logprobs'", r"langchain-ollama 1\.1"),
