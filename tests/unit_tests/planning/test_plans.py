@@ -115,7 +115,14 @@ class TestLogits(PlanContract):
 class TestDocuments(PlanContract):
     plans = tuple(
         plan_documents(
-            ("card", "loan"), public_size=5_000, epsilon=8.0, delta=1e-6, num_topics=2, max_tokens=9, topic_noise=noise
+            ("card", "loan"),
+            public_size=5_000,
+            epsilon=8.0,
+            delta=1e-6,
+            num_topics=2,
+            max_tokens=9,
+            topic_noise=noise,
+            documents_per_topic=4,
         )
         for noise in ("gaussian", "discrete_laplace")
     )

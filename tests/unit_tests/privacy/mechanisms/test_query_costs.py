@@ -155,13 +155,14 @@ def work_of(action: Callable[[], object]) -> tuple[int, int]:
         return entered if frame.f_code.co_filename.startswith(OURS) else None
 
     gc.disable()  # a round of the collector may call what it likes
+    before = sys.gettrace(), sys.getprofile()  # of the coverage of a run
     sys.setprofile(called)
     sys.settrace(entered)
     try:
         action()
     finally:
-        sys.settrace(None)
-        sys.setprofile(None)
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
         gc.enable()
     return counted["calls"], counted["lines"]
 
