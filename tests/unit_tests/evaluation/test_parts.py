@@ -22,6 +22,8 @@ from langchain_dpicl.privacy.extensions.part_split import part_of, split_in_part
 from langchain_dpicl.release.curator import pool_without_privacy
 from tests.unit_tests.evaluation.test_evaluating import TEMPLATE, reader
 
+pytestmark = pytest.mark.traced
+
 MODEL, OTHER, EXACT = reader(), reader(x="y"), Exact()
 CHAINS = {"right": TEMPLATE | MODEL, "wrong": TEMPLATE | OTHER}
 

@@ -17,6 +17,8 @@ from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.claims import report_digest
 from langchain_dpicl.reports.stream_claims import heaviest
 
+pytestmark = pytest.mark.traced
+
 
 def ledger(**options: Any) -> Budget:
     budget = Budget(**{"epsilon": 4.0, "delta": 1e-6, "per": "30 days", **options})

@@ -37,6 +37,8 @@ from langchain_dpicl.release.curator import opened
 from langchain_dpicl.streams import PrivateRange, PrivateStream
 from tests.windows.oracle import Entry, one_row_each
 
+pytestmark = pytest.mark.traced
+
 DAY = 86_400
 TODAY = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 CANARY = "ANNS-CARD-4711"

@@ -38,6 +38,8 @@ from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.streams import PrivateStream
 from tests.faults.children import Child
 
+pytestmark = pytest.mark.traced
+
 DAY = 86_400
 START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 ENGINE = FakeBackend(scripted({" hello": 0.6, " card": 0.4}), max_top_k=20)
