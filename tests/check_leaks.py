@@ -57,7 +57,7 @@ PACKAGES = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
 PIP = (sys.executable, "-m", "pip")
 QUICKLY = ("-q", "--disable-pip-version-check", "--no-compile")
 WORKERS = os.cpu_count() or 2
-LONGEST = 600
+LONGEST = 3_600  # a guard against hanging; on a busy machine half of the cells take more than ten minutes
 A_DAY = 86_400
 
 
