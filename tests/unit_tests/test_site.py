@@ -195,7 +195,7 @@ class TestTheCheckInTheBrowser:
 
     def test_finds_tables_text_and_drawings_that_do_not_fit(self, tmp_path: Path) -> None:
         (tmp_path / "small.svg").write_text(
-            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 60"><rect x="5" y="5" width="60" height="50"/>'
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 60"><rect x="5" y="5" width="90" height="50"/>'
             '<text x="10" y="30" font-size="12">longer than its box</text></svg>'
         )
         table = f"<div style='overflow: auto'><table><tr>{'<td>number</td>' * 30}</tr></table></div>"
