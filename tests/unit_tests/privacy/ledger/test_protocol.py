@@ -15,6 +15,16 @@ from tests.protocol.slips import SLIPS
 SCHEDULES = 150
 ENOUGH = 400
 """Schedules within which every slip is found."""
+FINDS = {
+    "commits whose answer was lost are taken for written": 353,
+    "commits whose answer was lost are written again": 35,
+    "the purse is filled before the line is durable": 58,
+    "what went back of a lease that waits enters the purse": 65,
+    "a ticket of the purse is handed out twice": 95,
+    "the purse does not name the cap": 33,
+    "a flush does not look for its line": 137,
+}
+"""A schedule that finds the slip, tried first; where the writer has changed since, all are tried."""
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -53,7 +63,7 @@ def test_no_schedule_of_the_real_writer_burns_what_the_disk_does_not_hold() -> N
 def test_a_slip_of_the_real_writer_is_found(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patch, fault = SLIPS[slip]
     patch(monkeypatch)
-    for seed in range(ENOUGH):
+    for seed in (FINDS.get(slip, 0), *range(ENOUGH)):
         try:
             schedules.run(seed)
         except Violation as violation:
