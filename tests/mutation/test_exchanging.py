@@ -11,6 +11,8 @@ import pytest
 
 from tests.mutation.exchanging import Live
 
+pytestmark = pytest.mark.planted  # of the tools of make mutation, which look through all objects of a process
+
 TEXT = """
 import contextlib, functools
 
