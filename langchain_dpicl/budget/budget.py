@@ -59,6 +59,9 @@ class Budget(LedgerBudget):
       name: public name for reports.
       per: "life", or the windows that the promise is for, in hours, days or weeks of the records' own time, such as
         "30 days": then only a `PrivateStream` can be charged. It never changes.
+      about: public texts for those who approve the ledger, by name: `purpose`, `owner`, `approver`, `retention`, and
+        `countries`, a mapping from the hosts that receive private text to their countries. Reports show them. Nothing
+        checks them, and they never change.
       anchor: a second store of the ledger's last line, which detects an older copy of the ledger.
       adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once, to add one.
       most_held: on a durable ledger, most tickets of one kind that this process charges before they are asked for, so
@@ -89,13 +92,15 @@ class Budget(LedgerBudget):
         store: LedgerStore | None = None,
         name: str = "budget",
         per: str = LIFE,
+        about: Mapping[str, Any] | None = None,
         anchor: LedgerAnchor | None = None,
         adopt_anchor: bool = False,
         most_held: int = MOST_HELD,
     ) -> None:
         self._anchor, self._adopts = check_anchor(anchor), adopt_anchor
         self._most_held = check_int("most_held", most_held, low=1)
-        super().__init__(epsilon=epsilon, delta=delta, adjacency=adjacency, store=store, name=name, per=per)
+        limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "per": per}
+        super().__init__(**limits, store=store, name=name, about=about)
 
     def _created(self, wanted: LedgerHeader) -> LedgerHeader:
         # Write the anchor first: a ledger unknown to its anchor is refused when it is opened.

@@ -31,7 +31,7 @@ from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor, check
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.blocks import LIFE, StreamTerms
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
-from langchain_dpicl.privacy.ledger.store import LedgerStore, hide_password
+from langchain_dpicl.privacy.ledger.store import LedgerAbout, LedgerStore, hide_password
 from langchain_dpicl.reports.report import PrivacyReport
 
 Where: TypeAlias = LedgerStore | str | os.PathLike[str]
@@ -244,6 +244,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         adjacency: Adjacency = "add_remove",
         name: str = "budget",
         per: str = LIFE,
+        about: Mapping[str, Any] | None = None,
         anchor: AnchorPlace | None = None,
     ) -> Self:
         """Creates a ledger, once; use `open` afterwards.
@@ -256,6 +257,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
           name: public name of the ledger; a database may hold several.
           per: "life", or the windows that the promise is for, in hours, days or weeks of the records' own time, such as
             "30 days": then a `PrivateStream` is what it pays for.
+          about: public texts for those who approve the ledger; see `Budget`.
           anchor: a second store of the ledger's last line, or its path or address; a missing file is created.
 
         Raises:
@@ -269,6 +271,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         check_adjacency(adjacency)
         check_name("name", name)
         StreamTerms.parse(per)
+        LedgerAbout.parse(about)
         check_place(place)
         check_apart(place, second)
         known = anchor_at(second, may_make=True)
@@ -276,7 +279,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         if made.store.header() is not None:
             raise LedgerError(f"store: expected no ledger yet, found one ({made.store.description}). Open it.")
         limits: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "name": name}
-        limits["per"] = per
+        limits |= {"per": per, "about": about}
         with close_on_error(made):
             return cls.from_budget(Budget(**limits, store=made.store, anchor=known))
 

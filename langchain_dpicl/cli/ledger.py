@@ -21,7 +21,7 @@ from langchain_dpicl.exceptions import (
     LedgerRollbackError,
     LedgerUnavailableError,
 )
-from langchain_dpicl.reports.rendering import format_rounded_down, format_rounded_up
+from langchain_dpicl.reports.rendering import about_rows, format_rounded_down, format_rounded_up
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -114,6 +114,29 @@ def _add_create(actions: Any) -> None:
     command.add_argument("--delta", type=float, required=True, help=limit)
     command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
     command.add_argument("--anchor", metavar="FILE", help=_SECOND_PLACE)
+    about = command.add_argument_group("public texts for those who approve; they never change, and nothing checks them")
+    for name, text in _ABOUT.items():
+        about.add_argument(f"--{name}", metavar="TEXT", help=text)
+    text = "where a host stands that receives private text; repeat"
+    about.add_argument("--country", metavar="HOST=COUNTRY", action="append", default=[], help=text)
+
+
+_ABOUT = {
+    "purpose": "what the records are used for",
+    "owner": "who answers for the ledger",
+    "approver": "who agreed to the limits",
+    "retention": "how long records, ledger and releases are kept",
+}
+
+
+def _about(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns what was declared, in the form that `Budget` takes."""
+    texts = {name: text for name in _ABOUT if (text := getattr(arguments, name)) is not None}
+    parts = (pair.rpartition("=") for pair in arguments.country)
+    pairs = [(host.strip(), country.strip()) for host, _, country in parts]
+    if any(not host for host, _ in pairs) or len(dict(pairs)) < len(pairs):
+        raise ConfigurationError("--country: expected HOST=COUNTRY, each host once, found something else.")
+    return {**texts, **({"countries": dict(pairs)} if pairs else {})}
 
 
 def _add_show(actions: Any) -> None:
@@ -252,7 +275,7 @@ def _create(arguments: argparse.Namespace) -> CommandOutput:
 
     where = _place(arguments.where)
     limits: dict[str, Any] = {name: getattr(arguments, name) for name in ("epsilon", "delta", "adjacency")}
-    limits["name"] = arguments.name or "budget"
+    limits |= {"name": arguments.name or "budget", "about": _about(arguments)}
     Budget(**limits)  # in memory: refuses bad limits before anything is made
     if arguments.anchor is not None:
         _place(arguments.anchor)
@@ -269,6 +292,7 @@ def _create(arguments: argparse.Namespace) -> CommandOutput:
 def _creation_lines(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
     yield f"ledger {budget.name!r} ({budget.ledger_id}), {store.description}"
     yield f"  limit     epsilon {budget.epsilon:g}, delta {budget.delta:g}, adjacency {budget.adjacency}"
+    yield from (f"  {name:<9} {text}" for name, text in about_rows(budget.about))
     yield f"  anchor    {anchor}"
 
 

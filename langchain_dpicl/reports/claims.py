@@ -18,6 +18,7 @@ from langchain_dpicl.privacy._validate import (
 )
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.ledger.amounts import exact, round_up
+from langchain_dpicl.privacy.ledger.store import LedgerAbout
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
 from langchain_dpicl.reports.rendering import PACKAGE, are_words_of, check_wrappers, own_version, words_of
 from langchain_dpicl.reports.stream_claims import heaviest, retired_in, shown_extent
@@ -271,6 +272,8 @@ def _promised(data: Mapping[str, Any], name: str) -> float:
 def _check_ledger(ledger: Any) -> None:
     if not isinstance(ledger, Mapping) or not set(ledger) >= _LEDGER:
         raise fail("ledger", f"a JSON object with {sorted(_LEDGER)}", ledger)
+    if "about" in ledger:
+        LedgerAbout.parse(ledger["about"])
 
 
 def round_up_sum(values: Any) -> float:

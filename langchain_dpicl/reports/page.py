@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from langchain_dpicl.privacy.ledger.amounts import exact
 from langchain_dpicl.reports.rendering import (
     ADJACENCY_WORDS,
     DIES,
     event_words,
     format_rounded_up,
+    hosts_of,
     report_recipients,
     size_words,
     stay_words,
@@ -21,24 +23,32 @@ from langchain_dpicl.reports.rendering import (
 Json = Mapping[str, Any]
 
 _STYLE = """
-:root { --ink: #1b2330; --soft: #5a6676; --line: #d5dbe3; --fill: #3b6fb6; --pale: #eef2f8; --page: #fff }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8ecf2; --soft: #a4b0c0; --line: #3a4454; --fill: #7aa7e6; --pale: #232b38; --page: #161b23 } }
-.dpicl-report { color: var(--ink); background: var(--page); font: 15px/1.5 system-ui, sans-serif; max-width: 48rem;
-  margin: 0 auto; padding: 1rem }
+.dpicl-report { --ink: #1b2330; --soft: #5a6676; --line: #d5dbe3; --fill: #3b6fb6; --pale: #eef2f8; --page: #fff;
+  color: var(--ink); background: var(--page); font: 15px/1.5 system-ui, sans-serif; max-width: 48rem; margin: 0 auto;
+  padding: 1rem; -webkit-print-color-adjust: exact; print-color-adjust: exact; overflow-wrap: anywhere }
+@media screen and (prefers-color-scheme: dark) {
+  .dpicl-report { --ink: #e8ecf2; --soft: #a4b0c0; --line: #3a4454; --fill: #7aa7e6; --pale: #232b38;
+    --page: #161b23 } }
 .dpicl-report h1 { font-size: 1.5rem; line-height: 1.25 } .dpicl-report h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem }
 .dpicl-report table { border-collapse: collapse; width: 100%; margin: .4rem 0; color: inherit; background: none }
 .dpicl-report th, .dpicl-report td { border-bottom: 1px solid var(--line); padding: .3rem .5rem .3rem 0;
   text-align: left; vertical-align: top; background: none }
-.dpicl-report td { overflow-wrap: anywhere }
 .dpicl-report th { color: var(--soft); font-weight: 600 }
 .dpicl-report .lead { background: var(--pale); border-left: 4px solid var(--fill); padding: .6rem .9rem }
 .dpicl-report .bar { display: flex; height: 1.5rem; background: var(--pale); border: 1px solid var(--line) }
-.dpicl-report .bar i { background: var(--fill); border-right: 2px solid var(--page); min-width: 3px }
-.dpicl-report small { color: var(--soft) } .dpicl-report .sign td { height: 2.4rem }
+.dpicl-report .bar i { background: var(--fill); color: var(--page); border-right: 2px solid var(--page); min-width: 3px;
+  font: 600 .75rem/1.5rem system-ui, sans-serif; overflow: hidden; text-align: center; box-sizing: border-box }
+@media screen and (max-width: 32rem) { .dpicl-report .many thead { display: none }
+  .dpicl-report .many tr { display: block; border-bottom: 1px solid var(--line); padding: .3rem 0 }
+  .dpicl-report .many td { display: block; border: 0; padding: 0 }
+  .dpicl-report .many td:empty { display: none }
+  .dpicl-report .many td::before { content: attr(data-of) " "; color: var(--soft) } }
+.dpicl-report small { color: var(--soft) } .dpicl-report .sign th { width: 12rem }
+.dpicl-report .sign td { height: 2.4rem }
 @media print { @page { size: A4; margin: 18mm } .dpicl-report { max-width: none; padding: 0; font-size: 10.5pt }
   .dpicl-report h2 { break-after: avoid } .dpicl-report tr, .dpicl-report .lead { break-inside: avoid } }
 """
+_BODY = "body { margin: 0 } @media screen and (prefers-color-scheme: dark) { body { background: #161b23 } }"
 
 _PRIORS = (0.01, 0.1, 0.5)
 _NOT_COVERED = (
@@ -50,19 +60,26 @@ _NOT_COVERED = (
 )
 
 
-def belief(prior: float, epsilon: float) -> float:
-    """Returns what an attacker's belief that a unit is in the data can become, delta aside: prior odds times e^epsilon.
+def belief(prior: float, epsilon: float, delta: float = 0.0) -> float:
+    """Returns what an attacker's belief in what is true of a unit can become, on average over what is released.
+
+    Formal guarantees:
+      - What is (epsilon, delta)-differentially private can be made from an answer that tells everything with
+        probability delta, and else is (epsilon, 0)-differentially private. Of the first, certainty is counted; of the
+        second, prior odds times e^epsilon. At delta 0 no single release brings more.
 
     Args:
       prior: belief before, in (0, 1).
       epsilon: what was promised, >= 0.
+      delta: what was promised, in [0, 1).
 
-    >>> round(belief(0.01, 1.0), 4)
-    0.0267
+    >>> round(belief(0.01, 1.0), 4), round(belief(0.01, 1.0, 0.1), 4)
+    (0.0267, 0.1241)
 
-    Source: the definition of (epsilon, 0)-differential privacy, by Bayes' rule; docs/what-epsilon-means.md.
+    Source: Bayes' rule; that it can be made so: Kairouz, Oh and Viswanath (2015).
     """
-    return 1.0 / (1.0 + math.exp(-epsilon) * (1.0 - prior) / prior)
+    most = 1.0 / (1.0 + math.exp(-epsilon) * (1.0 - prior) / prior)
+    return delta + (1.0 - delta) * most
 
 
 def page_of(data: Json, problems: Iterable[str]) -> str:
@@ -75,7 +92,7 @@ def page_of(data: Json, problems: Iterable[str]) -> str:
     title = f"Privacy report of {data['ledger']['name']}"
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title>"
+        f"<title>{_text(title)}</title><style>{_BODY}</style>"
     )
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{fragment_of(data, problems)}</body></html>\n'
 
@@ -91,40 +108,65 @@ def fragment_of(data: Json, problems: Iterable[str] | None = None) -> str:
         f"<style>{_STYLE}</style>",
         f"<h1>Privacy report of {_text(data['ledger']['name'])}</h1>",
         *_promise(data),
-        *_spent(data),
+        *_declared(data),
         *_belief(data),
+        *_spent(data),
         *_recipients(data),
         *_limits_of_promise(data),
         *_checked(problems),
         *_details(data),
     ]
     if problems is not None:
-        parts += _signatures()
+        parts += _signatures(data)
     return f'<div class="dpicl-report">{"".join(parts)}</div>'
 
 
 def _promise(data: Json) -> Iterator[str]:
     limits, promised = data["limits"], data["promised"]
-    units = sorted({str(dataset["unit"]) for dataset in data["datasets"]})
-    is_record = [unit == "one record" for unit in units]
-    unit = " or ".join(units) or "one unit of data that is yet to be declared"
-    warning = " <b>One record is not a person</b>: who has several records is covered for each, not for all of them."
-    if "stream" in data:
-        stays = "; ".join(stay_words(row) for row in data["stream"]["longer_stays"])
-        yield f'<p class="lead">{_text(data["stream"]["promise"])}</p><p>Longer stays: {_text(stays)}.</p>'
     yield (
-        f'<p class="lead">The promise holds for <b>{_text(unit)}</b>.{warning if any(is_record) else ""} Everything '
-        f"that was and will be released under this ledger{_per(data)} is differentially private with epsilon at most "
+        f'<p class="lead">The promise holds for {_units(data)}. Everything that was and will be released under this '
+        f"ledger{_per(data)} is differentially private with epsilon at most "
         f"<b>{_text(format_rounded_up(limits['epsilon']))}</b> and delta at most <b>{limits['delta']:g}</b>; the "
         f"shares below may use epsilon {_text(format_rounded_up(promised['epsilon']))} of it.</p>"
-        f"<p>Neighbouring relation <b>{_text(data['adjacency'])}</b>: {_text(ADJACENCY_WORDS[data['adjacency']])}.</p>"
+        "<p>In plain words: all outputs together look almost the same, whatever one such unit is or does. Epsilon says "
+        "how much &quot;almost&quot; is; what it means for a belief stands below.</p>"
     )
+    if "stream" in data:
+        stays = "; ".join(stay_words(row) for row in data["stream"]["longer_stays"])
+        yield f"<p>{_text(data['stream']['promise'])}</p><p>Longer stays: {_text(stays)}.</p>"
+    adjacency = data["adjacency"]
+    yield f"<p>Neighbouring relation <b>{_text(adjacency)}</b>: {_text(ADJACENCY_WORDS[adjacency])}.</p>"
     if not data["ledger"]["durable"]:
         yield f"<p><b>{_text(DIES)}</b></p>"
     if data["datasets"]:
         yield "<h2>Data</h2>"
         rows = ((dataset["dataset_id"], dataset["unit"], size_words(dataset)) for dataset in data["datasets"])
         yield _table(("data set", "unit", "declared size"), rows)
+
+
+def _units(data: Json) -> str:
+    """Returns for whom the promise holds, as HTML; that a record is no person stands where a record is the unit."""
+    units = {str(dataset["unit"]) for dataset in data["datasets"]}
+    named = [
+        "<b>one record, which is not a person</b> (who has several is covered for each of them, not for all)"
+        if unit == "one record"
+        else f"<b>{_text(unit)}</b>"
+        for unit in sorted(units)
+    ]
+    return " or ".join(named) or "<b>one unit of data that is yet to be declared</b>"
+
+
+_FIELDS = {"purpose": "purpose", "owner": "owner", "approver": "approved by", "retention": "kept for"}
+
+
+def _declared(data: Json) -> Iterator[str]:
+    about = data["ledger"].get("about", {})
+    yield "<h2>Declared when the ledger was made</h2>"
+    if rows := [(words, about[name]) for name, words in _FIELDS.items() if name in about]:
+        yield _table(("", ""), rows)
+    missing = [words for name, words in _FIELDS.items() if name not in about]
+    nothing = f" Not declared: {_text(', '.join(missing))}." if missing else ""
+    yield f"<p><small>In the owner's own words; nothing checks or changes them.{nothing}</small></p>"
 
 
 def _spent(data: Json) -> Iterator[str]:
@@ -134,19 +176,21 @@ def _spent(data: Json) -> Iterator[str]:
         return
     limit = data["limits"]["epsilon"]
     bars = "".join(
-        f'<i style="width:{100 * min(1.0, share["epsilon"] / limit):.2f}%" title="{_text(_names(share))}"></i>'
-        for share in data["shares"]
+        f'<i style="width:{100 * min(1.0, share["epsilon"] / limit):.2f}%" title="{_text(_names(share))}">{number}</i>'
+        for number, share in enumerate(data["shares"], start=1)
     )
     label = f"epsilon {format_rounded_up(data['promised']['epsilon'])} of {format_rounded_up(limit)} in shares"
     yield f'<div class="bar" role="img" aria-label="{_text(label)}">{bars}</div><small>{_text(label)}</small>'
-    yield _table(("share", "epsilon", "delta", "since"), (_share(share) for share in data["shares"]))
+    shares = ((str(number), *_share(share, limit)) for number, share in enumerate(data["shares"], start=1))
+    yield _table(("", "share", "epsilon", "of the limit", "delta", "since"), shares)
     rows = (row for share in data["shares"] for component in share["components"] for row in _tickets(component))
-    yield _table(("component", "model", "at most", "each of them releases"), rows)
+    yield _table(("component", "at most", "each of them releases"), rows)
 
 
-def _share(share: Json) -> tuple[str, ...]:
+def _share(share: Json, limit: float) -> tuple[str, ...]:
     since = "declared, not begun" if share["sealed_at"] is None else str(share["sealed_at"])
-    return _names(share), format_rounded_up(share["epsilon"]), format_rounded_up(share["delta"], 3), since
+    part = _percent_up(share["epsilon"] / limit)
+    return _names(share), format_rounded_up(share["epsilon"]), part, format_rounded_up(share["delta"], 3), since
 
 
 def _names(share: Json) -> str:
@@ -154,13 +198,13 @@ def _names(share: Json) -> str:
 
 
 def _tickets(component: Json) -> Iterator[tuple[str, ...]]:
-    name, model = str(component["name"]), str(component["public"].get("model", ""))
+    name = str(component["name"])
     if component["limit"] is not None:
-        yield name, model, f"a pool of {component['limit']:.6g} ({component['kind']})", "what its components declare"
+        yield name, f"a pool of {component['limit']:.6g} ({component['kind']})", "what its components declare"
     for ticket in component["tickets"]:
         label = "" if ticket["label"] is None else f", label {ticket['label']}"
         shown = f"{ticket['max_count']} x {ticket['template']}{label}"
-        yield name, model, shown, event_words(ticket["event"])
+        yield name, shown, event_words(ticket["event"])
 
 
 def _per(data: Json) -> str:
@@ -179,23 +223,35 @@ def _belief(data: Json) -> Iterator[str]:
         f"<p>Somebody who sees every output, knows all other records and the code, and asks {asked}, can be brought to "
         "believe at most this, when the whole limit is spent:</p>"
     )
-    rows = ((f"{prior:.0%}", _percent_up(belief(prior, epsilon))) for prior in _PRIORS)
+    rows = ((f"{prior * 100:g} %", _percent_up(belief(prior, epsilon, delta))) for prior in _PRIORS)
     yield _table(("belief before", "belief afterwards, at most"), rows)
     yield (
-        f"<p><small>Delta, {delta:g}, comes on top: picture it as the chance that the bound does not hold. The bound "
-        "is for the worst case; most attackers get less.</small></p>"
+        f"<p><small>Delta, {delta:g}, is the chance that everything may come out about a unit; the table counts it as "
+        "certainty. The bound is for the worst case; most attackers get less.</small></p>"
     )
 
 
 def _percent_up(share: float) -> str:
-    """A share in percent with one digit more than needed to tell it from 100, rounded up."""
-    return f"{math.ceil(share * 1000) / 10:.1f} %" if share < 0.999 else f"more than 99.9 % ({share:.7g})"
+    """A share in percent with one digit, rounded up; where that is 100 and the share is less, in words."""
+    shown = f"{math.ceil(exact(share) * 1000) / 10:.1f} %"
+    return "more than 99.9 %" if 0.999 < share < 1 else shown
 
 
 def _recipients(data: Json) -> Iterator[str]:
     yield "<h2>Who receives private text</h2>"
-    hosts = report_recipients(data)
-    yield f"<p>{_text(', '.join(hosts) if hosts else 'No component says that it sends private text anywhere.')}</p>"
+    countries = data["ledger"].get("about", {}).get("countries", {})
+    rows = [
+        (component["name"], component["public"].get("model", ""), host, countries.get(host, "not declared"))
+        for share in data["shares"]
+        for component in share["components"]
+        for host in hosts_of(component)
+    ]
+    if rows:
+        yield _table(("component", "model", "host, as called", "country, as declared"), rows)
+    else:
+        yield "<p>No component says that it sends private text anywhere.</p>"
+    if unused := [f"{host} ({place})" for host, place in countries.items() if host not in report_recipients(data)]:
+        yield f"<p>Declared, and not called by any share: {_text(', '.join(unused))}.</p>"
     if named := data.get("allowed_wrappers"):
         yield f"<p>{_text(wrappers_words(named))}</p>"
 
@@ -227,16 +283,23 @@ def _details(data: Json) -> Iterator[str]:
     yield f"<p><small>{_text(data['digest_means'])}</small></p>"
 
 
-def _signatures() -> list[str]:
-    lines = ("purpose", "owner", "approved by", "kept until", "date and signature")
+def _signatures(data: Json) -> list[str]:
+    about = data["ledger"].get("about", {})
+    lines = [words for name, words in _FIELDS.items() if name not in about] + ["decision", "date and signature"]
     rows = "".join(f"<tr><th>{line}</th><td></td></tr>" for line in lines)
     return [f'<h2>To be filled in</h2><table class="sign">{rows}</table>']
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+def _table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Returns a table; on a narrow screen the cells of one with many columns stand below each other."""
     heads = "".join(f"<th>{_text(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    body = "".join(f"<tr>{''.join(map(_cell, head, row))}</tr>" for row in rows)
+    many = ' class="many"' if len(head) > 2 else ""
+    return f"<table{many}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(of: str, value: Any) -> str:
+    return f'<td data-of="{_text(of)}">{_text(value)}</td>' if of else f"<td>{_text(value)}</td>"
 
 
 def _text(value: Any) -> str:

@@ -148,6 +148,7 @@ def _lines(data: Json) -> Iterator[str]:
         yield f"  {data['stream']['promise']}"
         yield "  Longer stays: " + "; ".join(stay_words(row) for row in data["stream"]["longer_stays"]) + "."
     yield f"  adjacency {data['adjacency']}: {data['adjacency_means']}"
+    yield from (f"  {name:<9} {text} (declared)" for name, text in about_rows(ledger.get("about", {})))
     for dataset in data["datasets"]:
         yield f"  data set  {dataset['dataset_id']!r}: unit = {dataset['unit']}, size = {size_words(dataset)}"
     yield ""
@@ -172,6 +173,12 @@ def _lines(data: Json) -> Iterator[str]:
         yield "  " + DIES
 
 
+def about_rows(about: Json) -> Iterator[tuple[str, str]]:
+    """Yields what the owners of a ledger declared: what, and their text."""
+    yield from ((name, str(text)) for name, text in about.items() if name != "countries")
+    yield from (("country", f"{host}: {country}") for host, country in about.get("countries", {}).items())
+
+
 def stay_words(row: Json) -> str:
     """Returns what a stay of several windows costs, in words."""
     if row["epsilon"] is None:
@@ -181,9 +188,16 @@ def stay_words(row: Json) -> str:
 
 def report_recipients(data: Json) -> list[str]:
     """Returns the hosts to which components send private text; reports of earlier versions name none."""
-    named = [component["public"].get("seen_by") for share in data["shares"] for component in share["components"]]
-    hosts = {host for one in named if isinstance(one, list) for host in one if isinstance(host, str)}
-    return sorted(host for host in hosts if host.isprintable())
+    return sorted(
+        {host for share in data["shares"] for component in share["components"] for host in hosts_of(component)}
+    )
+
+
+def hosts_of(component: Json) -> list[str]:
+    """Returns the hosts to which one component sends private text."""
+    named = component["public"].get("seen_by")
+    hosts = named if isinstance(named, list) else []
+    return [host for host in hosts if isinstance(host, str) and host.isprintable()]
 
 
 def size_words(dataset: Json) -> str:
@@ -279,7 +293,8 @@ def _head(data: Json) -> Iterator[str]:
         **_stream_rows(data, sums),
         "adjacency": f"{code_span(data['adjacency'])}: {data['adjacency_means']}",
     }
-    yield from table_of(("", ""), rows.items())
+    declared = ((f"{name}, as declared", code_span(text)) for name, text in about_rows(ledger.get("about", {})))
+    yield from table_of(("", ""), [*rows.items(), *declared])
     if not ledger["durable"]:
         yield f"**{DIES}**"
         yield ""

@@ -345,6 +345,7 @@ class PrivacyReport:
                 "name": self.ledger.name,
                 "durable": self.durable,
                 "storage": self.storage,
+                **({} if self.ledger.about is None else {"about": self.ledger.about.to_dict()}),
             },
             "adjacency": self.ledger.adjacency,
             "limits": {"epsilon": self.ledger.epsilon, "delta": self.ledger.delta},

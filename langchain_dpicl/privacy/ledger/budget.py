@@ -15,7 +15,7 @@ from langchain_dpicl.privacy.ledger.amounts import check_name, exact, round_down
 from langchain_dpicl.privacy.ledger.blocks import LIFE, Extent, StreamTerms
 from langchain_dpicl.privacy.ledger.declared_shares import DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Share
-from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerAbout, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Ticket, event_of_tickets
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 
@@ -47,6 +47,7 @@ class LedgerBudget(Uncopyable):
         store: LedgerStore | None = None,
         name: str = "budget",
         per: str = LIFE,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         wanted = LedgerHeader(
             ledger_id=uuid.uuid4().hex,
@@ -55,10 +56,12 @@ class LedgerBudget(Uncopyable):
             delta=check_delta(delta),
             adjacency=check_adjacency(adjacency),
             stream=StreamTerms.parse(per),
+            about=LedgerAbout.parse(about),
         )
         self._store: LedgerStore = InMemoryStore() if store is None else check_store(store)
         header = self._store.header() or self._created(wanted)
-        limits = [f for f in ("epsilon", "delta", "adjacency", "stream") if getattr(header, f) != getattr(wanted, f)]
+        asked = ["epsilon", "delta", "adjacency", "stream", *(["about"] if about is not None else [])]
+        limits = [name for name in asked if getattr(header, name) != getattr(wanted, name)]
         if limits:
             msg = f"store: expected a ledger with the requested limits, found other {limits}."
             advice = "Use its own limits: PrivacyBudgetCallbackHandler.open(path or store), or Budget.open(store)."
@@ -106,6 +109,12 @@ class LedgerBudget(Uncopyable):
     def adjacency(self) -> Adjacency:
         """The neighbouring relation of everything on this ledger."""
         return self._desk.header.adjacency
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the owners declared of the ledger when they made it; nothing changes it, or checks it."""
+        about = self._desk.header.about
+        return {} if about is None else about.to_dict()
 
     @property
     def per(self) -> str:

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload, runtime_c
 
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import DPICLError, LedgerError
-from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_choice, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.blocks import StreamTerms
 
 LEDGER_FORMAT = 2
@@ -50,6 +51,58 @@ def _stamp_of(second: float) -> str:
     raise LedgerError(msg)
 
 
+MOST_OF_ABOUT = 500
+"""Characters of one declared text."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerAbout:
+    """What the owners of a ledger declare for those who approve it: public text, which nothing checks.
+
+    Attributes:
+      purpose: what the records are used for; "": not declared, as with the others.
+      owner: who answers for the ledger.
+      approver: who agreed to its limits.
+      retention: how long records, ledger and releases are kept.
+      countries: hosts that receive private text, each with the country where it stands, sorted.
+    """
+
+    purpose: str = ""
+    owner: str = ""
+    approver: str = ""
+    retention: str = ""
+    countries: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, about: Any) -> LedgerAbout | None:
+        """Reads texts by name, and `countries` as a mapping from host to country; nothing declared is None.
+
+        Raises:
+          ConfigurationError: a name is another, or a text is empty, not printable, or longer than 500 characters.
+        """
+        if about is not None and not isinstance(about, Mapping):
+            raise fail("about", "a mapping", type(about).__name__, f"Its names are {', '.join(_public_fields(cls))}.")
+        given = {check_choice("about", name, _public_fields(cls)): value for name, value in (about or {}).items()}
+        countries = given.pop("countries", {})
+        if not isinstance(countries, Mapping):
+            raise fail("about: countries", "a mapping from host to country", type(countries).__name__)
+        pairs = ((check_name("about: host", host), _check_text(host, place)) for host, place in countries.items())
+        made = cls(**{name: _check_text(name, value) for name, value in given.items()}, countries=tuple(sorted(pairs)))
+        return None if made == cls() else made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form of what was declared; `parse` inverts it exactly."""
+        data = {**{name: getattr(self, name) for name in _public_fields(type(self))}, "countries": dict(self.countries)}
+        return {name: value for name, value in data.items() if value}
+
+
+def _check_text(name: str, value: Any) -> str:
+    if isinstance(value, str) and 0 < len(value) <= MOST_OF_ABOUT and value.isprintable():
+        return value
+    found = f"a text of {len(value)} characters" if isinstance(value, str) else type(value).__name__
+    raise fail(f"about: {name}", f"a printable text of 1 to {MOST_OF_ABOUT} characters, in one line", found)
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
     """The identity and limits of a ledger; its digest is the first link of the chain.
@@ -63,6 +116,7 @@ class LedgerHeader:
       stamp: time of creation (UTC); informative.
       ledger_format: version of the line format.
       stream: blocks and windows of a ledger that promises for each window; None: it promises for life.
+      about: what its owners declared of it; None: nothing.
     """
 
     ledger_id: str
@@ -73,6 +127,7 @@ class LedgerHeader:
     stamp: str = dataclasses.field(default_factory=_now)
     ledger_format: int = LEDGER_FORMAT
     stream: StreamTerms | None = None
+    about: LedgerAbout | None = None
 
     @property
     def digest(self) -> str:
@@ -82,8 +137,10 @@ class LedgerHeader:
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
         data = {name: getattr(self, name) for name in _public_fields(type(self))}
-        stream = data.pop("stream")  # no member of it where there is none, as in ledgers of earlier versions
-        return data if stream is None else {**data, "stream": stream.to_dict()}
+        for name in _LATER:  # no member of it where there is none, as in ledgers of earlier versions
+            if (value := data.pop(name)) is not None:
+                data[name] = value.to_dict()
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LedgerHeader:
@@ -95,25 +152,35 @@ class LedgerHeader:
         Raises:
           LedgerError: another format, or a field is missing, unknown or out of range.
         """
-        _require_fields(cls, {"stream": None, **data} if isinstance(data, Mapping) else data)
+        later: dict[str, Any] = dict.fromkeys(_LATER)
+        _require_fields(cls, {**later, **data} if isinstance(data, Mapping) else data)
         if type(data["ledger_format"]) is not int or not 1 <= data["ledger_format"] <= LEDGER_FORMAT:
             found = data["ledger_format"]
             msg = f"ledger: expected format 1 to {LEDGER_FORMAT}, found {found!r}. Use the matching version."
             raise LedgerError(msg)
-        fault, terms = "", None
+        fault = ""
         try:
-            if "stream" in data and data["ledger_format"] < 2:
-                raise LedgerError("expected a stream in format 2")
+            if not _LATER.isdisjoint(data) and data["ledger_format"] < 2:
+                raise LedgerError("expected a stream, and what is declared, in format 2")
             check_epsilon(data["epsilon"])
             check_delta(data["delta"])
             check_adjacency(data["adjacency"])
-            terms = StreamTerms.from_dict(data["stream"]) if "stream" in data else None
+            if "stream" in data:
+                later["stream"] = StreamTerms.from_dict(data["stream"])
+            if "about" in data:
+                later["about"] = LedgerAbout.parse(data["about"])
+            if any(later[name] is None for name in _LATER & set(data)):
+                raise LedgerError("expected no empty member")
         except (DPICLError, TypeError) as error:
             fault = str(error)
         if fault:
             msg = f"ledger: the header is broken ({fault})"
             raise LedgerError(msg)
-        return cls(**{**data, "stream": terms})
+        return cls(**{**data, **later})
+
+
+_LATER = {"stream", "about"}
+"""Members of a header that those of earlier versions do not have."""
 
 
 @dataclass(frozen=True, slots=True)
