@@ -6,10 +6,24 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
+from langchain_dpicl.options.base import html_table
+
 Source: TypeAlias = Literal["release", "memo", "zero-shot"]
 
 
-class Receipt(BaseModel):
+class _Shown(BaseModel):
+    """A frozen public value, which a notebook shows as a table."""
+
+    model_config = ConfigDict(frozen=True)
+
+    def _repr_html_(self) -> str:
+        data = self.model_dump()
+        receipt = data.pop("receipt", {})
+        shown = {name: value for name, value in {**data, **receipt}.items() if value is not None}
+        return html_table(type(self).__name__, shown)
+
+
+class Receipt(_Shown):
     """Price and payer of an answer. Public.
 
     Attributes:
@@ -47,10 +61,8 @@ class Receipt(BaseModel):
     noise_multiplier: float
     queries_left: int | None
 
-    model_config = ConfigDict(frozen=True)
 
-
-class VotingResult(BaseModel):
+class VotingResult(_Shown):
     """An answer of `DPVotingRunnable` with its votes and receipt. Public; prints as its label.
 
     Attributes:
@@ -67,13 +79,11 @@ class VotingResult(BaseModel):
     expected_votes: float
     receipt: Receipt
 
-    model_config = ConfigDict(frozen=True)
-
     def __str__(self) -> str:
         return self.label
 
 
-class RetrievalResult(BaseModel):
+class RetrievalResult(_Shown):
     """An answer of `DPRetrievalVotingRunnable` with its votes and receipt. Public; prints as its label.
 
     The number of documents that participated is private and not included.
@@ -94,13 +104,11 @@ class RetrievalResult(BaseModel):
     noise_stddev: float
     receipt: Receipt
 
-    model_config = ConfigDict(frozen=True)
-
     def __str__(self) -> str:
         return self.label
 
 
-class FreeFormResult(BaseModel):
+class FreeFormResult(_Shown):
     """An answer of `DPFreeFormRunnable` with its keywords or similarities and its receipt. Public; prints as its text.
 
     Attributes:
@@ -116,8 +124,6 @@ class FreeFormResult(BaseModel):
     similarities: dict[str, float] | None
     abstained: bool = False
     receipt: Receipt
-
-    model_config = ConfigDict(frozen=True)
 
     def __str__(self) -> str:
         return self.answer

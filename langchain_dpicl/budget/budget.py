@@ -35,6 +35,7 @@ from langchain_dpicl.privacy.ledger.state import OpenReservation
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, process_name
+from langchain_dpicl.reports.rendering import about_rows, format_rounded_down, format_rounded_up
 from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
 from langchain_dpicl.reports.verify import check_receipt
 
@@ -343,6 +344,22 @@ class Budget(LedgerBudget):
         finally:
             if close is not None:
                 close()
+
+    def _repr_html_(self) -> str:
+        from langchain_dpicl.options.base import html_table
+
+        left = f"{format_rounded_down(self.remaining_epsilon)}, delta {format_rounded_down(self.remaining_delta)}"
+        shown = {
+            "limit": f"epsilon {self.epsilon:g}, delta {self.delta:g}, for {self.per}",
+            "left": f"epsilon {left}",
+            "adjacency": self.adjacency,
+            "ledger": self._store.description,
+        }
+        for share in self.report().shares:
+            names = ", ".join(component.name for component in share.terms.components)
+            state = "" if share.sealed_at else ", declared, not begun"
+            shown[f"share of {names}"] = f"epsilon {format_rounded_up(share.terms.epsilon)}{state}"
+        return html_table(f"{type(self).__name__} {self.name}", {**dict(about_rows(self.about)), **shown})
 
     def _make_pool(self, name: str, kind: Kind, epsilon: float, delta: float | None, gap: float) -> Component:
         at = self._delta_for(check_epsilon(epsilon), delta)

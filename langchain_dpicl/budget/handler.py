@@ -325,6 +325,9 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         """Delta not yet promised to a share."""
         return self.budget.remaining_delta
 
+    def _repr_html_(self) -> str:
+        return self.budget._repr_html_()
+
     def report(self) -> PrivacyReport:
         """Returns the report of all shares; see `Budget.report`."""
         return self.budget.report()

@@ -25,6 +25,7 @@ from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.evaluation.asking import Question
 from langchain_dpicl.evaluation.evaluators import Same
 from langchain_dpicl.exceptions import RunInterruptedError
+from langchain_dpicl.options.base import html_table
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
@@ -62,6 +63,10 @@ class Saved(ABC):
           OSError: the folder is missing or cannot be written.
         """
         write_whole(path, self.to_json())
+
+    def _repr_html_(self) -> str:
+        shown = {name: self.report.get(name) for name in ("component", "dataset_id", "epsilon", "delta")}
+        return html_table(type(self).__name__, {**shown, **self._released()})
 
 
 @dataclass(slots=True)

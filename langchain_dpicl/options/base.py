@@ -180,12 +180,16 @@ class Option(metaclass=_NamesChecked):
         return html_table(type(self).__name__, self.to_dict())
 
 
+_MOST_SHOWN = 500
+"""Characters of a value in a notebook's table."""
+
+
 def html_table(title: str, values: Mapping[str, Any]) -> str:
-    """Returns public values as a table, for notebooks."""
-    cells = (
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in values.items()
-    )
-    return f"<table><caption>{title}</caption>{''.join(cells)}</table>"
+    """Returns public values as a table, for notebooks; of a long value its beginning."""
+    texts = ((name, str(value)) for name, value in values.items())
+    short = ((name, text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ...") for name, text in texts)
+    cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in short)
+    return f"<table><caption>{html.escape(title)}</caption>{''.join(cells)}</table>"
 
 
 OptionT = TypeVar("OptionT", bound=Option)

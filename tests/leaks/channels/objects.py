@@ -35,7 +35,11 @@ def printed(scene: Scene) -> Iterator[None]:
     chained = [thing | RunnableLambda(str) for thing in scene.objects if isinstance(thing, Runnable)]
     retried = [thing.with_retry() for thing in scene.objects if isinstance(thing, Runnable)]
     scene.objects += [*chained, *retried]
-    look(scene, repr, str, format, lambda thing: f"{thing} {getattr(thing, '__dict__', '')}")
+    look(scene, repr, str, format, lambda thing: f"{thing} {getattr(thing, '__dict__', '')}", _in_a_notebook)
+
+
+def _in_a_notebook(thing: Any) -> str:
+    return str(getattr(thing, "_repr_html_", str)())
 
 
 @channel("dumps, dumpd")

@@ -444,3 +444,22 @@ def test_metrics_of_the_ledger_leave_out_what_a_process_counted(budget: Budget) 
     assert "dpicl_lines" in text
     assert "refused" not in text
     assert "reserve_seconds" not in text
+
+
+def test_a_notebook_shows_a_budget_and_nothing_of_it_is_markup() -> None:
+    made = Budget(epsilon=4.0, delta=1e-6, name="<b>x</b>", about={"purpose": "<i>support</i>"})
+    pool = made.gdp_pool("<u>labels</u>", epsilon=0.5)
+    handler = PrivacyBudgetCallbackHandler.from_budget(made)
+    shown = handler._repr_html_()
+    assert shown == made._repr_html_()
+    for words in (
+        "Budget &lt;b&gt;x",
+        "&lt;i&gt;support",
+        "epsilon 4, delta 1e-06, for life",
+        "epsilon 3.5, delta 8.75e",
+    ):
+        assert words in shown, words
+    assert "share of &lt;u&gt;labels&lt;/u&gt;</th><td>epsilon 0.5, declared, not begun" in shown
+    pool.reserve(mu=pool.mu / 2).burn()
+    assert "not begun" not in made._repr_html_()
+    assert len(shown) < 1000
