@@ -40,7 +40,7 @@ def _action(
     actions: Any, name: str, act: Callable[[argparse.Namespace], CommandOutput], text: str
 ) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    command.add_argument("file", type=Path, help="report as JSON or HTML, or a saved release")
+    command.add_argument("file", type=Path, help="report as JSON or HTML, or a release; of a soft prompt its folder")
     command.add_argument("--ledger", help="its ledger; its last line becomes part of the signature")
     command.add_argument("--name", help="which of the ledgers there (default: budget)")
     command.set_defaults(act=act)
@@ -65,12 +65,20 @@ def _ledger(arguments: argparse.Namespace) -> Iterator[LedgerStore | None]:
 def _sign(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.reports.signatures import sign_file
 
+    file = _file_in(arguments.file)
     with _ledger(arguments) as store:
-        signature = sign_file(arguments.file, key=arguments.key, ledger=store, signer=arguments.signer)
-    out = arguments.out or _beside(arguments.file)
+        signature = sign_file(file, key=arguments.key, ledger=store, signer=arguments.signer)
+    out = arguments.out or _beside(file)
     write_new(out, signature.to_json())
     line = "" if signature.ledger is None else f", with line {signature.ledger['line']} of its ledger"
-    return CommandOutput(DONE, f"{arguments.file} is signed in {out}{line}")
+    return CommandOutput(DONE, f"{file} is signed in {out}{line}")
+
+
+def _file_in(path: Path) -> Path:
+    """Returns the file that is signed: of a soft prompt the one that holds the digests of the others."""
+    from langchain_dpicl.released.soft_prompt import OURS
+
+    return path / OURS if path.is_dir() else path
 
 
 def _beside(path: Path) -> Path:
@@ -84,18 +92,20 @@ def _verify(arguments: argparse.Namespace) -> CommandOutput:
     if arguments.key is None and (is_page or arguments.signature is not None or arguments.ledger is not None):
         advice = "A signature needs one, and of a page nothing else is verified."
         raise ConfigurationError(f"--key: expected the public key that you trust, found none. {advice}")
-    data = read_signed(arguments.file)
+    file = _file_in(arguments.file)
+    data = read_signed(file)
     problems: list[str] = []
     words = ["  prices     not computed anew: this is a page; verify the JSON report too"]
     if not is_page:
         words, problems = _recomputed(data)
+        problems.extend(_problems_beside(file))
     if arguments.key is None:
         words.append("  signature  not verified: no --key was given")
     else:
-        said, wrong = _unsigned(data, arguments)
+        said, wrong = _unsigned(data, file, arguments)
         problems.extend(wrong)
         words.extend(("  signature  NOT verified",) if wrong else said)
-    words.insert(0, f"{arguments.file}: {'NOT ' if problems else ''}verified")
+    words.insert(0, f"{file}: {'NOT ' if problems else ''}verified")
     return CommandOutput(WRONG if problems else DONE, "\n".join(words), tuple(f"not verified: {p}" for p in problems))
 
 
@@ -108,12 +118,24 @@ def _recomputed(data: bytes) -> tuple[list[str], list[str]]:
     return [f"  prices     {price}, computed anew from the tickets"], list(found.problems)
 
 
-def _unsigned(data: bytes, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _problems_beside(file: Path) -> Iterator[str]:
+    """Says what is wrong with the files beside that of a soft prompt, of which it holds the digests."""
+    from langchain_dpicl.released.soft_prompt import OURS, SoftPrompt
+
+    if file.name != OURS:
+        return
+    try:
+        SoftPrompt.load(file.parent)
+    except (ConfigurationError, OSError) as error:
+        yield str(error)
+
+
+def _unsigned(data: bytes, file: Path, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Returns what the signature says, and what is wrong with it."""
     from langchain_dpicl._plain_files import read_plain
     from langchain_dpicl.reports.signatures import MOST_OF_SIGNATURE, Signature, problems_of
 
-    text = read_plain(arguments.signature or _beside(arguments.file), MOST_OF_SIGNATURE)
+    text = read_plain(arguments.signature or _beside(file), MOST_OF_SIGNATURE)
     signature = Signature.from_json(text)
     with _ledger(arguments) as store:
         problems = list(problems_of(data, signature, public_key=arguments.key, ledger=store))

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from langchain_dpicl import (
     LabelledPool,
@@ -18,6 +20,7 @@ from langchain_dpicl import (
     SyntheticDocuments,
     verify_report,
 )
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.released import ReleasedWords
 from langchain_dpicl.released.base import Released
 from tests.unit_tests import test_fuzzed_files as made
@@ -89,6 +92,26 @@ class TestEveryReleasedValue:
         ):
             assert again.report == value.report
             assert made.shown(again) == made.shown(value)
+
+    def test_is_signed_and_a_change_is_found(
+        self, values: Mapping[str, Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        place = tmp_path / "file"
+        values[name].save(place)
+        key = Ed25519PrivateKey.generate()
+        (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        shown = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / "key.pub").write_bytes(shown)
+        verify = ["report", "verify", str(place), "--key", str(tmp_path / "key.pub")]
+        assert main(["report", "sign", str(place), "--key", str(tmp_path / "key")]) == 0
+        assert main(verify) == 0
+        assert "that of the given key" in capsys.readouterr().out
+        for file in [place] if place.is_file() else sorted(set(place.iterdir()) - set(place.glob("*.signature.json"))):
+            kept = file.read_bytes()
+            file.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+            assert main(verify) != 0, file.name
+            file.write_bytes(kept)
+        assert main(verify) == 0
 
     def test_shows_its_report_as_a_table(self, values: Mapping[str, Any], name: str) -> None:
         assert str(values[name].report["component"]) in values[name]._repr_html_()
