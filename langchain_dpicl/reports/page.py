@@ -241,7 +241,7 @@ def _recipients(data: Json) -> Iterator[str]:
     yield "<h2>Who receives private text</h2>"
     countries = data["ledger"].get("about", {}).get("countries", {})
     rows = [
-        (component["name"], component["public"].get("model", ""), host, countries.get(host, "not declared"))
+        (component["name"], component["public"].get("model", ""), host, _country(countries, host) or "not declared")
         for share in data["shares"]
         for component in share["components"]
         for host in hosts_of(component)
@@ -250,10 +250,21 @@ def _recipients(data: Json) -> Iterator[str]:
         yield _table(("component", "model", "host, as called", "country, as declared"), rows)
     else:
         yield "<p>No component says that it sends private text anywhere.</p>"
-    if unused := [f"{host} ({place})" for host, place in countries.items() if host not in report_recipients(data)]:
+    called = {name for host in report_recipients(data) for name in (host, _without_port(host))}
+    if unused := [f"{host} ({place})" for host, place in countries.items() if host not in called]:
         yield f"<p>Declared, and not called by any share: {_text(', '.join(unused))}.</p>"
     if named := data.get("allowed_wrappers"):
         yield f"<p>{_text(wrappers_words(named))}</p>"
+
+
+def _country(countries: Json, host: str) -> str | None:
+    """Returns what was declared of a host, with its port or else without."""
+    return countries.get(host) or countries.get(_without_port(host))
+
+
+def _without_port(host: str) -> str:
+    name, _, port = host.rpartition(":")
+    return name if name and port.isdecimal() else host
 
 
 def _limits_of_promise(data: Json) -> Iterator[str]:

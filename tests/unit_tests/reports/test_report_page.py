@@ -125,6 +125,24 @@ def test_a_page_shows_what_was_declared_and_asks_for_the_rest() -> None:
         assert words in text, words
 
 
+@pytest.mark.parametrize(
+    ("declared", "shown"),
+    [
+        ({"h:443": "A"}, "h:443 A"),
+        ({"h": "A"}, "h:443 A"),
+        ({"h": "B", "h:443": "A"}, "h:443 A"),
+        ({"h:8000": "A"}, "h:443 not declared"),
+        ({"443": "A"}, "h:443 not declared"),
+    ],
+)
+def test_a_country_is_of_a_host_with_its_port_or_without(declared: dict[str, str], shown: str) -> None:
+    data = filled(about={"countries": declared}).report().to_dict()
+    data["shares"][0]["components"][0]["public"]["seen_by"] = ["h:443"]
+    text = re.sub(r"\s+", " ", Reader(page_of(data, ())).text)
+    assert f"votes <b>tiny</b> {shown}" in text
+    assert ("not called by any share" in text) is ("not declared" in shown.split(" ", 1)[1])
+
+
 def by_response(prior: float, epsilon: float, delta: float) -> tuple[float, float]:
     """The worst mechanism of this price, answer by answer: the belief in the truth after an answer that does not tell
     everything, at most, and on average over all answers."""
