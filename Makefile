@@ -39,7 +39,7 @@ PIP = -q --disable-pip-version-check --no-input --no-compile -c tests/torch.txt
 LOCKED = -q --disable-pip-version-check --no-input --no-compile --require-hashes --no-deps -r
 STAMP = pyproject.toml tests/torch.txt
 
-.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol windows mutation fuzz cassettes lock server-demo bench bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-facts bench-ledger bench-evaluate bench-growing bench-ray tables notebooks postgres model docs pictures clean
+.PHONY: demo test planted audit steady check-tests check-benches check-rest check-source check-wheel check-leaks lint house leaks leaks-observers providers faults protocol windows mutation fuzz cassettes lock server-demo bench bench-recorded bench-rehearse bench-trec bench-embedded bench-voting bench-pate bench-mechanisms bench-local bench-soft-prompts bench-membership bench-evolution bench-documents bench-retrieval bench-facts bench-ledger bench-evaluate bench-growing bench-ray tables notebooks postgres model docs release-check pictures clean
 
 demo: .venv/.ready  ## the main job, offline: private questions in, private demonstrations out
 	.venv/bin/python examples/demo.py
@@ -217,6 +217,10 @@ docs: .venv-docs/.ready notebooks  ## the site, into out/site, with the notebook
 	@echo "out/site/index.html"
 	.venv-docs/bin/python docs/tools/check_site.py
 
+# Beside the tests of the wheel: a release is what a user installs.
+release-check: check-wheel .venv-release/.ready  ## all of a release but the upload: two builds that are the same, metadata, versions, bill of materials; into out/release (or ARGS="--tag v0.1.0")
+	.venv-release/bin/python tests/check_release.py $(ARGS)
+
 pictures: .venv/.ready  ## draw the pictures of the pages anew (docs/pictures)
 	.venv/bin/python docs/tools/pictures.py
 
@@ -276,6 +280,13 @@ lock: .venv-lock/.ready  ## tests/constraints.txt anew: the newest version of ev
 	.venv-docs/bin/python -m pip install $(PIP) --group docs
 	touch $@
 
+.venv-release/.ready: $(STAMP)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install $(PIP) --upgrade 'pip>=25.1'
+	.venv-release/bin/python -m pip install $(PIP) --group release
+	touch $@
+
 .venv-bench/.ready: $(STAMP)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv-bench
@@ -285,4 +296,4 @@ lock: .venv-lock/.ready  ## tests/constraints.txt anew: the newest version of ev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-test .venv-bench .venv-docs .venv-lock .venv-leaks-* .venv-providers-* build dist out .coverage
+	rm -rf .venv .venv-test .venv-bench .venv-docs .venv-release .venv-lock .venv-leaks-* .venv-providers-* build dist out .coverage
