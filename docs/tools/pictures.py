@@ -11,15 +11,23 @@ import importlib
 import io
 import statistics
 import sys
+import tempfile
 import textwrap
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import browser
 from matplotlib.figure import Figure
 from PIL import Image
 
-from langchain_dpicl import Budget, DPVotingRunnable, EmbeddedLLM, PrivateExamples
+from langchain_dpicl import (
+    Budget,
+    DPVotingRunnable,
+    EmbeddedLLM,
+    PrivacyBudgetCallbackHandler,
+    PrivateExamples,
+)
 from langchain_dpicl.audit import AuditResult, audit
 from langchain_dpicl.audit.plots import plot_claimed_audited
 from langchain_dpicl.options import LabelAnswers, Rows
@@ -64,6 +72,39 @@ def report() -> PrivacyReport:
     ]
     header = dataclasses.replace(made.ledger, stamp=START.isoformat())
     return dataclasses.replace(made, shares=tuple(stamped), ledger=header)
+
+
+ABOUT: dict[str, Any] = {
+    "purpose": "answers and examples for the support assistant",
+    "owner": "Support, A. Owner",
+    "approver": "Data protection, B. Officer, 2 March 2026",
+    "retention": "messages 24 months, ledger and reports 5 years",
+    "countries": {"llm.bank.example": "Germany"},
+}
+
+
+def page(name: str) -> None:
+    """Photographs the upper part of a report's page; does nothing where no Chromium is installed."""
+    program = browser.chromium()
+    if program is None:
+        print(f"{name}: left as it is, because no Chromium is installed")
+        return
+    with tempfile.TemporaryDirectory() as folder, browser.served(Path(folder)) as address:
+        ledger = PrivacyBudgetCallbackHandler.create(
+            Path(folder, "budget.db"), epsilon=1.0, delta=1e-6, name="support 2026", about=ABOUT
+        ).budget
+        ledger.bind(PrivateExamples([], public_size=12_000, dataset_id="messages-2026", unit_key="customer"))
+        shown = {"model": "mistral-small", "seen_by": ["llm.bank.example:443"]}
+        for component, scale, epsilon in (("ask", 0.6, 0.5), ("demonstrations", 0.3, 0.3)):
+            tickets = [Ticket("answer", SubsampledEvent(BoundedRangeEvent(scale), 0.02), max_count=200)]
+            ledger.declare(component, tickets=tickets, epsilon=epsilon, public=shown).reserve("answer")
+        ledger.report().save_html(Path(folder, "report.html"))
+        ledger.close()
+        with browser.Browser(program) as chromium:
+            chromium.screen(800, 1000)
+            chromium.open(f"{address}/report.html")
+            chromium.screenshot(Path(folder, "page.png"), height=1420)
+        write(Image.open(Path(folder, "page.png")).convert("RGB"), name, width=800)
 
 
 def audited() -> list[AuditResult]:
@@ -143,7 +184,11 @@ def save(figure: Figure, name: str, *, width: int) -> None:
     """Writes a small PNG of so many pixels, with 256 colours."""
     whole = io.BytesIO()
     figure.savefig(whole, format="png", dpi=150)
-    picture = Image.open(whole).convert("RGB")
+    write(Image.open(whole).convert("RGB"), name, width=width)
+
+
+def write(picture: Image.Image, name: str, *, width: int) -> None:
+    """Writes a picture with so many pixels across and 256 colours."""
     picture = picture.resize((width, picture.height * width // picture.width), Image.Resampling.LANCZOS)
     few = picture.quantize(COLORS, dither=Image.Dither.NONE)
     few.save(OUT / name, optimize=True)
@@ -153,6 +198,7 @@ def save(figure: Figure, name: str, *, width: int) -> None:
 def main() -> None:
     """Draws all of them."""
     save(front(), "front.png", width=780)
+    page("report.png")
     found = report()
     save(plot_budget(found), "budget.png", width=1200)
     save(plot_epsilon_delta(found), "epsilon-delta.png", width=700)

@@ -33,6 +33,7 @@ _STYLE = """
 .dpicl-report table { border-collapse: collapse; width: 100%; margin: .4rem 0; color: inherit; background: none }
 .dpicl-report th, .dpicl-report td { border-bottom: 1px solid var(--line); padding: .3rem .5rem .3rem 0;
   text-align: left; vertical-align: top; background: none }
+.dpicl-report td[data-of=component] { min-width: 8rem }
 .dpicl-report th { color: var(--soft); font-weight: 600 }
 .dpicl-report .lead { background: var(--pale); border-left: 4px solid var(--fill); padding: .6rem .9rem }
 .dpicl-report .bar { display: flex; height: 1.5rem; background: var(--pale); border: 1px solid var(--line) }
