@@ -15,6 +15,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ConfigurationError, LedgerError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerAbout, LedgerHeader
+from langchain_dpicl.reports.claims import report_digest
 from langchain_dpicl.stores import SQLiteStore
 
 ABOUT = {
@@ -168,3 +169,12 @@ def test_the_command_refuses_a_country_without_its_host(
     assert main(["ledger", "create", str(tmp_path / "budget.db"), "--epsilon=4", "--delta=1e-6", *words]) == 2
     assert "HOST=COUNTRY" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("about", [{"x": "y"}, {"purpose": ""}, "support"])
+def test_a_report_with_another_declaration_does_not_verify(about: Any) -> None:
+    data = Budget(epsilon=4.0, delta=1e-6, about=ABOUT).report().to_dict()
+    data["ledger"]["about"] = about
+    data["digest"] = report_digest({name: value for name, value in data.items() if name != "digest"})
+    [problem] = verify_report(data).problems
+    assert "cannot be read" in problem
