@@ -47,9 +47,9 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "Presidio": ("faq", "sign-off/officer"),
     "PIIMiddleware": ("faq", "sign-off/officer"),
     "OWASP LLM02": ("faq", "sign-off/officer"),
-    "NIST SP 800-226": ("sign-off/officer",),
+    "NIST SP 800-226": ("faq", "sign-off/officer"),
     "GDPR": ("faq", "sign-off/officer", "sign-off/dpia"),
-    "sign a report": ("budget", "cli", "sign-off/officer"),
+    "sign a report": ("faq", "budget", "cli", "sign-off/officer"),
     "docker": ("production", "faq"),
     "how do I deploy": ("faq", "production"),
     # The FAQ answers short; who names a thing is led to its own page.
