@@ -206,20 +206,23 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown() -> Shown:
-    """What the page shows of a comparison, and what the command prints; the second print is free."""
+    """What the page shows of a plan, and what the command prints with a comparison; the second print is free."""
     found = re.search(r"```console\n\$ dpicl (plan --public-size 500 .*?)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
     printed = []
+    command = shlex.split(found[1].replace(" --no-compare", ""))
     for more in ([], ["--json"]):
         with redirect_stdout(io.StringIO()) as stream:
-            assert main([*shlex.split(found[1]), *more]) == 0
+            assert main([*command, *more]) == 0
         printed.append(stream.getvalue())
     return Shown(found[1], found[2], printed[0], json.loads(printed[1]))
 
 
 class TestComparison:
     def test_the_page_shows_what_the_command_prints(self, shown: Shown) -> None:
-        assert shown.text == shown.page
+        assert shown.command.endswith(" --no-compare")
+        assert shown.page.startswith("epsilon 0.5000")
+        assert shown.text.startswith(shown.page)
 
     def test_it_has_every_mechanism_and_every_way_to_sample(self, shown: Shown) -> None:
         options = shown.out["options"]
