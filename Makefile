@@ -55,7 +55,7 @@ check-tests: .venv-test/.ready
 	.venv-test/bin/pytest -n 2 --dist worksteal -m "not planted and not audited and not benches" --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
 	.venv-test/bin/python tests/check_coverage.py
 
-# In what the tests leave of the processors while they wait for servers and processes; told in one piece, as tests report too.
+# In what the tests leave of the processors while they wait for servers and processes; shown in one piece, as tests report too.
 check-rest: .venv-test/.ready
 	@mkdir -p out
 	@nice -n 10 $(MAKE) --no-print-directory check-source check-leaks > out/check-rest.txt 2>&1; \
@@ -85,6 +85,7 @@ check-source: .venv-test/.ready
 	.venv-test/bin/basedpyright --pythonpath .venv-test/bin/python
 	.venv-test/bin/lint-imports
 	.venv-test/bin/python tests/check_secrets.py
+	.venv-test/bin/python -m tests.check_style
 
 # Makes its own environment, while that of the tests is made.
 check-wheel:  ## the README's install and code, in an empty environment
@@ -99,6 +100,7 @@ lint: .venv-test/.ready
 	.venv-test/bin/mypy
 	.venv-test/bin/basedpyright --pythonpath .venv-test/bin/python
 	.venv-test/bin/lint-imports
+	.venv-test/bin/python -m tests.check_style
 
 house: .venv-test/.ready  ## lines, files, circles, core, import times, each beside its goal (or ARGS=--list, ARGS=--strict)
 	.venv-test/bin/python tests/check_house.py $(ARGS)
@@ -168,7 +170,7 @@ bench-local: .venv-bench/.ready  ## a local model, side by side: re-prefill per 
 bench-soft-prompts: .venv-bench/.ready  ## soft prompts and prefixes under DP-SGD: accuracy by epsilon, speed and memory beside peft and Opacus (or ARGS="--parts speed")
 	.venv-bench/bin/python benchmarks/bench_soft_prompts.py --data $(if $(filter file,$(origin DATA)),$(SOFT_DATA),$(DATA)) --corpus $(CORPUS) --public $(SOFT_PUBLIC) $(ARGS)
 
-tables: .venv-bench/.ready  ## every method on every data set, and what it costs; goes on where it was stopped (or ARGS="--quick", ARGS="--ablations", ARGS="--show")
+tables: .venv-bench/.ready  ## every method on every data set, and what it costs; continues where it stopped (or ARGS="--quick", ARGS="--ablations", ARGS="--show")
 	.venv-bench/bin/python benchmarks/bench_tables.py --data $(if $(filter file,$(origin DATA)),$(TABLES_DATA),$(DATA)) $(ARGS)
 
 bench-membership: .venv/.ready  ## membership inference: prompts of real records and every component (or DATA=FILE, ARGS="--parts prompts")

@@ -23,7 +23,7 @@ from langchain_dpicl.privacy.extensions.logit_sums import LOGIT_MECHANISMS
 
 RECORDS = 400
 NOISE, LITTLE_NOISE = 20.0, 0.02
-"""Noise over sensitivity. It costs no time. Of probabilities it has to be little, lest it draws the end of the text."""
+"""Noise over sensitivity. It costs no time. Of probabilities it has to be little, or it draws the end of the text."""
 EPSILON = 1e6
 Job = Callable[[], int]
 """What is timed: returns the tokens that it wrote."""

@@ -23,7 +23,7 @@ WAYS: dict[str, tuple[str, Literal["run"] | None]] = {
     "sample per text, gumbel": ("gumbel", "run"),
     "sample per text, recentered_clip": ("recentered_clip", "run"),
 }
-"""Whoever redraws at every token reads all prompts anew for each; whoever keeps the sample keeps the cache."""
+"""A run that redraws at every token reads all prompts again for each; one that keeps the sample keeps the cache."""
 ROWS = 80
 SIZE = 1_500
 _WORDS = {"DESC": "description", "ENTY": "thing", "HUM": "person", "LOC": "place", "NUM": "number"}

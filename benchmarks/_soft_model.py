@@ -99,7 +99,7 @@ def base_model(size: BaseSize, read: Callable[[], Corpus], *, kept: Path, say: C
       size: how it is made.
       read: gives the public text.
       kept: folder of such folders.
-      say: is told where the work stands.
+      say: gets how far the work is.
     """
     sources = "".join(
         Path(__file__).with_name(name).read_text("utf-8") for name in ("_soft_model.py", "_soft_corpus.py")

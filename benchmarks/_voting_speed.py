@@ -45,7 +45,7 @@ class InstantEngine:
 
 
 def voter(llm: Any, *, max_queries: int, **options: Any) -> DPVotingRunnable:
-    """Returns a Runnable of 10 slots of 4 shots on 8,000 made-up records unless told otherwise; ledger in memory."""
+    """Returns a Runnable of 10 slots of 4 shots on 8,000 made-up records by default; ledger in memory."""
     records = [{"text": f"question number {i} about my money", "queue": LABELS[i % 2]} for i in range(8_000)]
     private = PrivateExamples(
         records, label_key="queue", labels=LABELS, public_size={LABELS[0]: 4_000, LABELS[1]: 4_000}

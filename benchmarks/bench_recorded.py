@@ -13,7 +13,7 @@ no text and no prompt.
 
 On a random half of the questions `estimate_facts` fits three numbers, from which `vote_chances` predicts the chance of
 the right label; it is compared with what the votes of the other half bring. Beside it stands a planner that takes rows
-for independent, and is told the measured half's true share of right rows. Of the noise every number is exact; one part
+for independent, and has the measured half's true share of right rows. Of the noise every number is exact; one part
 draws samples and noise from the operating system and compares. Splits and replayed rows have constant public seeds.
 """
 

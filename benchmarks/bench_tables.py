@@ -1,7 +1,7 @@
 """Every method on every data set: zero-shot, instruction only, private at several epsilons, without privacy; and costs.
 
 Each finished cell (method, data set, column, seed) is one line of cells.jsonl under --out, and is never run again: a
-run that was killed goes on where it stopped. Seeds are of the public choices (which questions, which public inputs,
+run that was killed continues where it stopped. Seeds are of the public choices (which questions, which public inputs,
 which order of demonstrations); samples and noise always come from the operating system. The columns without privacy
 read the records as they are: give files that are nobody's secret.
 

@@ -9,7 +9,7 @@ hangs up once (a retry runs a node again), and a person has to approve (an inter
 spent. Three things see to that:
 
 - the vote is a node of its own, so its answer is in the checkpoint before anything behind it can fail or wait;
-- the voter remembers what it told a thread: asked the same again, it tells the same, free (`source="memo"`);
+- the voter remembers what it answered a thread: asked the same again, it tells the same, free (`source="memo"`);
 - `memo=` keeps that in a file beside the ledger, so another process knows it too, also after a crash.
 
 The tool charges a thread three questions at most, counted by the ledger; a refusal is a message that the agent reads.

@@ -117,7 +117,7 @@ def plan_demonstrations(
 
 
 def as_chain(released: DPFewShotPromptTemplate, engine: HuggingFaceBackend) -> Runnable[dict[str, str], str]:
-    """Serves the released demonstrations with the model that wrote them; free, for ever."""
+    """Serves the released demonstrations with the model that wrote them; free, any number of times."""
     return released | ChatLocal(backend=engine, max_tokens=6, stop=["\n"]) | StrOutputParser()
 
 

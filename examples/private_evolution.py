@@ -73,7 +73,7 @@ def main() -> None:
         for votes in rounds:
             best = max(votes, key=lambda text: votes[text])
             print(f"   {votes[best]:7.1f}  {best}")
-    print("prompt    free to use, for ever, with any model")
+    print("prompt    free to use, without limit, with any model")
     print(prompt.format(input="why was my card declined?"))
 
 

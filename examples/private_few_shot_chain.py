@@ -2,7 +2,7 @@
 
     python examples/private_few_shot_chain.py
     python examples/private_few_shot_chain.py release demonstrations.json      where the records are, once
-    python examples/private_few_shot_chain.py serve demonstrations.json        anywhere, for ever, free
+    python examples/private_few_shot_chain.py serve demonstrations.json        anywhere, without limit, free
 
 What passes from one side to the other is a plain JSON file: demonstrations, and the report of what they cost, which
 the serving side checks. The "private" records are made up by `bank_questions.py`.

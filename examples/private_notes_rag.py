@@ -9,7 +9,7 @@ because of all the others, stands in the answer word for word, and adding a note
 1. a fresh secret sample of notes, drawn without a look at the question, goes into many small prompts, and each says
    which page of the handbook solved such a case. Noise on the votes decides: one ticket (`DPVotingRunnable`);
 2. the pages with most noisy votes are retrieved. They are public;
-3. a model writes the answer from those pages. It never sees a note, so any provider may do it.
+3. a model writes the answer from those pages. It never sees a note, so any provider can do it.
 
 Question and pages are public. The "private" notes are made up; the embedded model, in this process, sees them.
 """
@@ -68,7 +68,7 @@ def private_notes() -> list[dict[str, str]]:
 
 
 class NotesRetriever(BaseRetriever):
-    """Finds public pages by a private vote of notes; a stock retriever for whoever stands behind it.
+    """Finds public pages by a private vote of notes; a stock retriever for the chain behind it.
 
     `metadata` of a page holds its noisy votes and the receipt, which are public.
     """

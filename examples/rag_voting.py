@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> None:
     asked = [record["text"] for record in new_questions(num_per_label=2)]
     for state in chain.batch([{"input": text} for text in asked]):
         print(f"{state['input']}\n   -> {state['reply']}")
-    last = chain.invoke({"input": asked[0]})["topic"].receipt  # asked before: told again, free
+    last = chain.invoke({"input": asked[0]})["topic"].receipt  # asked before: answered again, free
     print(f"\n{last.source}: {last.tickets} tickets, {last.queries_left} of {voter.plan.max_queries} queries left")
     print(budget.report())
 

@@ -2,8 +2,8 @@
 
     python examples/retrieval_voting.py
 
-Each private question may take part in ten answers; one that has done so leaves silently, and nobody is told. The share
-of the budget is paid once, before the first is looked at. The "private" records are made up by `bank_questions.py`.
+Each private question may take part in ten answers; one that has done so leaves silently, and nothing shows it. The
+share of the budget is paid once, before the first is looked at. `bank_questions.py` makes the "private" records up.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make_voter() -> tuple[DPRetrievalVotingRunnable, PrivacyBudgetCallbackHandle
             LocalEmbeddings(),  # sees every private question; runs here
             similarity_threshold=0.4,  # chosen on invented questions: public
             participations=PARTICIPATIONS,
-            slots=64,  # model calls of every answer, whoever takes part
+            slots=64,  # model calls of every answer, however many take part
         ),
         budget=budget,
         epsilon=3.0,

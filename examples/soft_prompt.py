@@ -38,7 +38,7 @@ PUBLIC_STEPS = 80
 
 
 def public_lines() -> list[str]:
-    """Public exercises that make the model read questions: it is told whether to name the topic, or the next one."""
+    """Public exercises that make the model read questions: it reads whether to name the topic, or the next one."""
     lines = []
     for record in bank_questions(num_per_label=60, seed=1):  # stands for questions that the bank has published
         place = LABELS.index(record["label"])
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
         run.run()  # this is what costs
         run.result.save(f"{folder}/prompt")
 
-        prompt = SoftPrompt.load(f"{folder}/prompt")  # free from here on, and for ever
+        prompt = SoftPrompt.load(f"{folder}/prompt")  # free from here on
         checked = verify_report(prompt)
         print(f"trained  {prompt}, verified: {checked.ok}, epsilon {checked.epsilon:.4f}")
         classifier = SoftPromptClassifier(model, prompt)

@@ -1,4 +1,4 @@
-"""A RAG app over private notes that are searched for ever and paid for once, offline.
+"""A RAG app over private notes that are searched without limit and paid for once, offline.
 
     python examples/synthetic_documents.py
     python examples/synthetic_documents.py --ask "My money has not arrived"

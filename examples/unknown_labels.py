@@ -2,8 +2,8 @@
 
     python examples/unknown_labels.py
 
-A pile of questions has a topic each, typed by whoever took the call. Nobody has a list of the topics, and listing what
-occurs in the pile would publish the one topic that names a customer. So here
+A pile of questions has a topic each, typed by the clerk who took the call. Nobody has a list of the topics, and listing
+what occurs in the pile would publish the one topic that names a customer. So here
 
 1. the number of customers is counted, with noise: one ticket;
 2. topics that enough customers share are found, each with a noisy count, in one spelling: one ticket, most of its delta

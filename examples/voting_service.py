@@ -138,7 +138,7 @@ class Question(BaseModel):
 class Answer(BaseModel):
     """What a caller gets; `receipt` is proof that the ledger holds a line for it.
 
-    `queries_left` is null where the ledger went out behind the answer, which is paid and told all the same.
+    `queries_left` is null where the ledger went out behind the answer, which is paid and given all the same.
     """
 
     label: str
@@ -148,7 +148,7 @@ class Answer(BaseModel):
 
 
 class Service:
-    """The voter and its ledger between start and shutdown, and what may be told of them: public values only."""
+    """The voter and its ledger between start and shutdown, and what may be shown of them: public values only."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

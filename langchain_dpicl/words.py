@@ -297,7 +297,7 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
           max_values: most words that a unit casts. Fewer words need fewer units each; more are for breadth, such as 32.
           deny: public words that are never released; each entry stands for all its words.
           pairs: whether a second release finds pairs of released words that are neighbours: with them, two attributes
-            that have the same values can be told apart. It shares epsilon and delta with the first.
+            that have the same values can be distinguished. It shares epsilon and delta with the first.
           budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig with a handler; None: the context's.
           epsilon: this component's share of the budget (its noise is calibrated to it).
           noise: a `Noise` without a mechanism: multiplier over the L2 sensitivity, and delta, half of which goes to the

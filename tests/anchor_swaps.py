@@ -35,7 +35,7 @@ class Reads:
 
 
 def lagging(anchor: DictAnchor, store: LedgerStore) -> None:
-    """Takes the anchor back to where a process that died before it told its last line left it."""
+    """Takes the anchor back to where a process that died before it sent its last line left it."""
     line = store.records(0)[-2]
     anchor.known = dict.fromkeys(anchor.known, (line.seq, line.hash))
 

@@ -308,7 +308,7 @@ def label_of_the_true_votes(patch: Patch) -> None:
 
 
 def memo_for_everybody(patch: Patch) -> None:
-    """What one tenant was told, all are told."""
+    """What one tenant got, all get."""
     recall, remember, one = TenantRegistry.recall, TenantRegistry.remember, TenantRegistry().of({})
     patch.setattr(TenantRegistry, "recall", lambda self, tenant, key: recall(self, one, key))
     patch.setattr(TenantRegistry, "remember", lambda self, tenant, key, told: remember(self, one, key, told))

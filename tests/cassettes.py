@@ -109,7 +109,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def record(job: Job) -> None:
-    """Runs a scenario against whoever answers and keeps the conversation."""
+    """Runs a scenario against the server that answers and keeps the conversation."""
     with tempfile.TemporaryDirectory() as folder, job.serve() as target:
         part = Path(folder) / "part.yaml"
         header = {"scenario": job.scenario, "answered_by": job.source, **target.public()}

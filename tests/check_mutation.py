@@ -2,7 +2,7 @@
 
 First the 19 bugs of published code, planted in ours (`tests/mutation/privacy_mutants.py`): all have to be seen. Then a
 random sample of every group of modules, the same in every run; with --all every change, which takes many hours.
-With --kept it goes on where it was stopped, with --again it tries those that survived once more; with --only TEXT
+With --kept it continues where it stopped, with --again it tries those that survived once more; with --only TEXT
 those whose name matches. At most --seconds of tests,
 the quickest first, run against one change: a change that a longer test would have killed counts as survived.
 """
@@ -239,7 +239,7 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--long", action="store_true", help="with the long tests, too")
-    parser.add_argument("--kept", action="store_true", help="goes on where the last run was stopped, with what it knew")
+    parser.add_argument("--kept", action="store_true", help="continues where the last run stopped, with what it knew")
     parser.add_argument("--planted", action="store_true", help="the bugs of published code alone")
     parser.add_argument("--changes", action="store_true", help="the small changes alone")
     parser.add_argument("--watch", action="store_true", help=argparse.SUPPRESS)

@@ -2,7 +2,7 @@
 
 Each observer has a process of its own, and each package an environment of its own, made here from the dependency group
 `observers`: their requirements exclude each other. An environment has the packages that this one lacks, and is kept for
-the next run. A package that cannot be installed or started is told as "not run".
+the next run. A package that cannot be installed or started is shown as "not run".
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def observe(one: Observer, python: Path) -> Row:
 
 
 def _last_line(said: str) -> str:
-    """The last line that tells of an error, or the last."""
+    """The last line that names an error, or the last."""
     lines = said.strip().splitlines() or [""]
     return next((line for line in reversed(lines) if "error" in line.lower()), lines[-1]).strip()[:200]
 

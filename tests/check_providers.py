@@ -123,7 +123,7 @@ def faults(case: Case, found: Mapping[str, Any], num_private: int, said: str, *,
 
 
 def _last_line(said: str) -> str:
-    """Returns the last line that tells of an error, or the last."""
+    """Returns the last line that names an error, or the last."""
     lines = said.strip().splitlines() or [""]
     return next((line for line in reversed(lines) if "error" in line.lower()), lines[-1]).strip()[:300]
 

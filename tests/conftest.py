@@ -180,7 +180,7 @@ def leave_dropped_clients_alone() -> None:
     """Lets the collector close the sockets of dropped clients, and nobody else.
 
     An SDK's client that is collected asks the running loop to close its connections later. Their sockets are closed by
-    then: the loop stops reading file numbers that belong to another test's connections, which then wait for ever.
+    then: the loop stops reading file numbers that belong to another test's connections, which then wait without end.
     """
     for module, name in ASYNC_CLIENTS:
         client = getattr(sys.modules.get(module), name, None)

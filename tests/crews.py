@@ -91,7 +91,7 @@ class Crew(Executor):
 
 
 class House:
-    """A ledger and a memo in files, what their workers are told, and components on them."""
+    """A ledger and a memo in files, what their workers get, and components on them."""
 
     def __init__(self, folder: Path, *, epsilon: float = 100.0) -> None:
         self.ledger, self.memo = folder / "ledger.db", folder / "memo.db"

@@ -81,7 +81,7 @@ def charged(budget: Any) -> int:
 
 
 def evolution(records: Sequence[Any] = RECORDS, **options: Any) -> PrivateEvolution:
-    """An evolution without noise to speak of, unless told otherwise."""
+    """An evolution without noise to speak of, by default."""
     declared = options.pop("declared", {"public_size": len(RECORDS)})
     private = options.pop("private", None) or PrivateExamples(records, **declared)
     given: dict[str, Any] = {

@@ -140,7 +140,7 @@ def charged(component: Any) -> int:
 
 
 def build(records: Sequence[Any] = RECORDS, **options: Any) -> DPFreeFormRunnable:
-    """A component whose sample is everybody and whose noise is next to nothing, unless told otherwise."""
+    """A component whose sample is everybody and whose noise is next to nothing, by default."""
     private = options.pop("private", None) or PrivateExamples(records, public_size=len(RECORDS))
     given: dict[str, Any] = {
         "llm": Writer(),

@@ -58,21 +58,21 @@ def redirect(status: int, *, loops: bool = False) -> Manner:
 
 
 def dripped_body(plain: Any, _: bytes, __: str, served: Served) -> None:
-    """One byte now and then, for ever."""
+    """One byte now and then, without end."""
     plain.sendall(OK_HEADERS + b"content-length: 1000000\r\n\r\n")
     while not served.ended.wait(0.02):
         plain.sendall(b" ")
 
 
 def dripped_headers(plain: Any, _: bytes, __: str, served: Served) -> None:
-    """One header now and then, for ever."""
+    """One header now and then, without end."""
     plain.sendall(OK_HEADERS)
     while not served.ended.wait(0.02):
         plain.sendall(b"x: y\r\n")
 
 
 def endless_status(status: int) -> Manner:
-    """An informational status, such as 100 or 103, for ever."""
+    """An informational status, such as 100 or 103, without end."""
 
     def answer(plain: Any, _: bytes, __: str, served: Served) -> None:
         while not served.ended.wait(0.002):
@@ -89,7 +89,7 @@ def endless_chunks(plain: Any, _: bytes, __: str, served: Served) -> None:
 
 
 def says_nothing(_: Any, __: bytes, ___: str, served: Served) -> None:
-    """Nothing, for ever."""
+    """Nothing, without end."""
     served.ended.wait()
 
 

@@ -16,7 +16,7 @@ from tests.contracts.front_room import CANARY
 
 LABELS = ("card", "transfer")
 CARD, WIRE, MUTE = "my card is lost", "wire it abroad", "hmm"
-# Noise so small that the votes decide; its cost is of no interest where this is used. Nor is chance: of forty units each
+# Noise so small that the votes decide; its cost is of no interest where this is used. Chance is of none either: of forty units each
 # is in a sample with probability one half, and two votes are needed; fewer than three rows come with probability 1e-9.
 QUIET = Noise(multiplier=0.05)
 PLAIN = LabelAnswers(abstain_below=0.1, calibrate=False)

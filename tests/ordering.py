@@ -8,7 +8,7 @@ import pytest
 
 
 def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
-    """Returns the items in another order; those of a module stay together, as fixtures of modules are dear."""
+    """Returns the items in another order; those of a module stay together, as fixtures of modules are expensive."""
     coins = random.Random(seed)
     modules: dict[str, list[pytest.Item]] = {}
     for item in items:

@@ -96,7 +96,7 @@ def everything(depth: int = 3, *, on_sample: bool = False, in_branch: bool = Fal
 
 
 def split(partition: str, branch: st.SearchStrategy[Event]) -> st.SearchStrategy[ParallelEvent]:
-    """Two or three labels with a branch each; one may do what another does on everybody, on a sample."""
+    """Two or three labels with a branch each; one can do what another does on everybody, on a sample."""
     tables = st.dictionaries(st.sampled_from("abc"), branch, min_size=2, max_size=3)
     return tables.map(lambda table: ParallelEvent(partition, tuple(table.items())))
 

@@ -379,7 +379,7 @@ THREATS: dict[str, Threat] = {
         ),
     ),
     "M11": Threat(
-        "an answer told again",
+        "an answer given again",
         (
             "unit_tests/voting/test_voting.py::test_who_asks_again_is_told_again_for_free",
             "unit_tests/runs/test_tenants.py::test_memory_is_bounded_in_tenants_too",

@@ -47,7 +47,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 START = datetime(2026, 3, 2, 8, tzinfo=UTC)
 COLORS = 256
 
-# Who released what, and how many days after the start; None: declared, and nothing released yet.
+# Component, what it released, and how many days after the start; None: declared, and nothing released yet.
 SHARES: tuple[tuple[str, Event, int, float | None], ...] = (
     ("demonstrations", SubsampledEvent(RepeatedEvent(BoundedRangeEvent(0.5), 8), 0.02), 10, 1.0),
     ("ticket triage", SubsampledEvent(BoundedRangeEvent(0.8), 0.02), 500, 4.0),

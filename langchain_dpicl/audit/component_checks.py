@@ -37,7 +37,7 @@ _TOGETHER = 20.0
 
 
 def check_sampler_rate(release: ReleasePlan, *, name: str = "sampler: rate") -> AuditResult:
-    """Checks how often units are drawn, whether one draw tells of the next, and that nobody is drawn twice.
+    """Checks how often units are drawn, whether one draw reveals the next, and that nobody is drawn twice.
 
     Tests: inclusions (binomial), pairs of units in one draw and a unit in two draws that follow each other (binomial,
     disjoint pairs). So few units are drawn from that no slot is ever too full; how full slots are cut is not looked at.

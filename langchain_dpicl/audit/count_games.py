@@ -207,7 +207,7 @@ def check_contribution(release: CountPlan) -> AuditResult:
 
 
 def check_noise(release: CountPlan | OutcomePlan, *, draws: int = 4_000) -> AuditResult:
-    """Checks the tails of the plan's own noise, whether one count tells of the next, and that one unit gets noise too.
+    """Checks the tails of the plan's own noise, whether one count reveals the next, and that one unit gets noise too.
 
     Binomial tests, exact; against scipy's laws, a second source.
     """
@@ -440,7 +440,7 @@ def check_topics(plan: DocumentsPlan) -> AuditResult:
 
 
 def _pools(name: str, texts: list[str], declared: tuple[str, ...], labels: tuple[str, ...]) -> dict[str, set[int]]:
-    """Returns which units stand in the pool of each place, told by a field of their own."""
+    """Returns which units stand in the pool of each place, by a field of their own."""
     records = [{name: text, "unit": str(place)} for place, text in enumerate(texts)]
     private = PrivateExamples(records, text_key=name, fields=("unit",), public_size=10)
     made = split_by_topics(private, dataset_id="audited", topic_key="topic", public_size=dict.fromkeys(labels, 1))
@@ -453,7 +453,7 @@ def _pools(name: str, texts: list[str], declared: tuple[str, ...], labels: tuple
 
 
 def check_topic_choice(plan: DocumentsPlan, *, runs: int = 40) -> AuditResult:
-    """Checks on whole runs that topics are those of the largest noisy counts: the exact ones would tell of one unit.
+    """Checks on whole runs that topics are those of the largest noisy counts: the exact ones would reveal one unit.
 
     The noise is wide beside the one unit, so that the order of its counts and of the others is a matter of chance.
     """

@@ -279,7 +279,7 @@ class LabelGame(Game):
 
     Attributes:
       together: inputs of one trial on one secret sample, which has a labeler of its own; None: each input is a trial.
-      question: what the outcome tells of, and with it which event must cover it: all of a release, or with
+      question: what the outcome reveals, and with it which event must cover it: all of a release, or with
         Confident-GNMax whether the "test" was passed, or the "answer" alone.
     """
 
@@ -363,7 +363,7 @@ class LabellingSide:
         return entries
 
     def faults(self) -> Iterator[str]:
-        """Yields what is wrong with the tickets, and whether the run goes on where its share is spent."""
+        """Yields what is wrong with the tickets, and whether the run continues where its share is spent."""
         if tickets_left(self.labeler) != tickets_expected(self.labeler, self._num_asked, self._answered):
             yield "tickets: the ledger holds another number of them than were paid"
         is_over = self.counts.total() == self.game.runs

@@ -331,7 +331,7 @@ def audit(
       - No record of the subject is read, no ticket of its budget is spent.
       - It runs in a context of its own, untraced: budgets, handlers and tracers of the caller's context see none of it.
       - A check that ends with an exception is a result, "failed", and the others are played. Of the exception only the
-        name of its class is told; its text may quote anything.
+        name of its class is shown; its text may quote anything.
 
     Args:
       subject: a component, a plan, or the JSON of `dpicl plan --json` as a mapping; see `Subject`.
@@ -381,14 +381,14 @@ def _play_checks(checks: Iterator[AuditCheck]) -> Iterator[AuditResult]:
     while True:
         try:
             check = _alone(lambda: next(checks, None))
-        except Exception as error:  # noqa: BLE001  told in the result
+        except Exception as error:  # noqa: BLE001  shown in the result
             yield _failed_result("the next check, and all that would have followed", error)
             return
         if check is None:
             return
         try:
             result = _alone(check.play)
-        except Exception as error:  # noqa: BLE001  told in the result
+        except Exception as error:  # noqa: BLE001  shown in the result
             result = _failed_result(check.name, error)
         yield result
 

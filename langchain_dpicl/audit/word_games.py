@@ -157,7 +157,7 @@ def check_contribution(release: WordRelease, what: str = "words") -> AuditResult
 
 
 def check_noise(release: WordRelease, what: str = "words", *, draws: int = 4_000) -> AuditResult:
-    """Checks the tails of the noise on sums far above the threshold, and whether one tells of the next."""
+    """Checks the tails of the noise on sums far above the threshold, and whether one reveals the next."""
     charged = _noise_charged(release)
     far, base = charged, math.ceil(release.mechanism.threshold + 20 * charged + 1)
     weights = {made_up(place): base * WEIGHT_STEPS for place in range(draws)}

@@ -23,7 +23,7 @@ DPFreeFormRunnable, a PromptPATELabeler, a DemonstrationSynthesizer or a PromptD
 function without arguments that makes one.
 
 Records are made up and the model is a fake: the audit reads no record, calls no model and spends nothing of a budget.
-Importing and calling your code runs it as ever: what it opens, reads, calls and binds in a ledger does happen.
+Importing and calling your code runs it as usual: what it opens, reads, calls and binds in a ledger does happen.
 The exit status is 1 where a claim is refuted (sound code: 1e-6 by chance for each check that tosses coins; the summary
 adds them up) or a check ended with an exception, with --strict also where a check was too small to tell, and 2 where
 WHAT could not be read or imported.

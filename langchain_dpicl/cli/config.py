@@ -212,7 +212,7 @@ TABLES: Mapping[str, type[Option]] = {"data": Data, "budget": Limits, "model": M
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that a command was told, checked.
+    """Everything that a command was given, checked.
 
     Attributes:
       method: key of `METHODS`.

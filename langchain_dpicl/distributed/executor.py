@@ -563,7 +563,7 @@ class WorkerFactory:
 
         Raises:
           ConfigurationError: it cannot be found, raises, or returns something else; of what it raises only the class is
-            told, as its words may hold private text.
+            shown, as its words may hold private text.
           DPICLError: it raised an error of ours, whose words are public.
         """
         module, _, attribute = self.name.partition(":")

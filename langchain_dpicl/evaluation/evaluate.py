@@ -189,7 +189,7 @@ def silent_question(
         raise fail("private", "PrivateExamples", type(private).__name__, UNDECLARED)
     listed = [evaluators] if isinstance(evaluators, Evaluator) else evaluators
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, Evaluator) for one in listed):
-        advice = "A function or a stock evaluator may do anything: Score(Pure(function), marks=...), or a Judge."
+        advice = "A function or a stock evaluator can do anything: Score(Pure(function), marks=...), or a Judge."
         raise fail("evaluators", "one or more of Exact, Score and Judge", type(evaluators).__name__, advice)
     names = (*dict.fromkeys((private.text_key, *private.fields, *([private.label_key] if private.label_key else []))),)
     bound = [one.bind(names, private.label_key, private.labels) for one in listed]

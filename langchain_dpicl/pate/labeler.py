@@ -378,7 +378,7 @@ class PromptPATELabeler(ReleaseRun[PoolEntry, LabelledPool]):
         elif not item.done:
             with carrying(run=self), self._events(None) as events, self._session(events):
                 run_sync(self._serialised(item, events, _caller()))
-                self._answer(item)  # refuses here, where events tell of it
+                self._answer(item)  # refuses here, where events show it
         return self._answer(item)
 
     async def alabel(self, given: PublicInput) -> PoolEntry:

@@ -274,7 +274,7 @@ class RowGuess:
         Args:
           labels: labels that an answer can have.
           shots: records of a row.
-          calibrated: not told apart.
+          calibrated: not distinguished.
         """
         correlation = expected_correlation(labels) if self.correlation is None else self.correlation
         return self._facts(labels, shots, skill=self.skill, correlation=correlation)
@@ -293,7 +293,7 @@ class RowGuess:
           chance: of rows with the given numbers.
           labels: labels that an answer can have.
           law: how many records a row shows, with the chance of each number.
-          calibrated: not told apart.
+          calibrated: not distinguished.
         """
         shots = sum(count * share for count, share in law) / sum(share for _, share in law)
         low, high = (0.55, 0.9) if labels <= 2 else (0.4, 0.7)

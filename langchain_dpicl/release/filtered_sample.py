@@ -59,7 +59,7 @@ class FilteredQuery:
 
 @dataclass(frozen=True, slots=True)
 class FilterShare:
-    """Who pays for a filter, and so whose tickets its queries burn; public."""
+    """The component that pays for a filter, and so whose tickets its queries burn; public."""
 
     ledger_id: str
     component: str
@@ -253,7 +253,7 @@ class FilteredSample(Opaque):
 
 
 class _ParticipantRows(Opaque):
-    """Who has a row, on the way from the debits to the sum; shown never, and forgotten at the end."""
+    """The units that have a row, on the way from the debits to the sum; shown never, and forgotten at the end."""
 
     __slots__ = ("_seated",)
 
@@ -262,7 +262,7 @@ class _ParticipantRows(Opaque):
 
     @property
     def row_units(self) -> Seated:
-        """Who has a row; never bound to a name outside of `run_guarded`."""
+        """The units that have a row; never bound to a name outside of `run_guarded`."""
         return self._seated.reveal()
 
     def forget(self) -> None:

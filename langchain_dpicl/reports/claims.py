@@ -99,7 +99,7 @@ def check_claims(report: Mapping[str, Any]) -> None:
       - What passes is the report of nothing charged (empty), of a baseline at the cost that baselines have, or one that
         claims epsilon, delta, adjacency, data set and ledger as the share of its component has them, in a ledger's
         report whose digest, sums and limits agree.
-      - No price is computed: that the share's epsilon is what its tickets cost is told by `verify_report`.
+      - No price is computed: that the share's epsilon is what its tickets cost is checked by `verify_report`.
 
     Args:
       report: JSON values.

@@ -60,7 +60,7 @@ def pool_problems(pool: object, component: Component | None) -> Iterator[str]:
         yield from _unpaid(counts, component)
         mechanism = shown_plan(shown).release.mechanism
         if has_votes and mechanism.releases != "vector":
-            yield f"entries: votes are told, which {mechanism.name} never releases"
+            yield f"entries: votes are shown, which {mechanism.name} never releases"
 
 
 def _unpaid(counts: Mapping[str, int], component: Component) -> Iterator[str]:
@@ -83,7 +83,7 @@ _TRAINED: Mapping[str, frozenset[str]] = {
     "optimizer": frozenset({"learning_rate", "name", "schedule", "weight_grid"}),
     "task": frozenset({"kind", "labels", "max_input_tokens", "max_target_tokens", "template", "words"}),
 }
-# Where the training names what a prompt says of its base model; weights that nothing told are in neither place.
+# Where the training names what a prompt says of its base model; weights that nothing names are in neither place.
 _OF_BASE = {"name": "model", "tokenizer": "tokenizer", "weights": "base_weights"}
 _OF_RUN = frozenset({"ledger_id", "step", "steps"})
 

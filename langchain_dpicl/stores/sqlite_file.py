@@ -536,7 +536,7 @@ def close_connection(connection: sqlite3.Connection, files: OpenFiles | None) ->
     SQLite moves a log into its file when the last connection ends. Where the log was removed and others went on without
     it, that would put old pages over theirs, and what they granted would be forgotten. So the log is moved only where
     the file holds nothing that the log does not, and nobody has a new one: then nobody wrote since, and nothing that
-    was granted is lost. Who opens the file between that look and the move is not seen.
+    was granted is lost. A process that opens the file between that look and the move is not seen.
     """
     try:
         if files is not None and not files.is_whole:

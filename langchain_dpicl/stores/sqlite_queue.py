@@ -18,7 +18,7 @@ except ModuleNotFoundError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _PAUSE = 60.0
-"""Seconds for which a queue is left alone that was waited for in vain: a process that stopped may be at its head."""
+"""Seconds for which a queue is left alone after a wait without success: a process that stopped may be at its head."""
 
 
 class WriterQueue:

@@ -1,4 +1,4 @@
-"""What every place that holds several ledgers must do: one data set has one of them, for good, whoever binds it."""
+"""What every place that holds several ledgers must do: one data set has one of them, for good, whichever process binds it."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Log(logging.Handler):
 
 
 class Bar:
-    """A progress bar that keeps what it was told, in the place of tqdm's."""
+    """A progress bar that keeps what it was given, in the place of tqdm's."""
 
     shown: list[Any]
 

@@ -25,7 +25,7 @@ class PlanContract:
 
     plans: Sequence[SharePlan]
     guesses: Mapping[str, Any] = MappingProxyType({})
-    """What `cost` has to be told."""
+    """What `cost` needs."""
 
     def test_it_is_rebuilt_from_what_it_shows(self) -> None:
         for plan in self.plans:

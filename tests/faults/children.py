@@ -36,7 +36,7 @@ class Child:
             os._exit(status)
 
     def lines(self) -> list[Any]:
-        """Returns all that the child told, once it has ended."""
+        """Returns all that the child reported, once it has ended."""
         with os.fdopen(self._read, "rb") as pipe:
             told = pipe.read().splitlines(keepends=True)
         with contextlib.suppress(ChildProcessError):

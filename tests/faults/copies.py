@@ -58,7 +58,7 @@ def _spend(share: Share, tickets: int) -> None:
 
 
 def refused(attempt: Callable[[], object], words: str) -> None:
-    """Requires that an attempt tells of a ledger set back."""
+    """Requires that an attempt reports a ledger set back."""
     try:
         attempt()
     except LedgerRollbackError:
@@ -113,6 +113,6 @@ def _fork(scene: Path, count: Count) -> None:
     anchor = FileAnchor.new(scene / "anchor.json")
     Budget.open(first.open(), anchor=anchor, adopt_anchor=True)
     refused(lambda: Budget.open(second.open(), anchor=anchor), "an anchor that both copies have")
-    count.seen["forks: told by receipts and anchor"] += 1
+    count.seen["forks: shown by receipts and anchor"] += 1
     budget.close()
     twin.close()

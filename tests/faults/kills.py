@@ -37,7 +37,7 @@ def kill(places: Places, count: Count, *, trials: int) -> None:
 
 
 class _Ledger:
-    """A ledger, and what its processes were told stands."""
+    """A ledger, and what its processes were granted stands."""
 
     def __init__(self, place: Place, *, is_anchored: bool) -> None:
         self.place = place
@@ -69,7 +69,7 @@ class _Ledger:
         self.settled += sum(number for what, _, number in told if what == COMMIT)
 
     def spend(self, tell: Teller) -> None:
-        """Reserves, burns and commits for ever, and tells the parent each time a call has returned."""
+        """Reserves, burns and commits without end, and tells the parent each time a call has returned."""
         _, share = TERMS.opened(self.place, anchor=self.anchor())
         while True:
             reservation = share.reserve("t", count=random.choice([1, 1, 1, 1, 2, 3]))

@@ -1,4 +1,4 @@
-"""L1 and L2 with leases: every ticket of a line is granted once, whoever holds the others, and is killed with them."""
+"""L1 and L2 with leases: every ticket of a line is granted once, whichever process holds the others, and is killed with them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _check_killed(place: Place, burnt: list[PlaceOfTicket], killed: int) -> None
     store = place.open()
     check_places(store, burnt)
     spent = reserved(store)
-    # Of each its purse or the leases that it waited for, and for each thread a ticket that was not told of.
+    # Of each its purse or the leases that it waited for, and for each thread a ticket that was not reported.
     lost = spent - len(burnt)
     require(0 <= lost <= killed * (MOST_HELD + 2), f"{lost} tickets are lost to {killed} killed processes")
     require(share.remaining("t") == MANY.count - spent, "what is left is not what the lines say")

@@ -125,7 +125,7 @@ def lose_power(
 ) -> None:
     """Opens what a loss of power leaves at `trials` moments, some of each run.
 
-    With `failing` some waits for the disk fail, and lose what they waited for. Whoever opens the file after that does not
+    With `failing` some waits for the disk fail, and lose what they waited for. A process that opens the file after that does not
     hear of it: nobody does unless `opens_after_failure`. With `lies` waits for the "log" or the "folder" do nothing.
     """
     if not CAN_RECORD:

@@ -1,5 +1,5 @@
-"""L2 on a server: answers that get lost, sessions that are ended, a server that dies. Whoever was told yes is in the
-ledger; whoever was told nothing finds out."""
+"""L2 on a server: answers that get lost, sessions that are ended, a server that dies. A spender who got a yes is in the
+ledger; a spender who got no answer finds out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _lose(place: PostgresPlace, proxy: LosingProxy, share: Share, number: int, c
         proxy.lose = lost
         require(_is_refused(lambda: share.reserve("t")), "granted with no word from the server")
         require(reserved(other) == before + stands, "the ledger does not hold what the server wrote")
-        require(share.remaining("t") == TERMS.count - before - stands, "who was told nothing did not find out")
+        require(share.remaining("t") == TERMS.count - before - stands, "a spender without an answer did not find out")
         reservation = share.reserve("t")
         reservation.burn()
         before = settled(other)
@@ -103,7 +103,7 @@ def crash(places: Places, count: Count, *, trials: int, leases: bool = False) ->
 
 
 class Told:
-    """What spenders were told, each with a store of its own."""
+    """What spenders got, each with a store of its own."""
 
     def __init__(self) -> None:
         self.places: list[tuple[int, int]] = []

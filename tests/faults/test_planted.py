@@ -138,7 +138,7 @@ def anchor_not_asked(patch: Patch) -> None:
 
 
 def anchor_set_back(patch: Patch) -> None:
-    """Whoever writes last is right."""
+    """The last writer is right."""
     patch.setattr(
         FileAnchor, "write", lambda anchor, name, *line: anchor._save({**anchor._load(), name: LedgerHead(*line)})
     )

@@ -334,7 +334,7 @@ class TestDecisions:
 
 
 class TestRefusedWithAdvice:
-    """Servers that cannot do what is asked; each is told apart by a probe with public text, and nothing is spent."""
+    """Servers that cannot do what is asked; each is distinguished by a probe with public text, and nothing is spent."""
 
     @pytest.mark.parametrize(
         ("kind", "manners", "said"),

@@ -441,7 +441,7 @@ class TestEdits:
             with edited(postgres, spent, loss):
                 with spent.store() as store:
                     assert is_refused(store), loss
-                # Who had read the lines goes by what was read.
+                # A process that had read the lines goes by what it read.
                 with pytest.raises((LedgerError, PrivacyBudgetExceededError)):
                     share.reserve("t", count=3)
         assert spent.share(count=5).remaining("t") == 2

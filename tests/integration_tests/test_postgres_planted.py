@@ -33,7 +33,7 @@ def no_row_lock(patch: Patch) -> None:
 
 
 def no_row_lock_and_a_blind_append(patch: Patch) -> None:
-    """Neither is the row locked, nor is it looked which line it is at. The key of the lines still is."""
+    """The row is not locked, and its line is not compared. The key of the lines still is."""
     no_row_lock(patch)
     patch.setattr(
         postgres, "_APPEND", postgres._APPEND.replace("AND seq = %s AND head = %s", "AND %s >= 0 AND %s > ''")

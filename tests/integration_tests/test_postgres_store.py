@@ -35,7 +35,7 @@ class TestContract(DurableStoreContract):
     @pytest.fixture(autouse=True)
     def _server(self, postgres: PostgresServer, request: pytest.FixtureRequest) -> None:
         self.server = postgres
-        # There a child waits in vain for a lock that its parent holds.
+        # There a child waits without success for a lock that its parent holds.
         self.timeout = 2.0 if "forked_inside" in request.node.name else 60.0
 
     def make_store(self, tmp_path: Path) -> PostgresStore:

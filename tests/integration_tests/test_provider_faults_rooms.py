@@ -64,7 +64,7 @@ NEIGHBOURS = {
 }
 FAULTS: dict[str, Hook] = {
     "content filter that echoes": echoing_400(),
-    "busy for ever": rate_limited(),
+    "busy without end": rate_limited(),
     "500": server_error(),
     "hangs up": hang_up(),
     "a page of HTML": html(),

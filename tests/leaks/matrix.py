@@ -132,7 +132,7 @@ def _verdict(scene: Scene, *, fails: bool) -> Verdict:
 
 
 def _note(error: BaseException | None) -> str:
-    """What is told of an exception: its type, and the message of ours."""
+    """What is shown of an exception: its type, and the message of ours."""
     if error is None:
         return ""
     return f"{type(error).__name__}: {error}" if isinstance(error, DPICLError) else type(error).__name__

@@ -21,9 +21,9 @@ from mutmut.mutation.mutators import mutation_operators
 
 RULES = (
     "docstrings, annotations, type aliases, decorators and imports are not changed",
-    "nor are the words of errors: strings in `raise`, `fail`, `_require`, and in what is named msg, advice or the like",
-    "nor the name by which `check_...` speaks of a value; that an error is raised, and its type, are changed",
-    "nor is what `__repr__` and `description` say",
+    "the words of errors are not: strings in `raise`, `fail`, `_require`, and in what is named msg, advice or the like",
+    "and the name by which `check_...` speaks of a value is not; that an error is raised, and its type, are changed",
+    "what `__repr__` and `description` say is not changed",
     "a string is changed in one way, not in three (as mutmut does: also to lower and to upper case)",
 )
 """What is not counted, in words."""

@@ -2,7 +2,7 @@
 
 A mutant inside a function is put into functions that are imported already: their code is exchanged, in decorated
 functions too. Where a statement outside of functions changes, the package is imported anew with the changed text.
-A mutant that needs far more processor time than its tests, or waits for ever, has timed out; load on the machine does
+A mutant that needs far more processor time than its tests, or waits without end, has timed out; load on the machine does
 not count, as no wall clock decides.
 """
 

@@ -1,4 +1,4 @@
-"""A released few-shot prompt, then stock LangChain for ever after."""
+"""A released few-shot prompt, then stock LangChain from then on."""
 
 from langchain_core.load import dumps
 from langchain_core.output_parsers import StrOutputParser

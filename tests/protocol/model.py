@@ -36,7 +36,7 @@ class Scene:
       returns: leases given back, and rests of leases that wait for the disk.
       closes: ends of processes that move the log into the file where nobody else has it open. 0: there is one log.
       rides: commits wait for the next line.
-      anchor: lines are told to an anchor before tickets are granted.
+      anchor: lines are sent to an anchor before tickets are granted.
       copies: the ledger is copied, and the copy put in its place.
       server: see `losses`.
       journal: burns are noted in shared memory, so that tickets of a dead process are given back.
@@ -92,7 +92,7 @@ class Model:
         self.scene = scene
         self.plant = plant
         self.rules = Rules(scene.tickets, scene.tenants)
-        # Who looks at the ledger decides something else after a commit line: only that plant needs them one by one.
+        # A process that looks at the ledger decides something else after a commit line: only that plant needs them one by one.
         self._commits_alone = plant == "a commit puts the ticket back"
         self._watches_seen = scene.server or scene.copies
 
@@ -341,7 +341,7 @@ class Model:
             lines = (*lines, Line(SNAPSHOT, 0, 0, "", made, totals))
         waits = process._replace(riding=(), pending=Pending(seq, uid, size, tenant, VISIBLE, chain))
         anchor = world.anchor
-        if self.plant == "the anchor is told before the line is durable":
+        if self.plant == "the anchor gets a line before the line is durable":
             anchor = max(anchor or (0, 0), (seq, uid))
         if self.plant == "a commit is written before its reservation is durable":
             made += 1
@@ -398,10 +398,10 @@ class Model:
             yield f"{name} anchors, is granted {pending.count}", granted._replace(anchor=last)
 
     def _follows(self, world: World, pending: Pending, known: tuple[int, int]) -> bool:
-        """Whether the anchor, told line by line what this process appended to, finds its own line among them."""
-        if not known[0] or not pending.chain or self.plant == "the anchor is told the last line only":
+        """Whether the anchor, given line by line what this process appended to, finds its own line among them."""
+        if not known[0] or not pending.chain or self.plant == "the anchor gets the last line only":
             return True
-        if self.plant == "the anchor is told lines that are read anew":
+        if self.plant == "the anchor gets lines that are read anew":
             return world.holds(*known)
         return pending.chain[known[0] - 1] == known[1]
 

@@ -63,7 +63,7 @@ PLANTS: dict[str, tuple[Scene, str]] = {
         "a snapshot differs from its lines",
     ),
     "lines count as seen before they are durable": (Scene(tickets=2, server=True), "a line that was seen is gone"),
-    "the anchor is told before the line is durable": (
+    "the anchor gets a line before the line is durable": (
         Scene(tickets=2, anchor=True),
         "the anchor has a line that a crash took",
     ),
@@ -71,8 +71,8 @@ PLANTS: dict[str, tuple[Scene, str]] = {
     "the purse is emptied after the line": (_PLAIN, _BURNT),
     "a lease that waits goes back as a whole, and is granted": (_PLAIN, _BURNT),
     "what goes back of a lease that waits is granted, too": (_PLAIN, _BURNT),
-    "the anchor is told the last line only": (_COPIED, _TOO_MANY),
-    "the anchor is told lines that are read anew": (_COPIED, _TOO_MANY),
+    "the anchor gets the last line only": (_COPIED, _TOO_MANY),
+    "the anchor gets lines that are read anew": (_COPIED, _TOO_MANY),
     "its own line is not looked for behind the anchor's": (_COPIED, _TOO_MANY),
     "caps are counted in each process": (
         Scene(tickets=6, lost=0, kills=0, losses=0, returns=0, tenants=("x",), cap=2),

@@ -59,7 +59,7 @@ class Actor:
             raise Ended
 
     def resume(self) -> None:
-        """Lets it run until it pauses or ends; called by whoever gives turns."""
+        """Lets it run until it pauses or ends; called by the test that gives turns."""
         self._turns.current = self
         self._go.release()
         if not self._turns.back.acquire(timeout=_LONGEST):
@@ -90,7 +90,7 @@ class Actor:
 
 
 class Turns:
-    """Who has the turn."""
+    """The process that has the turn."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -1,4 +1,4 @@
-"""Noise on sums of clipped gradients: its scale, and what one unit's gradient can be told by; planted bugs.
+"""Noise on sums of clipped gradients: its scale, and what reveals one unit's gradient; planted bugs.
 
 The path is the one of a training step: gradients go into a plan's running sum, its total into the mechanism. Each
 assertion that must hold fails by chance with probability at most 1e-6 (`ALARM`); each planted bug passes by chance with
@@ -103,7 +103,7 @@ def test_one_draw_for_a_whole_step_is_rejected(monkeypatch):
     assert not has_scale(noise_of(plan), plan.noise_scale)
 
 
-# --- what one unit can be told by -------------------------------------------------------------------------------------
+# --- what reveals one unit -------------------------------------------------------------------------------------
 
 NOISE, RUNS, FEWER_RUNS = 0.5, 2_000, 500
 TARGET = np.array([[3e3, -4e3, 0, 0, 0, 0, 0, 0]], dtype=np.float32)

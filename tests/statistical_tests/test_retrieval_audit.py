@@ -69,7 +69,7 @@ def top_k(patch: Patch) -> None:
 
 
 def everybody_decides(patch: Patch) -> None:
-    """Whoever is not near votes as well, and is not debited."""
+    """A unit that is not near votes as well, and is not debited."""
     real = FilteredSample._assign_rows
 
     def seated(self: FilteredSample, near: Any, settled: int) -> list[tuple[int, Near]]:

@@ -103,7 +103,7 @@ def engines() -> Engines:
 
 @dataclass
 class Counted:
-    """Measures nothing; counts, and stops where told to."""
+    """Measures nothing; counts, and stops where asked to."""
 
     stops_at: int | None = None
     error: type[BaseException] = KeyboardInterrupt

@@ -216,7 +216,7 @@ def errors_of(item: Public) -> set[str]:
 
 
 def covered(error: str, told: set[str]) -> bool:
-    """Whether an error, or one that it is a kind of, is told."""
+    """Whether an error, or one that it is a kind of, is documented."""
     return any(base.__name__ in told for base in OWN_ERRORS[error].__mro__)
 
 

@@ -132,7 +132,7 @@ def test_a_node_that_runs_five_times_is_told_the_same_for_one_ticket(agent: Modu
 def test_another_process_resumes_the_example_for_free_and_a_fragile_graph_pays_again_without_a_memo(
     agent: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
-    """Without `memo=` what a voter told dies with it."""
+    """Without `memo=` what a voter answered dies with it."""
     saver, place = InMemorySaver(), tmp_path / "budget.db"  # both outlive the voter
     PrivacyBudgetCallbackHandler.create(place, epsilon=2.0, delta=1e-5).close()
 

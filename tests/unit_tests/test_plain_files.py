@@ -71,7 +71,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture(autouse=True)
 def _alarm() -> Iterator[None]:
-    """What blocks would block for ever."""
+    """What blocks would block without end."""
 
     def late(*_: object) -> None:
         raise TimeoutError("a reader waits")

@@ -1,4 +1,4 @@
-"""What finds unsteady tests: the order of a seed, and what is told of failures."""
+"""What finds unsteady tests: the order of a seed, and what is shown of failures."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def by_arrival(entries: Sequence[Entry], first: int, last: int) -> Table:
 
 
 def first_of_a_block(entries: Sequence[Entry], first: int, last: int) -> Table:
-    """A bug: the first two records of a block are kept, whoever's they are."""
+    """A bug: the first two records of a block are kept, whichever unit's they are."""
     kept: dict[int, list[Entry]] = {}
     for each in sorted(entries, key=lambda each: (each.block, each.order)):
         kept.setdefault(each.block, []).append(each)

@@ -22,7 +22,7 @@ PATTERN = r"\n\n|'(?i:[sdmt]|ll|ve|re)(?!\p{L})| ?\p{L}{1,40}| ?\p{N}{1,3}| ?[^\
 """How text is cut before byte pairs are merged; every character belongs to one piece."""
 
 WORDS = re.compile("[a-z]{2,}(?![a-z]|['’]t)")
-"""How lower-case text is cut into words for topics; a single letter says nothing, nor does "won" of "won't"."""
+"""How lower-case text is cut into words for topics; a single letter says nothing, and neither does "won" of "won't"."""
 
 END = 256
 """The blank line: it separates segments, opens every prompt, and ends a text (EOS)."""

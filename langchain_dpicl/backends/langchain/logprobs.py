@@ -444,7 +444,7 @@ class ReplyFormat:
 
     A released prefix is continued in one of three ways (`docs/providers.md`). "completion": prompt and prefix are one
     text; exact. "prefill": the prefix is an assistant message that the server continues, by itself or, as vLLM, when
-    told to; exact where supported. "instruct": the prefix is an assistant message, followed by an instruction to
+    asked to; exact where supported. "instruct": the prefix is an assistant message, followed by an instruction to
     continue; approximate.
 
     Args:

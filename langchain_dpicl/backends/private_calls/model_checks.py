@@ -293,7 +293,7 @@ class _Inspection:
                 self._find(base, vars(base).copy().items(), is_strict=_is_strict(kind, base))
 
     def inspect_environment(self) -> None:
-        """Inspects what is told of every call, and clients that cannot be inspected."""
+        """Inspects what reports every call, and clients that cannot be inspected."""
         for name, value in vars(self.model).copy().items():
             opaque = _opaque(value) if "client" in name else ""
             if opaque and not is_within(opaque, self.named):

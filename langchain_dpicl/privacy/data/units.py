@@ -434,7 +434,7 @@ def records_of(units: Units, position: int) -> Iterator[Record]:
 
 Found: TypeAlias = "str | Counter[str]"
 LabelsByUnit: TypeAlias = Mapping[bytes, Found]
-"""The label of each unit by its digest; how often each label occurs where several records cannot be told apart."""
+"""The label of each unit by its digest; how often each label occurs where several records cannot be distinguished."""
 
 # A forked child keeps the key and the records: it may go on with the parent's ledger.
 _KEY: Final = SYSTEM_RANDOM.entropy(32)
@@ -501,7 +501,7 @@ def _digest(text: str) -> bytes:
 
 
 def _count(by_unit: dict[bytes, Found], unit: bytes, label: str) -> None:
-    # A Counter only for records that cannot be told apart: one for every unit would cost much memory.
+    # A Counter only for records that cannot be distinguished: one for every unit would cost much memory.
     before = by_unit.get(unit)
     if before is None:
         by_unit[unit] = label

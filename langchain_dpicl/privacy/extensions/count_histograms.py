@@ -147,7 +147,7 @@ class DiscreteLaplaceMechanism(ClosedClass):
             return ()
         drawn = ((value, noisy(count)) for value, count in counts.items() if count > 0)
         found = [(value, count) for value, count in drawn if count >= self.threshold]
-        # Sorted by what is released: the order in which records came would tell of them.
+        # Sorted by what is released: the order in which records came would reveal them.
         return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0])))
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class CountPlan:
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
         for name, kinds in (("rule", _RULES), ("mechanism", _MECHANISMS)):
-            if type(getattr(self, name)) not in kinds:  # what looks like one may do anything
+            if type(getattr(self, name)) not in kinds:  # what looks like one can do anything
                 expected = f"one of {[kind.__name__ for kind in kinds]}, which a proof covers"
                 raise fail(name, expected, type(getattr(self, name)).__name__)
         _ = self.event

@@ -48,7 +48,7 @@ _ACROSS, _AT_ONCE = 2**13, 2**16
 # Columns, and numbers, that are worked on at once: they stay in a processor's cache.
 _COPIED, _MANY, _MOST_THREADS = 2**22, 2**21, 8
 # So many numbers are copied at once; from so many on, pieces are worked on side by side. Whole numbers add up to the
-# same, whoever is first.
+# same, whichever is first.
 _LEAST_EXPONENT = -900
 # A row below 2^-900 is zero on the grid, whatever the clip; its exponent is cut so that no power of two overflows.
 _ROUND_UP = 1.0 + 2.0**-50
@@ -143,7 +143,7 @@ def amplify_replaced_in_ball(mu: float, rate: float) -> Profile:
     """Poisson sampling under replace_one of vectors out of a ball of radius mu, in deviations of the Gaussian noise.
 
     The pair ((1 - rate) N(0, 1) + rate N(mu, 1), (1 - rate) N(0, 1) + rate N(-mu, 1)), for 0 < rate < 1: no two
-    vectors of the ball are told apart better than opposite ones.
+    vectors of the ball are distinguished better than opposite ones.
 
     Source: docs/proofs/gradient-sums.md, by Kahane's convexity inequality (1986).
     """

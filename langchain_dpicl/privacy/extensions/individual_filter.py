@@ -1,7 +1,7 @@
 """An individual privacy filter: each unit pays for the releases that it takes part in, and for no other.
 
-Holds how often a unit may take part, what that costs whoever takes part most, and the balances. A balance is private
-and never shown. Proof: docs/proofs/individual-filters.md.
+Holds how often a unit may take part, what that costs the unit that takes part most, and the balances. A balance is
+private and never shown. Proof: docs/proofs/individual-filters.md.
 """
 
 from __future__ import annotations

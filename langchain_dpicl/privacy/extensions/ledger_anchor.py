@@ -166,7 +166,7 @@ class AnchoredWriter(OutageWriter):
         self._untold = {}
 
     def _may_skip_to(self, seq: int) -> bool:
-        return seq <= self._first  # the hashes from the anchor's line on are compared with the anchor, or told to it
+        return seq <= self._first  # the hashes from the anchor's line on are compared with the anchor, or sent to it
 
     def _take_back(self, writer: LineAppender) -> None:
         super()._take_back(writer)

@@ -118,7 +118,7 @@ class OutcomePlan:
         check_adjacency(self.adjacency)
         proved = {"sampler": PoissonUnits, "table": OutcomeTable, "mechanism": DiscreteLaplaceMechanism}
         for name, kind in proved.items():
-            if type(getattr(self, name)) is not kind:  # what looks like one may do anything
+            if type(getattr(self, name)) is not kind:  # what looks like one can do anything
                 raise fail(name, f"{kind.__name__}, which a proof covers", type(getattr(self, name)).__name__)
         if self.mechanism.threshold is not None:
             raise fail("threshold", "none: every declared outcome has a count", self.mechanism.threshold)

@@ -1,7 +1,7 @@
 """The closed lists of proved classes, by the names that plans and reports show.
 
 A class outside these lists and outside `privacy.mechanisms` is refused by every plan: what looks like a proved class
-may do anything. A new class takes a proof page, the contract tests and an entry here.
+can do anything. A new class takes a proof page, the contract tests and an entry here.
 """
 
 from __future__ import annotations

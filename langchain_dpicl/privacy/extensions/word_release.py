@@ -331,7 +331,7 @@ class ThresholdedGaussianMechanism(ClosedClass):
         noisy = GaussianMechanism(self.noise_multiplier).release(BoundedSum(sums, moved, "units", adjacency), rng=rng)
         values = () if noisy.values is None else noisy.values.tolist()
         found = [(item, value) for item, value in zip(held, values, strict=True) if value >= self.threshold]
-        # Sorted by what is released: the order in which records came would tell of them.
+        # Sorted by what is released: the order in which records came would reveal them.
         return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0])))
 
     def to_dict(self) -> dict[str, Any]:
@@ -403,7 +403,7 @@ class WordRelease:
     def __post_init__(self) -> None:
         check_adjacency(self.adjacency)
         for name, kinds in (("rule", _RULES), ("mechanism", (ThresholdedGaussianMechanism,))):
-            if type(getattr(self, name)) not in kinds:  # what looks like one may do anything
+            if type(getattr(self, name)) not in kinds:  # what looks like one can do anything
                 expected = f"one of {[kind.__name__ for kind in kinds]}, which a proof covers"
                 raise fail(name, expected, type(getattr(self, name)).__name__)
         _ = self.event

@@ -150,7 +150,7 @@ def _repeat_event(event: Event, count: int) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """What one named component may do. All of it is public."""
+    """What one named component is allowed to run. All of it is public."""
 
     name: str  # one per ledger
     kind: Kind

@@ -318,7 +318,7 @@ class LedgerWriter:
         if self._is_time_to_look():
             is_late = is_late or self._purse.holds(idle=True)
         if is_late:
-            # Who reads needs none of it: what cannot be written now waits for the next line.
+            # A reader needs none of it: what cannot be written now waits for the next line.
             with contextlib.suppress(LedgerUnavailableError):
                 self.write_waiting()
 

@@ -106,7 +106,7 @@ def _normal_tail(x: Decimal) -> Decimal:
 
 
 # What a binomial draw is compared with, by (n, p): weights and no coins, so that to keep them repeats nothing.
-# n is a number of units: as private as the process, which holds the units themselves. Nothing shows or tells of it.
+# n is a number of units: as private as the process, which holds the units themselves. Nothing shows it.
 _TABLES: dict[tuple[int, float], tuple[int, tuple[Decimal, ...]]] = {}
 _MOST_TABLES, _MOST_KEPT = 16, 2**17
 _LOG_TAIL: Final = 139.33

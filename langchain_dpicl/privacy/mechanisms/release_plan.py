@@ -60,7 +60,7 @@ class ReleaseTest(ClosedClass, is_base=True):
         """Returns the public parameters, for reports."""
 
 
-# What looks like one of these may do anything: the proofs cover exactly these classes and those of `registry`.
+# What looks like one of these can do anything: the proofs cover exactly these classes and those of `registry`.
 _PROVED: dict[str, tuple[type, ...]] = {
     "sampler": (PoissonSlots, PoissonUnits),
     "aggregation": (ProbabilitySum, VoteSum),

@@ -123,7 +123,7 @@ def listeners(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hook(*args: Any) -> Iterator[None]:
-    """Registers a configure hook and takes it back: LangChain keeps them for ever."""
+    """Registers a configure hook and takes it back: LangChain never drops them."""
     register_configure_hook(*args)
     ours = tracer_context._configure_hooks[-1]
     try:

@@ -66,7 +66,7 @@ async def test_each_thread_has_its_allowance_over_all_processes(house: House) ->
     assert (await other.ainvoke(call("b"), thread())).status == "success"
     for late in (tool.invoke(call("c"), thread()), await other.ainvoke(call("c"), thread())):
         assert (late.content, late.status) == (CAPPED, "error")
-    assert (await tool.ainvoke(call("b"), thread())).status == "success"  # told again: free
+    assert (await tool.ainvoke(call("b"), thread())).status == "success"  # answered again: free
     assert tool.invoke(call("c"), thread(18)).status == "success"
     assert tool.invoke(call("c"), thread(tenant="oslo")).status == "success"  # another tenant's thread of that name
     assert used(house.voter()) == 4
@@ -241,7 +241,7 @@ def test_the_tools_own_run_shows_the_budget(house: House) -> None:
 
 
 class Asker(BaseChatModel):
-    """Asks the tool each question in turn, then says what it was told."""
+    """Asks the tool each question in turn, then says what it got."""
 
     questions: list[str]
 

@@ -174,7 +174,7 @@ def test_the_command_says_that_code_it_imports_runs(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["audit", "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert "Importing and calling your code runs it as ever" in told
+    assert "Importing and calling your code runs it as usual" in told
     assert "below 1e-5" not in told
 
 

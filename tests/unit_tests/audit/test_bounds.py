@@ -74,7 +74,7 @@ def test_the_power_is_the_sum_over_all_pairs_of_counts(event: object) -> None:
     ("mu", "factor", "runs"), [(1.0, 2.0, 339), (2.0, ROOT, 707), (2.0, 2.0, 191), (2.0, 4.0, 84), (3.0, 2.0, 280)]
 )
 def test_sizes_are_those_of_the_table_of_optimal_gaussian_tests(mu: float, factor: float, runs: int) -> None:
-    """Power .99 at a false alarm of 1e-6, to 4 % of the runs; a tenth fewer do not reach it, nor do sound claims."""
+    """Power .99 at a false alarm of 1e-6, to 4 % of the runs; a tenth fewer do not reach it, and sound claims do not either."""
     half = mu * factor / 2
     chances = (float(special.ndtr(half)), float(special.ndtr(-half)))
     assert bounds.refutation_power(GaussianEvent(1 / mu), chances, runs=math.ceil(1.04 * runs)) >= 0.99
@@ -90,7 +90,7 @@ def test_the_epsilon_of_a_mu_is_what_the_accountant_says(mu: float) -> None:
 
 
 def test_an_epsilon_that_is_seen_is_below_the_true_one() -> None:
-    """Randomised response attains its epsilon; of a Gaussian the best test is told as its mu."""
+    """Randomised response attains its epsilon; of a Gaussian the best test is given as its mu."""
     yes = float(special.expit(1.5))
     assert bounds.epsilon_lower_bound(PureEvent(1.5), yes, 1 - yes, 1e-9) == pytest.approx(1.5, abs=1e-6)
     chances = float(special.ndtr(1.0)), float(special.ndtr(-1.0))
@@ -173,7 +173,7 @@ def test_a_curve_refuses_no_more_guesses_than_its_worst_mechanism_can_have(epsil
 
 
 def test_a_mu_that_is_proved_is_below_the_true_one_and_near_enough_to_tell() -> None:
-    """300 games with normal scores at mu 1: none above 1, at an alarm of .01 (expected: at most 3); the median is told."""
+    """300 games with normal scores at mu 1: none above 1, at an alarm of .01 (expected: at most 3); the median is printed."""
     rng, found = np.random.default_rng(1), []
     for _ in range(300):
         present = rng.random(400) < 0.5

@@ -1,4 +1,4 @@
-"""A check that ends with an exception: it is told, by the class alone, the others are played, and the audit fails."""
+"""A check that ends with an exception: it is shown, by the class alone, the others are played, and the audit fails."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class TestBand:
         assert high - low == pytest.approx(width, rel=0.2)
 
     def test_members_and_nonmembers_of_a_prompt_are_drawn_together(self) -> None:
-        """Two prompts far apart. Drawn twice, one of them is told apart alone; drawn both, they blur."""
+        """Two prompts far apart. Drawn twice, one of them is distinguished alone; drawn both, they blur."""
         prompt = np.array([[0.0], [10.0]])
         low, mean, high = self.band(prompt + 0.5, np.zeros((2, 4)) + prompt, num_resamples=400).auc
         assert (low, high) == (0.75, 1.0)  # apart they would reach 0 as well

@@ -54,7 +54,7 @@ class Place:
         )
 
     def trained(self, tell: Teller, *, block: int, awaited: bool = False) -> None:
-        """Trains, and tells of each private call as it begins."""
+        """Trains, and reports each private call as it begins."""
         engine = LogisticEngine()
         engine.at_gradients = lambda: tell("call")
         made = self.prepared(engine, block=block)

@@ -58,7 +58,7 @@ def private_of(texts: tuple[str, ...], users: str | None, *, records_per_unit: i
 
 
 class Scene:
-    """One data set, its ledger and its file; starts as often as it is told to."""
+    """One data set, its ledger and its file; starts as often as it is asked to."""
 
     def __init__(self, texts: tuple[str, ...], *, design: str, path: Path, users: str | None = None) -> None:
         self.training = Training(

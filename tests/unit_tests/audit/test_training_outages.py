@@ -1,4 +1,4 @@
-"""A device that dies stops training instead of training on noise; no record can bring that about, or is told by it."""
+"""A device that dies stops training instead of training on noise; no record can bring that about, or shows in it."""
 
 from __future__ import annotations
 

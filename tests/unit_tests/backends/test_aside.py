@@ -1,4 +1,4 @@
-"""Work off the event loop: it is seen to its end, whatever happens to whoever waits for it."""
+"""Work off the event loop: it is seen to its end, whatever happens to the task that waits for it."""
 
 from __future__ import annotations
 

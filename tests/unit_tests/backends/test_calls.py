@@ -106,7 +106,7 @@ def in_threads(*actions: Callable[[], Any], within: float = 60.0) -> None:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     assert not errors, errors
-    assert not any(thread.is_alive() for thread in threads), "they wait for ever"
+    assert not any(thread.is_alive() for thread in threads), "they wait without end"
 
 
 class TestLimit:

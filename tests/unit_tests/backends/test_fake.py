@@ -1,4 +1,4 @@
-"""The engine of tests and docs keeps the contract of engines and fails where it was told to."""
+"""The engine of tests and docs keeps the contract of engines and fails where it was asked to."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def decision_model() -> Any:
 
 
 class Anthropic(TextChat):
-    """Stands for `langchain_anthropic.ChatAnthropic`, which is told by its name."""
+    """Stands for `langchain_anthropic.ChatAnthropic`, which is known by its name."""
 
 
 Anthropic.__module__, Anthropic.__name__ = "langchain_anthropic.chat_models", "ChatAnthropic"

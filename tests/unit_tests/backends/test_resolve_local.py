@@ -321,7 +321,7 @@ class TestMixedEngines:
         assert spender.remaining_epsilon == left
 
     def test_an_interrupted_run_is_not_taken_up_by_another_engine(self, monkeypatch):
-        """Whoever takes the share begins anew; an engine slipped in by hand does not know the tokens."""
+        """The run that takes the share begins anew; an engine slipped in by hand does not know the tokens."""
         private, spender = private_examples(), budget()
         stopped = self.interrupted(private, spender, monkeypatch)
         other = HuggingFaceBackend(tiny_hf.llama(300), tiny_hf.byte_tokenizer(size=300), max_prompt_tokens=64)

@@ -586,7 +586,7 @@ def records(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nothing_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever would build a synthesizer, and so declare a share, fails the test."""
+    """A command that would build a synthesizer, and so declare a share, fails the test."""
 
     @functools.wraps(DemonstrationSynthesizer.from_private_examples)
     def fail(*_: Any, **__: Any) -> None:

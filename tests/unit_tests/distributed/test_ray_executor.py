@@ -1,4 +1,4 @@
-"""What an executor on Ray is told, refused and found by, without any cluster."""
+"""What an executor on Ray gets, is refused and found by, without any cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORD = "hunter-two"
 
 
 class FakeRay(SimpleNamespace):
-    """As much of Ray as an executor asks for; remembers what it was told."""
+    """As much of Ray as an executor asks for; remembers what it was given."""
 
     def __init__(self) -> None:
         super().__init__(told=[], up=False, node=0, gpus=0.0, exceptions=SimpleNamespace(RayError=ConnectionError))

@@ -633,7 +633,7 @@ class TestWhatIsRefused:
 
     @pytest.mark.parametrize("num_topics", [1, 2])
     def test_a_sample_of_fixed_size_of_topics_whose_sizes_are_private(self, num_topics: int) -> None:
-        """A unit that is replaced may leave its topic: texts of 500 units and of 499 would be told apart at once."""
+        """A unit that is replaced may leave its topic: texts of 500 units and of 499 would be distinguished at once."""
         budget = house(adjacency="replace_one")
         private = PrivateExamples(NOTES[:500], public_size=500)
         with pytest.raises(ConfigurationError, match="no topic has a known size"):

@@ -177,7 +177,7 @@ def test_embeddings_that_fail_or_stop_on_a_record_show_nothing(stop: Any, is_asy
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_the_released_histogram_has_the_noise_that_is_priced(adjacency: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Squares of 400 counts over the variance, chi-squared; half of the variance and twice as much are told apart."""
+    """Squares of 400 counts over the variance, chi-squared; half of the variance and twice as much are distinguished."""
     topics = [f"topic{place:03}" for place in range(400)]
     made = evolution(
         ["topic000"] * 9,

@@ -1,4 +1,4 @@
-"""Answers in free form: what is asked in public and when, what is released, told, remembered and charged."""
+"""Answers in free form: what is asked in public and when, what is released, answered, remembered and charged."""
 
 from __future__ import annotations
 
@@ -550,7 +550,7 @@ def test_what_one_tenant_is_owed_no_other_is_told() -> None:
 
 
 async def test_of_two_releases_that_wait_for_their_answer_each_is_kept_until_it_is_told() -> None:
-    """The first one told does not take away what the second is still owed."""
+    """The first one answered does not take away what the second is still owed."""
     turns = [asyncio.Event(), asyncio.Event()]
     said = iter([(turns[0], "first"), (turns[1], OSError("out"))])
 

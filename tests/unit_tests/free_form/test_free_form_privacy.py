@@ -71,7 +71,7 @@ def noisy(design: Rows, adjacency: str) -> DPFreeFormRunnable:
 
 @pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
 def test_the_released_vector_has_the_noise_that_is_priced(design: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Squares of 400 coordinates over the variance, chi-squared; half and twice the variance are told apart."""
+    """Squares of 400 coordinates over the variance, chi-squared; half and twice the variance are distinguished."""
     options, adjacency, sensitivity = design
     component = noisy(options, adjacency)
     released: list[np.ndarray[Any, Any]] = []
@@ -359,7 +359,7 @@ def test_private_answers_are_embedded_in_silence_and_one_by_one() -> None:
 
 
 def test_errors_of_neighbouring_data_sets_are_equal() -> None:
-    """Public faults are told in the same words, whatever the records are."""
+    """Public faults are shown in the same words, whatever the records are."""
     said: set[str] = set()
     for records in ([], RECORDS, [f"says: {RECORD}"]):
         private = PrivateExamples(records, public_size=10)

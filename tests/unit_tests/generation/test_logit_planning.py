@@ -402,7 +402,7 @@ class TestGenerateOnTheCommandLine:
         assert read.get("decoding").grammar.to_dict()["kind"] == "json_schema"
         for told in ({"regex": "[a-z]+"}, {"choices": ["a", "b"]}, {"json_schema": schema}):
             asked = settings_of({"decoding": {"grammar": told}})
-            assert settings_of(asked.to_dict()) == asked  # what workers are told
+            assert settings_of(asked.to_dict()) == asked  # what workers get
         for wrong in ({"json_schema": [1]}, {"regex": "a", "lark": "b"}, {"words": ["a"]}):
             with pytest.raises(ConfigurationError, match=r"schema|grammar"):
                 settings_of({"decoding": {"grammar": wrong}})

@@ -346,7 +346,7 @@ class TestRightRowsNeeded:
         assert plan.expected(less)["right_label_prob"] < chance
 
     def test_rows_that_are_alike_have_to_be_right_far_more_often(self) -> None:
-        """Of rows on their own 46 % may do; the recorded rows of a real model need nine of ten."""
+        """Of rows on their own 46 % can do; the recorded rows of a real model need nine of ten."""
         plan = priced(1.0)
         alone, alike = (plan.right_rows_needed(source=rows_of(0.5, correlation=rho)) for rho in (0.0, 0.55))
         assert alone is not None

@@ -1,4 +1,4 @@
-"""Units that are declared again: the same ledger for ever, one label by the unit alone, and gone where they are removed."""
+"""Units that are declared again: the same ledger for good, one label by the unit alone, and gone where they are removed."""
 
 from __future__ import annotations
 

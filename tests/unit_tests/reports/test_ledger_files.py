@@ -275,7 +275,7 @@ def test_receipts_are_held_against_their_lines(store: InMemoryStore, reservation
     good = [
         receipt_of(first, store),
         receipt_of(second, store, component="labels"),
-        receipt_of(first, store, entry=None, entry_hash=None),  # free: told from a memo
+        receipt_of(first, store, entry=None, entry_hash=None),  # free: answered from a memo
         receipt_of(first, store, entry_hash=None),
     ]
     assert check_ledger(store, receipts=good).problems == ()

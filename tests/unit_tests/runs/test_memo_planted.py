@@ -53,7 +53,7 @@ def told_of_another_model(patch: Patch) -> None:
 
 
 def the_last_answer_stays(patch: Patch) -> None:
-    """Whoever ends last is who others are told of."""
+    """The one that ends last is the one whose answer others get."""
     patch.setattr(SQLiteMemo, "_REMEMBER", f"{SQLiteMemo._REMEMBER} OR 1")
 
 
@@ -99,7 +99,7 @@ def kept_when_it_is_told(patch: Patch) -> None:
 
 
 def charged_on_a_hit(patch: Patch) -> None:
-    """What is told again costs a ticket."""
+    """What is answered again costs a ticket."""
     real = QueryRunnable._read_memo
 
     def charge(self: Any, tenant: Any, query: Any) -> Any:
@@ -112,7 +112,7 @@ def charged_on_a_hit(patch: Patch) -> None:
 
 
 def no_turns(patch: Patch) -> None:
-    """Whoever asks has the turn."""
+    """Every caller has the turn."""
     patch.setattr(SQLiteMemo, "claim", lambda *_: True)
 
 

@@ -61,7 +61,7 @@ RELEASED = ("labelled", "rejected")
 
 
 class Scene:
-    """One data set, its ledger and its file; starts as often as it is told to."""
+    """One data set, its ledger and its file; starts as often as it is asked to."""
 
     def __init__(self, texts: tuple[str, ...], *, design: str, path: Path, users: str | None = None) -> None:
         self.options = {**DESIGNS[design]}

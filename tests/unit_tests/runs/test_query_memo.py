@@ -39,7 +39,7 @@ LONG = 3_600.0
 
 __all__ = ["house", "no_prices"]
 
-# -- who is told what --------------------------------------------------------------------------------------------------
+# -- who gets which answer --------------------------------------------------------------------------------------------------
 
 
 def test_another_process_is_told_the_same_for_free(house: House) -> None:
@@ -535,7 +535,7 @@ async def test_tasks_and_threads_wait_without_holding_up_the_loop(house: House) 
 
 
 async def test_blocking_below_a_running_loop_waits_for_nobody(house: House) -> None:
-    """It would wait for ever for another task of the same loop; it pays instead."""
+    """It would wait without end for another task of the same loop; it pays instead."""
     voter = house.voter(serving=Serving(memo=SQLiteMemo(house.memo, turn_seconds=LONG)))
     others = SQLiteMemo(house.memo, turn_seconds=LONG)
     assert others.claim(voter.memo._key(voter.tenants.of({}), ("which?",)), "somebody")
@@ -721,7 +721,7 @@ def test_copies_have_the_same_memo_and_nobody_may_choose_it_by_config(house: Hou
     assert "which" not in repr(voter.memo)
 
 
-# -- caps and shares told apart ---------------------------------------------------------------------------------------------
+# -- caps and shares distinguished ---------------------------------------------------------------------------------------------
 
 
 def test_a_tenants_cap_and_a_spent_share_are_told_apart(house: House) -> None:

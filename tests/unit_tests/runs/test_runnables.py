@@ -400,7 +400,7 @@ def test_wrappers_do_what_langchains_do() -> None:
 
 
 class Pays(TinyVote):
-    """Pays for tickets and does with them what it is told."""
+    """Pays for tickets and does with them what it is asked."""
 
     act: Any = Field(exclude=True)
 

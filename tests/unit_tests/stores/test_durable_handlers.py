@@ -317,7 +317,7 @@ handler.close()
 
 
 def elsewhere(path: Path, *given: dict[str, Any]) -> list[str]:
-    """What another process is told that binds each of these declarations in turn."""
+    """What another process gets that binds each of these declarations in turn."""
     command = [sys.executable, "-c", ELSEWHERE, str(path), json.dumps(given)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 

@@ -293,7 +293,7 @@ class TestMigrations:
 
 
 class TestGuards:
-    """The tables refuse what no ledger does, whoever asks."""
+    """The tables refuse what no ledger does, whichever process asks."""
 
     @pytest.mark.parametrize(
         "command",

@@ -217,7 +217,7 @@ subprocess.run([sys.executable, "-S", "-c", sys.argv[3], sys.argv[1]], check=Tru
 
 
 class Child:
-    """A forked process that does one thing after another when it is told to, and says what came of it."""
+    """A forked process that does one thing after another when it is asked to, and says what came of it."""
 
     def __init__(self, *steps: Callable[[], object]) -> None:
         reader, self._tell = os.pipe()

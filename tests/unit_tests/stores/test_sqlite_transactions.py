@@ -29,7 +29,7 @@ class Broken:
 
 
 class TestTransactions:
-    """What SQLite may do to one."""
+    """What SQLite can do to one."""
 
     def test_a_writer_that_waits_too_long_is_refused_and_names_the_file(self, path: Path) -> None:
         made(path)

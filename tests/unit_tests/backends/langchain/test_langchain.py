@@ -381,7 +381,7 @@ OUTAGES: dict[str, Callable[[], Exception]] = {
 @pytest.mark.parametrize("outage", OUTAGES)
 @pytest.mark.parametrize("kind", [ScriptedChat, ScriptedLLM])
 class TestOutages:
-    """They are waited out, and told by public calls alone: private rows abstain and raise nothing."""
+    """They are waited out, and shown by public calls alone: private rows abstain and raise nothing."""
 
     async def test_are_waited_out_by_public_calls_and_by_rows_alike(self, kind: type, outage: str) -> None:
         model = kind(answer=ANSWERS, raises={"aaa": OUTAGES[outage]()})
@@ -454,7 +454,7 @@ class TestAnOutageDuringARelease:
         budget = PrivacyBudgetCallbackHandler(epsilon=9.0, delta=1e-3)
         template = self.template({"case": StatusError("down", status_code=503)}, budget)
         assert set(template.examples[0]["text"].split()) <= {"yes", "no", "a", "b"}
-        assert budget.remaining_epsilon == pytest.approx(1.0)  # the whole charge, as ever
+        assert budget.remaining_epsilon == pytest.approx(1.0)  # the whole charge, as usual
 
     def test_of_the_public_call_ends_it(self) -> None:
         budget = PrivacyBudgetCallbackHandler(epsilon=9.0, delta=1e-3)

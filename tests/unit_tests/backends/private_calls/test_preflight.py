@@ -648,7 +648,7 @@ class TestTheCheck:
 
 
 class TestSpansOfTheSDK:
-    """Anthropic's clients draw a span for each call: with its tokens, and with its messages if they are told to."""
+    """Anthropic's clients draw a span for each call: with its tokens, and with its messages if they are asked to."""
 
     @pytest.mark.parametrize("content", ["", "content"])
     def test_are_off_in_the_silent_copy_only(self, monkeypatch: pytest.MonkeyPatch, content: str) -> None:

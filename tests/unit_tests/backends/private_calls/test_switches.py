@@ -1,4 +1,4 @@
-"""What is told of every call in a process: LiteLLM's callbacks, pydantic's plugins, and clients that show no function."""
+"""What reports every call in a process: LiteLLM's callbacks, pydantic's plugins, and clients that show no function."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TestLiteLLM:
     def test_is_known_by_what_a_model_holds_too(self, litellm: types.ModuleType) -> None:
         litellm.callbacks = [print]  # type: ignore[attr-defined]
         model = made(fresh())
-        assert silence(model).trouble() == "", "other models are not told of"
+        assert silence(model).trouble() == "", "other models get nothing of it"
         vars(model)["router"] = type("Router", (), {"__module__": "litellm.router"})()
         with pytest.raises(UnsilencableModelError, match=r"litellm\.callbacks"):
             silence(model)

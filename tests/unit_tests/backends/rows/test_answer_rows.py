@@ -218,7 +218,7 @@ class TestAFaultStaysInItsRow:
     def test_reading_that_raises_for_one_answer(
         self, make: Any, fault: BaseException, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Neither reader does so on its own; whoever changes one is covered."""
+        """Neither reader does so on its own; a change of one is covered."""
         stacked, bits = SilentEmbeddings._stack, Keywords.bits
         source = make(Echo())
         whole = both(source, ["sea"])

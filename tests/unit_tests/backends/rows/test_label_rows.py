@@ -91,7 +91,7 @@ class Choices:
 
 
 class PublicChoices(Choices):
-    """Scores the choices of public prompts too; of the kind it is told."""
+    """Scores the choices of public prompts too; of the kind it is asked for."""
 
     def __init__(self, kind: str, score: Callable[[str, str], float] | None = None) -> None:
         super().__init__(*([score] if score else []))

@@ -1,4 +1,4 @@
-"""A copy takes the ledger's place between a commit and the anchor's line: what this process wrote is told, not read again."""
+"""A copy takes the ledger's place between a commit and the anchor's line: what this process wrote is sent, not read again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The failures of an event are charged in every one of its worlds, whoever asks for the price."""
+"""The failures of an event are charged in every one of its worlds, whichever function computes the price."""
 
 from __future__ import annotations
 

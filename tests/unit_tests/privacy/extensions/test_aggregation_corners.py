@@ -41,7 +41,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("made", SUMS, ids=lambda made: made.name)
 def test_no_number_of_a_row_is_an_error_whatever_state_the_caller_keeps(made, kind):
-    """Who lets numpy raise would learn from an error what a row holds."""
+    """A caller who lets numpy raise would learn from an error what a row holds."""
     with np.errstate(all="raise"):
         rows = made.bounded_rows(KINDS[kind].copy(), width=2)
     assert rows.dtype == np.float64

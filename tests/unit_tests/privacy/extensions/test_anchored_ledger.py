@@ -371,7 +371,7 @@ def test_a_child_forked_while_another_thread_writes_reads_and_spends_on_its_own(
     child = os.fork()
     if not child:
         code = 1
-        signal.alarm(60)  # to wait for the parent's lock would be to wait for ever
+        signal.alarm(60)  # to wait for the parent's lock would be to wait without end
         try:
             store._lock, store._view, store.at_commit = threading.RLock(), None, lambda kinds: None
             del store._lines[2:]  # what the parent had not committed

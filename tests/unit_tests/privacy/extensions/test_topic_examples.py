@@ -1,4 +1,4 @@
-"""Units that are split by topics which come later: one split for ever, on one ledger, by each unit alone."""
+"""Units that are split by topics which come later: one split that stays, on one ledger, by each unit alone."""
 
 from __future__ import annotations
 

@@ -962,7 +962,7 @@ def test_a_killed_process_loses_at_most_what_it_held_and_no_ticket_is_granted_tw
             ledger.close()
         charged = sum(counts.values())
         assert all(0 <= index < counts[entry] for entry, index in places)
-        # Of each killed process the purse, or the lease that it waited for, and the ticket that it did not tell of.
+        # Of each killed process the purse, or the lease that it waited for, and the ticket that it did not report.
         assert charged - len(places) <= kills * 65
         assert use_of_all.left == 1_000_000 - charged
 

@@ -173,7 +173,7 @@ def half_price(patch: pytest.MonkeyPatch, it: Simulation) -> None:
 
 
 def old_view(patch: pytest.MonkeyPatch, it: Simulation) -> None:
-    """Whoever writes decides on what stood before the others wrote."""
+    """A writer decides on what stood before the others wrote."""
     before = LedgerState(it.header)
 
     def old(self: LedgerState, totals: Any, blocks: Any) -> Any:
