@@ -46,8 +46,8 @@ NOISE_GAP = (
 )
 NOISE_GAP_OPEN = " This ledger's limit is above: float effects are NOT covered beyond a total epsilon of 32."
 DIGEST_MEANS = (
-    "The digest is no signature: it catches accidents, and somebody who rewrites the whole report can write one that "
-    "fits. Origin is proved by the ledger's own chain of hashes, and by a signature held elsewhere."
+    "The digest is no signature: it catches accidents, and whoever rewrites the whole report can write a fitting one. "
+    "Origin is proved by the ledger's own chain of hashes, and by a signature held elsewhere."
 )
 DIES = "This ledger dies with its process: after a restart nothing remembers what was spent."
 
