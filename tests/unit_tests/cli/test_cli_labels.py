@@ -208,15 +208,13 @@ def test_in_words_it_says_what_is_rejected_and_what_is_needed(capsys: pytest.Cap
     assert "needed   no share of right rows reaches 95 % at this noise" in capsys.readouterr().out
 
 
-def test_the_page_shows_what_the_command_prints_and_its_advice_is_a_settings_file(
+def test_the_command_of_the_page_runs_and_its_advice_is_a_settings_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text()
-    found = re.search(r"```console\n\$ dpicl (plan --method pate .*?)\n(.*?)```", page, re.DOTALL)
+    found = re.search(r"^dpicl (plan --method pate .*)$", page, re.MULTILINE)
     assert found is not None
     assert main(shlex.split(found[1])) == 0
-    assert capsys.readouterr().out == found[2]
-    assert main([part for part in shlex.split(found[1]) if part != "--no-compare"]) == 0
     printed = capsys.readouterr().out
     assert set(re.findall(r"^  (\w+) +gumbel", printed, re.MULTILINE)) == {"fresh", "one_sample"}
     for epsilon in ("8.306 ", "1.385 ", "0.1192 "):
