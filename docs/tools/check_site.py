@@ -5,7 +5,8 @@ python docs/tools/check_site.py [--site out/site] [--screens out/screens] [--onl
 - On a telephone (390 px) nothing is wider than the screen, tables included; only blocks of code may scroll. Letters of
   drawings are not smaller than eight pixels.
 - On a desktop (1440 px) no text covers another.
-- Questions of a reader, typed into the site's own search, lead to a fitting page as the first result.
+- Questions of a reader, typed into the site's own search, lead to a fitting page as the first result; of ten of them
+  the answer stands on the first screen of it, or of the part of it that the search names first.
 """
 
 from __future__ import annotations
@@ -59,6 +60,20 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "membership inference": ("membership",),
     "quickstart": ("quickstart",),
     "PrivacyBudgetExceededError": ("reference/exceptions", "faq", "voting"),
+    "how many records do I need": ("faq", "which-component"),
+}
+# Ten of them, and the words of the answer that a reader sees without scrolling.
+ANSWERS = {
+    "which epsilon": "1 is strong",
+    "does OpenAI see my data": "Yes, if one of their models reads the private prompts",
+    "what if the budget is spent": "PrivacyBudgetExceededError",
+    "which component": "Examples for a prompt",
+    "how many records do I need": "some hundred per label",
+    "how do I test offline": "EmbeddedLLM()",
+    "user-level": "unit_key",
+    "how much does it cost": "dpicl plan",
+    "is the output anonymous": "differentially private, and epsilon says how much",
+    "how do I deploy": "Create the ledger once",
 }
 WIDE = """(() => {
   const screen = document.documentElement.clientWidth, found = [];
@@ -149,9 +164,24 @@ COVERED = """(() => {
 })()"""
 FIRST_RESULT = """(() => {
   const meta = document.querySelector('.md-search-result__meta')?.innerText || '';
-  const link = document.querySelector('.md-search-result__item a');
-  if (link) return {page: new URL(link.href).pathname, title: link.querySelector('h1, h2')?.innerText.trim() || ''};
-  return /^No matching/.test(meta) ? {page: '', title: meta} : null;
+  const links = [...document.querySelectorAll('.md-search-result__item:first-child a')];
+  if (links.length) return {
+    page: new URL(links[0].href).pathname,
+    place: links.map(link => new URL(link.href).hash).find(hash => hash) || '',
+    title: links[0].querySelector('h1, h2')?.innerText.trim() || '',
+  };
+  return /^No matching/.test(meta) ? {page: '', place: '', title: meta} : null;
+})()"""
+ON_SCREEN = """(() => {
+  const seen = [], part = document.querySelector('main') || document.body;
+  const nodes = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
+  for (let node = nodes.nextNode(); node; node = nodes.nextNode()) {
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    const box = range.getBoundingClientRect();
+    if (box.height && box.top >= 0 && box.bottom <= innerHeight) seen.push(node.data);
+  }
+  return seen.join('').replace(/\\s+/g, ' ');
 })()"""
 
 
@@ -177,15 +207,22 @@ def layout(browser: Browser, address: str, site: Path) -> list[str]:
     return found
 
 
-def first_result(browser: Browser, address: str, question: str) -> tuple[str, str]:
-    """The page and title that the site's own search shows first."""
+def first_result(browser: Browser, address: str, question: str) -> tuple[str, str, str]:
+    """The page that the site's own search shows first, the part of it that stands first there, and its title."""
     browser.open(f"{address}/index.html?q={question.replace(' ', '+')}")
     until = time.monotonic() + SEARCH_PATIENCE_S
     while not (found := browser.run(FIRST_RESULT)):
         if time.monotonic() > until:
             raise TimeoutError(f"the search gave no answer to {question!r} within {SEARCH_PATIENCE_S:g} seconds")
         time.sleep(0.1)
-    return found["page"].lstrip("/").removesuffix(".html"), found["title"]
+    return found["page"].lstrip("/").removesuffix(".html"), found["place"], found["title"]
+
+
+def on_first_screen(browser: Browser, address: str) -> str:
+    """The text of a page, or of a place in it, that a reader sees without scrolling."""
+    browser.open("about:blank")  # else the place alone would change, and nothing be loaded
+    browser.open(address)
+    return browser.run(ON_SCREEN)
 
 
 def search(browser: Browser, address: str) -> list[str]:
@@ -193,10 +230,14 @@ def search(browser: Browser, address: str) -> list[str]:
     found = []
     browser.screen(*DESKTOP)
     for question, fitting in QUESTIONS.items():
-        page, title = first_result(browser, address, question)
-        print(f"{'ok ' if page in fitting else 'BAD'} {question!r} -> {page}: {title}")
+        page, place, title = first_result(browser, address, question)
+        print(f"{'ok ' if page in fitting else 'BAD'} {question!r} -> {page}{place}: {title}")
         if page not in fitting:
             found.append(f"search {question!r}: {page or 'nothing'} comes first, not one of {', '.join(fitting)}")
+        elif (answer := ANSWERS.get(question)) and not any(
+            answer in on_first_screen(browser, f"{address}/{page}.html{part}") for part in dict.fromkeys((place, ""))
+        ):
+            found.append(f"search {question!r}: no first screen of {page}, {place or 'its top'}, says {answer!r}")
     return found
 
 

@@ -174,6 +174,13 @@ def test_the_pictures_of_the_folders_are_those_of_the_import_contract() -> None:
     }
 
 
+@pytest.mark.usefixtures("tools")
+def test_ten_questions_of_a_reader_have_an_answer_to_look_for() -> None:
+    check = importlib.import_module("check_site")
+    assert len(check.ANSWERS) == 10
+    assert set(check.ANSWERS) <= set(check.QUESTIONS)
+
+
 @pytest.mark.loopback
 @pytest.mark.usefixtures("tools")
 class TestTheCheckInTheBrowser:
@@ -210,6 +217,20 @@ class TestTheCheckInTheBrowser:
             "letters of",
         ):
             assert said in found
+
+    def test_sees_what_stands_on_the_first_screen_and_not_what_is_below_it(self, tmp_path: Path) -> None:
+        browser, check = importlib.import_module("browser"), importlib.import_module("check_site")
+        program = browser.chromium()
+        if program is None:
+            pytest.skip("Chromium is not installed")
+        (tmp_path / "page.html").write_text(
+            "<!doctype html><main><p>above the <b>fold</b></p><p style='margin-top: 3000px' id='low'>below it</p></main>"
+        )
+        with browser.served(tmp_path) as address, browser.Browser(program) as chromium:
+            chromium.screen(*check.DESKTOP)
+            top = check.on_first_screen(chromium, f"{address}/page.html")
+            low = check.on_first_screen(chromium, f"{address}/page.html#low")
+        assert (top, low) == ("above the fold", "below it")
 
 
 class TestTheCheckerItself:
