@@ -32,7 +32,7 @@ PHRASES: dict[str, str] = {
     r"may do(?: (?:it|so|anything|that))?": "say what is possible or allowed",
     r"lest|thereof|hereby|therein|wherein|whereof|whence|whosoever|heretofore|hitherto|albeit": "use today's words",
     r"nor (?:does|do|is|are|has|have|can|will)": "begin with the subject: and it does not",
-    r"dear(?:er|est)?(?: (?:in|by|for|to)\b|[.,;:)])": "expensive, or costs more",
+    r"(?:too|is|are|so) dear|dear(?:er|est) (?:in|by|for|to)": "expensive, or costs more",
     r"in vain": "say what did not come",
     r"as ever": "as usual, or leave it out",
     r"tells? of": "reveals, or shows",
