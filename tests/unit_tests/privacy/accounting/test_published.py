@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.generation.plan import advanced_composition_epsilon
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
-from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, PureEvent, RepeatedEvent
+from langchain_dpicl.privacy.accounting.events import (
+    BoundedRangeEvent,
+    GaussianEvent,
+    ParallelEvent,
+    PureEvent,
+    RepeatedEvent,
+    SubsampledEvent,
+)
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.mechanisms.noise import GumbelMechanism
 
@@ -93,3 +100,19 @@ def test_the_published_runs_cost_more_where_a_record_is_replaced(stated):
     made = ClippedDifferenceMean(clip, 7)
     assert epsilon_of(event_of(made, row_shape="units")) == pytest.approx(stated, rel=5e-4)
     assert epsilon_of(event_of(made, row_shape="slots")) == pytest.approx(replaced, rel=5e-4)
+
+
+def test_the_price_that_llamaindex_states_is_far_too_low() -> None:
+    """Its pack at 12,000 records of four equal labels, two examples per label, sigma .5, 10 splits of one, 40 tokens."""
+    delta = 1 / 12_000
+    stated = RepeatedEvent(SubsampledEvent(GaussianEvent(0.5), 8 / 12_000), 40)  # what sigma_to_eps prices
+    label = RepeatedEvent(
+        SubsampledEvent(GaussianEvent(0.5), 10 / 3_000), 2 * 40
+    )  # what a label's records went through
+    real = ParallelEvent("news", (("sport", label), ("world", label)))  # a replaced record may change its label
+    prices = (
+        epsilon_upper_bound(stated, delta=delta, adjacency="add_remove"),
+        epsilon_upper_bound(real, delta=delta, adjacency="replace_one"),
+        epsilon_upper_bound(real, delta=delta / 10, adjacency="replace_one"),
+    )
+    assert [round(price, 2) for price in prices] == [0.49, 3.18, 4.35]
