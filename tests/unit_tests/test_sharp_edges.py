@@ -28,6 +28,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetExceededError,
     PrivacyBudgetMismatchError,
     PrivateAccessError,
+    RecordError,
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -107,3 +108,23 @@ def test_a_sharp_edge_is_refused_before_anything_is_charged(what: str, bound: Bo
 
 def test_a_copy_of_a_budget_is_the_budget(bound: Bound) -> None:
     assert copy.deepcopy(bound.budget) is bound.budget
+
+
+def test_a_plan_is_the_same_with_some_records_or_none() -> None:
+    def planned(records: list[dict[str, str]]) -> object:
+        private = PrivateExamples(records, label_key="queue", labels=("card", "transfer"), public_size=900)
+        budget = PrivacyBudgetCallbackHandler(epsilon=1.0, delta=1e-6)
+        return DPVotingRunnable.from_private_examples(
+            private, llm=engine(), budget=budget, epsilon=1.0, max_queries=10
+        ).plan
+
+    assert planned([{"text": "my card was declined", "queue": "card"}] * 4) == planned([])
+
+
+def test_an_undeclared_label_is_refused_without_the_label_or_its_record() -> None:
+    with pytest.raises(RecordError, match="a record has another") as refusal:
+        PrivateExamples(
+            [{"text": "it is late", "queue": "transfer"}], label_key="queue", labels=("card",), public_size=9
+        )
+    assert "transfer" not in str(refusal.value)
+    assert "late" not in str(refusal.value)
