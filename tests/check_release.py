@@ -134,7 +134,7 @@ def bill_of_materials(dist: Path, work: Path, version: str) -> dict[str, Any]:
 
 
 def bill_problems(bill: Mapping[str, Any], root: Path) -> Iterator[str]:
-    """Says what a bill of materials lacks, and what it tells of the machine that made it."""
+    """Says what a bill of materials lacks, and what it shows the machine that made it."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     main = bill.get("metadata", {}).get("component", {})
     if (main.get("name"), main.get("version")) != (project["name"], project["version"]):
