@@ -164,7 +164,7 @@ def _with_a_test(
     """Declares the shares of a choice on one half and of an evaluation on the other together: the larger counts."""
     test = plan_evaluation(
         source.public_size_of("test"),
-        widths=[len(one.cells) for one in question.evaluators],
+        widths=question.widths,
         epsilon=epsilon,
         delta=plan.delta,
         adjacency=plan.adjacency,

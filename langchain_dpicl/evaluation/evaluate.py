@@ -15,7 +15,7 @@ from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_bud
 from langchain_dpicl.evaluation.asking import ANSWER, Probe, Question
 from langchain_dpicl.evaluation.chains import SilentChain
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, paired
-from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
+from langchain_dpicl.evaluation.intervals import Counted, Estimate, NoisyRatio, Of
 from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
 from langchain_dpicl.planning.share_plan import SharePlan
@@ -41,6 +41,7 @@ class EvaluationResult(Saved):
 
     Attributes:
       tables: noisy count by (label or "", what was said or the mark), of each evaluator; may be negative.
+      by_score: of evaluators that have a second table, the noisy count of each score, with noise of its own.
       evaluators: the evaluators, with outcomes and scores.
       plan: the public plan.
       report: JSON-able privacy report.
@@ -49,6 +50,7 @@ class EvaluationResult(Saved):
     """
 
     tables: Mapping[str, Mapping[tuple[str, str], int]]
+    by_score: Mapping[str, Mapping[float, int]]
     evaluators: Mapping[str, BoundEvaluator]
     plan: EvaluationPlan
     report: Mapping[str, Any]
@@ -65,7 +67,8 @@ class EvaluationResult(Saved):
             chain gave this time.
         """
         one = self._named(name)
-        return self._ratio(one, one.own_scores or one.scores).estimate(confidence=confidence, of=of)
+        again = Counted(tuple(self.by_score[one.name].values()), one.kinds) if one.kinds else None
+        return self._ratio(one, one.own_scores or one.scores, again=again).estimate(confidence=confidence, of=of)
 
     @property
     def accuracy(self) -> Estimate:
@@ -95,7 +98,7 @@ class EvaluationResult(Saved):
         if label not in one.labels:
             raise fail("label", f"one of {list(one.labels)}", label)
         kept = [place for place, (true, _) in enumerate(one.cells) if true == label]
-        return self._ratio(one, one.scores, kept).estimate(confidence=confidence, of=of)
+        return self._ratio(one, one.scores, kept=kept).estimate(confidence=confidence, of=of)
 
     @property
     def confusion(self) -> Mapping[tuple[str, str], int]:
@@ -108,7 +111,14 @@ class EvaluationResult(Saved):
             raise fail("name", f"one of {list(self.evaluators)}", name)
         return self.evaluators[chosen]
 
-    def _ratio(self, one: BoundEvaluator, scores: Sequence[float], kept: Sequence[int] | None = None) -> NoisyRatio:
+    def _ratio(
+        self,
+        one: BoundEvaluator,
+        scores: Sequence[float],
+        *,
+        kept: Sequence[int] | None = None,
+        again: Counted | None = None,
+    ) -> NoisyRatio:
         counts = tuple(self.tables[one.name].values())
         places = range(len(counts)) if kept is None else kept
         chosen = tuple(scores[place] for place in places)
@@ -121,6 +131,7 @@ class EvaluationResult(Saved):
             # Which record of a unit is drawn adds up to as much variance as drawing the unit: then no unit counts as
             # read in full.
             0.0 if self.draws_records else release.sampler.sampling_rate,
+            again,
         )
 
     def _released(self) -> dict[str, Any]:
@@ -128,6 +139,8 @@ class EvaluationResult(Saved):
         for name, table in self.tables.items():
             counts = [[*cell, count] for cell, count in table.items()]
             found[name] = {"counts": counts, "mean": list(self.mean(name))}
+            if name in self.by_score:
+                found[name]["by_score"] = [list(one) for one in self.by_score[name].items()]
             if self.is_paired:
                 found[name]["difference"] = list(self.difference(name))
         return found
@@ -154,13 +167,15 @@ class Evaluation(OneRelease[Tables, EvaluationResult]):
         ticket.commit()
 
     def _value(self) -> EvaluationResult:
-        evaluators = {one.name: one for one in self._question.evaluators}
-        tables = {
-            name: dict(zip(one.cells, counts, strict=True))
-            for (name, one), counts in zip(evaluators.items(), self.released, strict=True)
-        }
+        evaluators, counts = {one.name: one for one in self._question.evaluators}, iter(self.released)
+        tables: dict[str, Mapping[tuple[str, str], int]] = {}
+        by_score: dict[str, Mapping[float, int]] = {}
+        for name, one in evaluators.items():
+            tables[name] = dict(zip(one.cells, next(counts), strict=True))
+            if one.kinds:
+                by_score[name] = dict(zip(one.kinds, next(counts), strict=True))
         return EvaluationResult(
-            tables, evaluators, self.plan, self.report, self._question.is_paired, self._draws_records
+            tables, by_score, evaluators, self.plan, self.report, self._question.is_paired, self._draws_records
         )
 
 
@@ -250,7 +265,7 @@ def _evaluation(
     judged = sum(judge is not None for judge in question.judges)
     plan = plan_evaluation(
         source.public_size_of(part),
-        widths=[len(one.cells) for one in question.evaluators],
+        widths=question.widths,
         epsilon=share,
         delta=share_of_delta(spender, epsilon=share, delta=None),
         sample=sample,
@@ -319,7 +334,12 @@ def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
     ]
     chains = {name: chain.to_dict() for name, chain in zip(names, question.chains, strict=True)}
     tables = [
-        {"name": one.name, "outcomes": [list(cell) for cell in one.cells], "scores": list(one.scores)}
+        {
+            "name": one.name,
+            "outcomes": [list(cell) for cell in one.cells],
+            "scores": list(one.scores),
+            "by_score": list(one.kinds),
+        }
         for one in question.evaluators
     ]
     # As a list: a name's place breaks ties.

@@ -99,6 +99,7 @@ class BoundEvaluator:
       assumed: what reports list under "assumed".
       labels: the declared labels, where the table is a confusion matrix.
       own_scores: where outcomes are pairs: the score of the chain under test; empty otherwise.
+      kinds: the scores of a second table, which counts each unit by its score; empty where there is none.
       reads_text: whether it compares answers as texts, so that objects are wrong whatever they hold.
       identity: what makes it another evaluator beside what a report shows: its function.
 
@@ -116,6 +117,7 @@ class BoundEvaluator:
     assumed: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     own_scores: tuple[float, ...] = ()
+    kinds: tuple[float, ...] = ()
     reads_text: bool = False
     identity: tuple[Same, ...] = field(default=(), repr=False)
 
@@ -123,11 +125,25 @@ class BoundEvaluator:
         if not len(set(self.cells)) == len(self.cells) == len(self.scores):
             raise fail("cells", "distinct outcomes, each with a score", list(self.cells))
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many outcomes each of its tables has."""
+        return (len(self.cells), *([len(self.kinds)] if self.kinds else []))
+
+    def places(self, cell: int) -> tuple[int, ...]:
+        """Returns where a unit counts in each table.
+
+        Args:
+          cell: the place of its outcome, private.
+        """
+        return (cell, self.kinds.index(self.scores[cell])) if self.kinds else (cell,)
+
 
 @dataclass(frozen=True)
 class Exact(Evaluator):
-    """Whether the answer names the record's label; the table is the confusion matrix.
+    """Whether the answer names the record's label: a table of right and wrong, and the confusion matrix.
 
+    Each table has half of epsilon. Accuracy is read from the small one, where only two counts bring noise.
     An answer names a label as a vote does (case, quotes and a short beginning such as "The label is:" do not count). An
     answer that names none, and a call that failed, counts as "other", which is wrong.
 
@@ -136,6 +152,15 @@ class Exact(Evaluator):
     """
 
     name: str = "exact"
+
+    @staticmethod
+    def widths(labels: int) -> tuple[int, int]:
+        """Returns the sizes of its tables, for `plan_evaluation`.
+
+        Args:
+          labels: how many there are.
+        """
+        return labels * (labels + 1), 2
 
     def bind(self, fields: Sequence[str], label_key: str | None, labels: Sequence[str] | None) -> BoundEvaluator:
         """Returns the evaluator for the declared labels; see `Evaluator.bind`."""
@@ -163,6 +188,7 @@ class Exact(Evaluator):
             lambda record: known.get(record.get(label_key, ""), 0) * width + len(told),
             hidden=frozenset({label_key}),
             labels=told,
+            kinds=(0.0, 1.0),
             reads_text=True,
         )
 
@@ -354,6 +380,7 @@ def paired(bound: BoundEvaluator) -> BoundEvaluator:
         place=place,
         worst=_first_cell,
         labels=(),
+        kinds=(),
         own_scores=tuple(new for new, _ in pairs),
     )
 

@@ -28,7 +28,7 @@ OUTCOME_TEMPLATE = "outcomes: noisy counts of one sample"
 """The ticket template of one release of counts of outcomes."""
 CHOICE_TEMPLATE = "choice: the best of several on one sample"
 """The ticket template of one choice by counts of right answers."""
-MOST_CELLS = 4_096
+MOST_CELLS = 16_384
 """Most outcomes of all tables together."""
 
 Tables: TypeAlias = tuple[tuple[int, ...], ...]
@@ -45,7 +45,7 @@ class OutcomeTable(ClosedClass):
       - Between neighbours all counts together move by at most `l1_sensitivity`.
 
     Args:
-      widths: how many outcomes each table has, public; together at most 4,096.
+      widths: how many outcomes each table has, public; together at most 16,384.
 
     Raises:
       ConfigurationError: no table, or one without outcomes, or too many of them.

@@ -46,7 +46,7 @@ from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
 
 TEMPLATE = PromptTemplate.from_template("{text}\nQueue:")
 FAR = 25
-"""Counts at epsilon 2 are off by more with a chance below 1e-20."""
+"""Counts at epsilon 2, half of it for each of two tables, are off by more with a chance below 1e-10."""
 
 
 class Reader(LLM):
@@ -85,6 +85,8 @@ def test_counts_and_figures_are_those_of_the_chain():
     found = dp_evaluate(TEMPLATE | reader(), examples(), evaluators=Exact(), budget=budget(), epsilon=2.0)
     truth = {("card", "card"): 600, ("transfer", "transfer"): 200}
     assert all(abs(count - truth.get(cell, 0)) < FAR for cell, count in found.confusion.items())
+    assert all(abs(count - {1.0: 800}.get(score, 0)) < FAR for score, count in found.by_score["exact"].items())
+    assert found.to_dict()["released"]["exact"]["by_score"] == [list(one) for one in found.by_score["exact"].items()]
     assert found.accuracy.low > 0.9
     assert found.recall("transfer").low > 0.8
     assert "epsilon 2" in str(found)
@@ -407,8 +409,8 @@ def test_a_unit_more_adds_one_row_and_moves_no_other(more):
     others = [[CARD], [SENT], [BROKEN], [CARD, CARD]]
     without, with_it = cells(others), cells([*others, more])
     assert with_it[:-1].tolist() == without.tolist()
-    assert with_it.shape == (5, 1)
-    assert with_it[-1, 0] in ({-1.0} if not more else set(map(float, range(6))))
+    assert with_it.shape == (5, 2)
+    assert tuple(with_it[-1]) in ({(-1.0, -1.0)} if not more else {(cell, cell in {0.0, 4.0}) for cell in range(6)})
 
 
 def remembering():

@@ -175,7 +175,7 @@ def test_an_own_function_right_behind_a_chat_model_is_refused_as_it_would_get_a_
     with pytest.raises(CapabilityError, match="StrOutputParser"):
         rows([[CARD]], Exact(), chain=TEMPLATE | model | own)
     text = RunnableLambda(Pure(lambda text: text.upper()))
-    assert rows([[CARD]], Exact(), chain=TEMPLATE | model | StrOutputParser() | text).item() == 0
+    assert rows([[CARD]], Exact(), chain=TEMPLATE | model | StrOutputParser() | text).tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize("parser", [JsonOutputParser(), CommaSeparatedListOutputParser()], ids=["json", "list"])
@@ -187,7 +187,7 @@ def test_an_answer_that_is_no_text_is_refused_where_a_text_is_compared(parser, p
             [[CARD]], *((Exact(),) if place == "chain" else (Judge(chain),)), chain=chain if place == "chain" else None
         )
     own = RunnableLambda(Pure(str))
-    assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 1)
+    assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 2)
     assert rows([[CARD]], Score(Pure(keyword_only)), chain=chain).shape == (1, 1)
 
 
