@@ -254,42 +254,48 @@ def _evaluation(
     chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}
     question = silent_question(private, chains, evaluators, inputs=inputs, timeout=timeout)
     source = examples_of(private, part)
+
+    def paid_by(aside: SetAside | None) -> KeptCall:
+        share = aside.epsilon if aside is not None else DEFAULT_EPSILON if epsilon is None else epsilon
+        judged = sum(judge is not None for judge in question.judges)
+        plan = plan_evaluation(
+            source.public_size_of(part),
+            widths=question.widths,
+            epsilon=share,
+            delta=share_of_delta(spender, epsilon=share, delta=None),
+            sample=sample,
+            adjacency=spender.adjacency,
+            calls_per_unit=len(question.chains) * (1 + judged),
+            part=part,
+            partition=source.dataset_id,
+        )
+        shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
+
+        def declare() -> Share:
+            if aside is not None and aside.plan == plan and aside.take(question.chains[0].identity):
+                return aside.share
+            named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
+            return declared_share(source, spender, plan, question, epsilon=share, **named)
+
+        name = component if aside is None else aside.share.component  # with its name and without it is one call
+        return KeptCall.of(
+            spender,
+            *("evaluate", name, share, canonical_json(shown), identity_of(private), *question.identity),
+            probe=Probe(question, (config or {}).get("max_concurrency")),
+            declare=declare,
+            build=lambda paid: Evaluation(source, question, plan=plan, budget=spender, share=paid),
+        )
+
     # A choice may have set a share aside for the other half.
     aside = SetAside.find(
         spender,
         terms=(identity_of(source), part, sample, terms_of(question)),
         chain=question.chains[0].identity if baseline is None else None,
         epsilon=epsilon,
+        component=component,
     )
-    share = aside.epsilon if aside is not None else DEFAULT_EPSILON if epsilon is None else epsilon
-    judged = sum(judge is not None for judge in question.judges)
-    plan = plan_evaluation(
-        source.public_size_of(part),
-        widths=question.widths,
-        epsilon=share,
-        delta=share_of_delta(spender, epsilon=share, delta=None),
-        sample=sample,
-        adjacency=spender.adjacency,
-        calls_per_unit=len(question.chains) * (1 + judged),
-        part=part,
-        partition=source.dataset_id,
-    )
-    shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
-
-    def declare() -> Share:
-        if aside is not None and aside.plan == plan and aside.take(question.chains[0].identity):
-            return aside.share
-        named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
-        return declared_share(source, spender, plan, question, epsilon=share, **named)
-
-    key = ("evaluate", component, share, canonical_json(shown), identity_of(private), *question.identity)
-    return KeptCall.of(
-        spender,
-        *key,
-        probe=Probe(question, (config or {}).get("max_concurrency")),
-        declare=declare,
-        build=lambda paid: Evaluation(source, question, plan=plan, budget=spender, share=paid),
-    )
+    call = paid_by(aside)
+    return paid_by(None) if aside is not None and aside.is_lost(call) else call
 
 
 def examples_of(private: PrivateExamples, part: Part | None) -> PrivateExamples:
