@@ -14,7 +14,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
 from langchain_dpicl.evaluation.asking import ANSWER, Probe, Question
 from langchain_dpicl.evaluation.chains import SilentChain
-from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, paired
+from langchain_dpicl.evaluation.evaluators import STOCK, BoundEvaluator, Evaluator, paired
 from langchain_dpicl.evaluation.intervals import Counted, Estimate, NoisyRatio, Of
 from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
@@ -204,8 +204,10 @@ def silent_question(
         raise fail("private", "PrivateExamples", type(private).__name__, UNDECLARED)
     listed = [evaluators] if isinstance(evaluators, Evaluator) else evaluators
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, Evaluator) for one in listed):
-        advice = "A function or a stock evaluator may do anything: Score(Pure(function), marks=...), or a Judge."
-        raise fail("evaluators", "one or more of Exact, Score and Judge", type(evaluators).__name__, advice)
+        several = listed if isinstance(listed, list | tuple) else ()
+        others = [type(one).__name__ for one in several if not isinstance(one, Evaluator)]
+        found = ", ".join(others) or type(evaluators).__name__
+        raise fail("evaluators", "one or more of Exact, Score and Judge", found, STOCK)
     names = (*dict.fromkeys((private.text_key, *private.fields, *([private.label_key] if private.label_key else []))),)
     bound = [one.bind(names, private.label_key, private.labels) for one in listed]
     if len({one.name for one in bound}) < len(bound):

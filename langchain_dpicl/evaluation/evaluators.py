@@ -9,8 +9,11 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MethodType
 from typing import Any
+
+from langchain_core.runnables import Runnable
 
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.private_calls.call import read_silently
@@ -33,7 +36,8 @@ class Pure:
       function: the function.
 
     Raises:
-      ConfigurationError: it cannot be called, or is a coroutine function.
+      ConfigurationError: it cannot be called, is a coroutine function, or is known not to be pure: a chain, a stock
+        evaluator or a function that LangSmith traces.
     """
 
     function: Callable[..., Any]
@@ -41,6 +45,9 @@ class Pure:
     def __post_init__(self) -> None:
         if not callable(self.function) or inspect.iscoroutinefunction(self.function):
             raise fail("Pure", "a function that returns its result", type(self.function).__name__)
+        if _is_known_otherwise(self.function):
+            found = getattr(self.function, "__qualname__", type(self.function).__name__)
+            raise fail("Pure", "an own function", found, STOCK)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
@@ -55,6 +62,25 @@ class Pure:
         except (OSError, TypeError):
             return f"{named} (no source)"
         return f"{named} (source {hashlib.sha256(source.encode('utf-8')).hexdigest()[:12]})"
+
+
+STOCK = (
+    "A chain, a stock evaluator or a traced function may ask a model or show records to others: write "
+    "Score(Pure(function), marks=...) of an own function, or Judge(prompt | model, marks=...), which asks in silence."
+)
+_STOCK_EVALUATORS = ("langchain.evaluation", "langchain_classic.evaluation", "langsmith", "openevals", "agentevals")
+
+
+def _is_known_otherwise(function: Any) -> bool:
+    """Whether a callable is a chain, of a package of evaluators, or traced by LangSmith."""
+    while isinstance(function, partial):
+        function = function.func
+    owner, name = getattr(function, "__self__", function), getattr(function, "__name__", "invoke")
+    is_chain = isinstance(owner, Runnable) and hasattr(Runnable, name)  # or its invoke, but not the parse of a parser
+    if is_chain or getattr(function, "__langsmith_traceable__", False):
+        return True
+    homes = (f"{getattr(one, '__module__', '')}." for one in (function, type(function)))
+    return any(home.startswith(f"{each}.") for home in homes for each in _STOCK_EVALUATORS)
 
 
 class Same:
