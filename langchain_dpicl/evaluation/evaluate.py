@@ -32,7 +32,7 @@ from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.runs.door import NO_STREAM, UNDECLARED
 
 DEFAULT_EPSILON = 0.1
-"""Share of an evaluation: with 2,000 units, an accuracy of .8 and two outcomes, the 95 % interval is +-2.1 points."""
+"""Share of an evaluation: with 2,000 units the 95 % interval of an accuracy of .8 is +-3 points by `Exact`, at most."""
 
 
 @dataclass(frozen=True)
@@ -441,9 +441,9 @@ def dp_evaluate(
     Args:
       chain: the chain under test; its model sees private records.
       private: the examples; bound to the budget's ledger here. Of a unit with several records one is drawn.
-      evaluators: one or several of `Exact`, `Score` and `Judge`; noise grows with their number.
+      evaluators: one or several of `Exact`, `Score` and `Judge`; noise grows with the number of their tables.
       budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig with a handler; None: the context's.
-      epsilon: this evaluation's share of the budget; None: 0.1, enough for two outcomes on 2,000 units.
+      epsilon: this evaluation's share of the budget; None: 0.1, enough for an accuracy on 2,000 units.
       sample: units that are read, on average; None: all. Fewer cost fewer calls and less noise, and widen intervals.
       inputs: declared field by variable of the template, where the names differ.
       baseline: another chain, measured on the same records: outcomes are then pairs, with `difference`.
