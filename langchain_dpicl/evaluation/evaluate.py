@@ -297,7 +297,7 @@ def _evaluation(
         component=component,
     )
     call = paid_by(aside)
-    return paid_by(None) if aside is not None and aside.is_lost(call) else call
+    return paid_by(None) if aside is not None and aside.drop_if_lost(call) else call
 
 
 def examples_of(private: PrivateExamples, part: Part | None) -> PrivateExamples:

@@ -185,15 +185,20 @@ class SetAside:
         if not any(one.share.component == self.share.component for one in kept):
             kept.append(self)
 
-    def is_lost(self, call: KeptCall) -> bool:
-        """Whether its ticket is gone: another process used it, or the call that took it left nothing behind.
+    def drop_if_lost(self, call: KeptCall) -> bool:
+        """Returns whether its ticket is gone: another process used it, or the call that took it left nothing behind.
+
+        Nothing finds it again then.
 
         Args:
           call: the evaluation that would use it.
         """
-        if self.taken_by is not None:
-            return call.key not in call.places
-        return not all(self.share.remaining(one.template, label=one.label) for one in self.plan.tickets())
+        # In this order: a call of another thread takes it first, and reserves the ticket then.
+        is_left = all(self.share.remaining(one.template, label=one.label) for one in self.plan.tickets())
+        is_lost = not is_left if self.taken_by is None else call.key not in call.places
+        if is_lost:
+            self.chains = ()
+        return is_lost
 
     @staticmethod
     def find(

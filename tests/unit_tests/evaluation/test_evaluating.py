@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
+import json
 import math
 import queue
 import threading
@@ -91,6 +93,18 @@ def test_counts_and_figures_are_those_of_the_chain():
     assert found.recall("transfer").low > 0.8
     assert "epsilon 2" in str(found)
     assert verify_report(found.report).ok
+
+
+@pytest.mark.parametrize(("where", "other"), [
+    (("widths",), [[6]]), (("outcomes", "table", "widths"), [6]), (("outcomes", "scale"), 0.5),
+], ids=str)  # fmt: skip
+def test_a_report_that_shows_the_noise_of_one_table_for_two_is_refused(where, other):
+    found = dp_evaluate(TEMPLATE | reader(), examples(), evaluators=Exact(), budget=budget(), epsilon=2.0)
+    told = json.loads(found.to_json())
+    assert verify_report(told).ok
+    place = functools.reduce(dict.get, where[:-1], told["plan"])
+    place[where[-1]] = other
+    assert any("plan" in problem for problem in verify_report(told).problems)
 
 
 def test_a_record_that_fails_counts_as_wrong_and_moves_no_other():

@@ -179,6 +179,8 @@ def test_where_what_was_set_aside_is_gone_an_evaluation_pays_its_own_epsilon(how
             patch.setattr("langchain_dpicl.evaluation.asking.Question.ask", lost)
             with pytest.raises(RunInterruptedError):
                 dp_evaluate(best.chain, **call)
+    with pytest.raises(PrivacyBudgetExceededError):  # under its name it asks for the ticket that is gone
+        dp_evaluate(best.chain, component="choice test", epsilon=1.0, **call)
     found = [dp_evaluate(best.chain, **call) for _ in range(2)]
     assert found[0].tables == found[1].tables
     assert 20.0 - spent.remaining_epsilon == pytest.approx(1.1, rel=1e-3)
