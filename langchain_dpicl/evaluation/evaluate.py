@@ -18,8 +18,9 @@ from langchain_dpicl.evaluation.evaluators import STOCK, BoundEvaluator, Evaluat
 from langchain_dpicl.evaluation.intervals import Counted, Estimate, NoisyRatio, Of
 from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning.share_plan import SharePlan
-from langchain_dpicl.privacy._validate import check_choice, check_positive, fail
+from langchain_dpicl.privacy._validate import check_choice, check_epsilon, check_positive, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.data.streams import PrivateRange, PrivateStream, RollingRange
@@ -251,6 +252,8 @@ def _evaluation(
 ) -> KeptCall:
     if component is not None:
         check_name("component", component)
+    if epsilon is not None:
+        check_epsilon(epsilon)
     check_config(config)
     spender = resolve_budget(budget, config)
     chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}
@@ -276,6 +279,9 @@ def _evaluation(
         def declare() -> Share:
             if aside is not None and aside.plan == plan and aside.take(question.chains[0].identity):
                 return aside.share
+            if aside is not None and epsilon is None:  # what was set aside may be more than this call would pay
+                msg = "part: expected what a choice set aside, found that another call took it. Nothing was charged."
+                raise ConfigurationError(f"{msg} Call again: it pays its own epsilon.")
             named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
             return declared_share(source, spender, plan, question, epsilon=share, **named)
 
@@ -297,7 +303,7 @@ def _evaluation(
         component=component,
     )
     call = paid_by(aside)
-    return paid_by(None) if aside is not None and aside.drop_if_lost(call) else call
+    return paid_by(None) if aside is not None and aside.drop_if_lost(call, question.chains[0].identity) else call
 
 
 def examples_of(private: PrivateExamples, part: Part | None) -> PrivateExamples:

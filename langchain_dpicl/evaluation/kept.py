@@ -185,17 +185,21 @@ class SetAside:
         if not any(one.share.component == self.share.component for one in kept):
             kept.append(self)
 
-    def drop_if_lost(self, call: KeptCall) -> bool:
-        """Returns whether its ticket is gone: another process used it, or the call that took it left nothing behind.
+    def drop_if_lost(self, call: KeptCall, chain: Hashable) -> bool:
+        """Returns whether its ticket is gone: another process or chain has it, or the call that took it left nothing.
 
-        Nothing finds it again then.
+        Nothing finds it again then, except for the calls of the chain that has it.
 
         Args:
           call: the evaluation that would use it.
+          chain: what is evaluated.
         """
         # In this order: a call of another thread takes it first, and reserves the ticket then.
         is_left = all(self.share.remaining(one.template, label=one.label) for one in self.plan.tickets())
-        is_lost = not is_left if self.taken_by is None else call.key not in call.places
+        taken_by = self.taken_by
+        if taken_by not in {None, chain}:  # taken since it was found
+            return True
+        is_lost = not is_left if taken_by is None else call.key not in call.places
         if is_lost:
             self.chains = ()
         return is_lost

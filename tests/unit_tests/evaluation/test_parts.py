@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -186,6 +188,57 @@ def test_where_what_was_set_aside_is_gone_an_evaluation_pays_its_own_epsilon(how
         dp_evaluate(best.chain, component="choice test", epsilon=1.0, **call)
     assert dp_evaluate(best.chain, **call).tables == found.tables
     assert 20.0 - spent.remaining_epsilon == pytest.approx(1.1, rel=1e-3)
+
+
+def before(patch, place, act):
+    """Runs `act` once, before the next call of a function."""
+    owner, _, name = place.rpartition(".")
+    real, left = pkgutil.resolve_name(owner), [act]
+    inner = getattr(real, name)
+
+    def wrapped(*given, **named):
+        if left:
+            left.pop()()
+        return inner(*given, **named)
+
+    patch.setattr(real, name, wrapped)
+
+
+@pytest.mark.parametrize(("place", "epsilon", "cost"), [
+    ("asking.Probe.run", None, 0.0), ("asking.Probe.run", 1.0, 1.0),
+    ("evaluate.plan_evaluation", None, 0.1), ("evaluate.plan_evaluation", 1.0, 1.0),
+])  # fmt: skip
+def test_of_two_candidates_at_once_one_has_what_was_set_aside_and_the_other_pays_its_own(
+    place, epsilon, cost, monkeypatch
+):
+    """The first takes it while the second plans, or calls its model with public words; it keeps its result."""
+    spent, private, found = Budget(epsilon=20.0, delta=1e-5), tickets(), []
+    dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=1.0, part="choose")
+    call = {"private": private, "evaluators": EXACT, "budget": spent, "part": "test"}
+
+    def first():
+        found.append(dp_evaluate(CHAINS["right"], **call))
+
+    before(monkeypatch, f"langchain_dpicl.evaluation.{place}", first)
+    if cost:
+        dp_evaluate(CHAINS["wrong"], epsilon=epsilon, **call)
+    else:
+        with pytest.raises(ConfigurationError, match="Call again"):
+            dp_evaluate(CHAINS["wrong"], **call)
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(1.0 + cost, rel=1e-3)
+    if not cost:
+        dp_evaluate(CHAINS["wrong"], **call)
+    first()
+    assert found[0].tables == found[1].tables
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(1.0 + (cost or 0.1), rel=1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.0, True, -1.0])
+def test_an_epsilon_that_is_none_does_not_take_what_was_set_aside(epsilon):
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=1.0, part="choose")
+    with pytest.raises(ConfigurationError, match="epsilon"):
+        dp_evaluate(CHAINS["right"], private, evaluators=EXACT, budget=spent, part="test", epsilon=epsilon)
 
 
 def test_only_the_half_that_is_asked_for_is_read():
