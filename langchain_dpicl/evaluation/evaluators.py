@@ -13,6 +13,8 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
+from langchain_core.output_parsers import BaseLLMOutputParser
+from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
@@ -43,7 +45,7 @@ class Pure:
     function: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        if not callable(self.function) or inspect.iscoroutinefunction(self.function):
+        if not callable(self.function) or any(map(inspect.iscoroutinefunction, _called(self.function))):
             raise fail("Pure", "a function that returns its result", type(self.function).__name__)
         if _is_known_otherwise(self.function):
             found = getattr(self.function, "__qualname__", type(self.function).__name__)
@@ -68,7 +70,16 @@ STOCK = (
     "A chain, a stock evaluator or a traced function may ask a model or show records to others: write "
     "Score(Pure(function), marks=...) of an own function, or Judge(prompt | model, marks=...), which asks in silence."
 )
-_STOCK_EVALUATORS = ("langchain.evaluation", "langchain_classic.evaluation", "langsmith", "openevals", "agentevals")
+_CLASSIC = ("evaluation", "output_parsers.fix", "output_parsers.retry")  # these parsers ask a model
+_STOCK_EVALUATORS = (
+    *(f"{package}.{module}" for package in ("langchain", "langchain_classic") for module in _CLASSIC),
+    *("langsmith", "openevals", "agentevals"),
+)
+
+
+def _called(function: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """Returns a function, and what its class runs for it where it is an object."""
+    return function, type(function).__call__
 
 
 def _is_known_otherwise(function: Any) -> bool:
@@ -76,8 +87,10 @@ def _is_known_otherwise(function: Any) -> bool:
     while isinstance(function, partial):
         function = function.func
     owner, name = getattr(function, "__self__", function), getattr(function, "__name__", "invoke")
-    is_chain = isinstance(owner, Runnable) and hasattr(Runnable, name)  # or its invoke, but not the parse of a parser
-    if is_chain or getattr(function, "__langsmith_traceable__", False):
+    # Also its methods, but not the parse of a parser or the format of a prompt.
+    is_text = isinstance(owner, BaseLLMOutputParser | BasePromptTemplate) and not hasattr(Runnable, name)
+    is_chain = isinstance(owner, Runnable) and not is_text
+    if is_chain or any(getattr(one, "__langsmith_traceable__", False) for one in _called(function)):
         return True
     homes = (f"{getattr(one, '__module__', '')}." for one in (function, type(function)))
     return any(home.startswith(f"{each}.") for home in homes for each in _STOCK_EVALUATORS)

@@ -213,16 +213,36 @@ def traced(outputs, reference):
     pytest.fail("it was asked")
 
 
+class TracedWhereCalled:
+    """An own object whose arguments LangSmith gets."""
+
+    @traceable
+    def __call__(self, outputs, reference):
+        pytest.fail("it was asked")
+
+
+class FixingParser(StrOutputParser):
+    """A stock parser of langchain in shape: its parse asks a model."""
+
+    def parse(self, text):
+        pytest.fail("it was asked")
+
+    parse.__module__ = "langchain.output_parsers.fix"
+
+
 STOCK = {
     "a chain": CriteriaEvalChain(),
     "its invoke": CriteriaEvalChain().invoke,
     "a model's invoke": reader().invoke,
+    "a model's generate": reader().generate,
+    "a parser that asks": FixingParser().parse,
     "an object": ExactMatchStringEvaluator(),
     "openevals": openevals_function(),
     "a part of it": functools.partial(openevals_function(), outputs="x"),
     "langsmith": of_langsmith,
     "a string evaluator": StringEvaluator(grading_function=lambda *given: {"score": 1}),
     "a traced function": traced,
+    "a traced object": TracedWhereCalled(),
 }
 
 
@@ -250,9 +270,24 @@ def test_the_evaluator_that_is_refused_is_named_among_others():
         dp_choose(chains, examples(), evaluator=STOCK["an object"], budget=Budget(epsilon=1.0, delta=1e-5))
 
 
-@pytest.mark.parametrize("function", [str.strip, StrOutputParser().parse, functools.partial(max, "a")])
+@pytest.mark.parametrize("function", [
+    str.strip, StrOutputParser().parse, functools.partial(max, "a"), TEMPLATE.format,
+])  # fmt: skip
 def test_functions_of_python_and_the_parse_of_a_parser_may_be_declared_pure(function):
     assert Pure(function).function is function
+
+
+class Awaited:
+    """An own object that has to be awaited."""
+
+    async def __call__(self, outputs):
+        return 1
+
+
+@pytest.mark.parametrize("function", [Awaited(), Awaited().__call__, functools.partial(Awaited().__call__, "x")])
+def test_what_has_to_be_awaited_is_refused(function):
+    with pytest.raises(ConfigurationError, match="returns its result"):
+        Pure(function)
 
 
 def test_an_own_function_right_behind_a_chat_model_is_refused_as_it_would_get_a_text():
