@@ -16,6 +16,7 @@ Of: TypeAlias = Literal["population", "data"]
 """What a figure is about: the population that the units were drawn from, or the private units themselves."""
 
 _GRID = 201
+_FINE, _ROUNDS = 33, 2
 _POINTS = 400
 # A small normal part is added to the noise: without it the law lives on a lattice, and the integral below would not
 # converge. Its deviation is a tenth of the noise's, or half a count; it only widens the interval.
@@ -151,7 +152,8 @@ class NoisyRatio:
         """
         alarm = 1 - check_real("confidence", confidence, low=0.0, high=1.0, low_open=True, high_open=True)
         first, last = self.bounds
-        grid = np.linspace(first, last, _GRID)
+        # Of many units the interval lies between two points of an even grid.
+        grid = np.unique(np.append(np.linspace(first, last, _GRID), self.value))
         chances = self.p_values(grid, of=of)
         # Where noise left more right answers than answers, no mean goes with the counts: those that do best are taken.
         alarm = min(alarm, float(chances.max()))
@@ -164,9 +166,13 @@ class NoisyRatio:
         """Returns an end of the interval, found within the step of the grid that it lies in."""
         if not 0 <= place + step < len(grid):
             return float(grid[place])
-        fine = np.linspace(grid[place], grid[place + step], 33)
-        kept = np.flatnonzero(self.p_values(fine, of=of) >= alarm)
-        return float(fine[min(int(kept[-1]) + 1, 32)]) if kept.size else float(grid[place])
+        inside, outside = float(grid[place]), float(grid[place + step])
+        for _ in range(_ROUNDS):
+            fine = np.linspace(inside, outside, _FINE)
+            kept = np.flatnonzero(self.p_values(fine, of=of) >= alarm)
+            at = min(int(kept[-1]), _FINE - 2) if kept.size else 0
+            inside, outside = float(fine[at]), float(fine[at + 1])
+        return outside
 
 
 def _two_sided(

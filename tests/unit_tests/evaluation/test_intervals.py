@@ -92,6 +92,16 @@ def test_an_interval_of_two_tables_holds_its_value_where_both_agree_best(counts)
         assert ratio.p_values([found.value])[0] == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.parametrize("units", [50_000, 10**6, 10**8])
+def test_an_interval_of_many_units_is_as_narrow_as_they_are_many(units):
+    """It was [0, 1] where it fits between two points of a grid."""
+    right = int(0.8023 * units)
+    small = Counted((units - right, right), (0.0, 1.0))
+    ratio = NoisyRatio((right, 0, units - right, 0), (1.0, 0.0, 0.0, 1.0), (0.0, 1.0), 4.0, 1.0, small)
+    assert ratio.estimate().half_width == pytest.approx(1.96 * (0.8023 * 0.1977 / units) ** 0.5, rel=0.02)
+    assert ratio.estimate(of="data").half_width < 20 / units + 5e-6
+
+
 def test_an_interval_allows_for_a_large_mark_that_no_unit_of_the_sample_has():
     """One sample of eight has none; held in at least 93 % of all runs, alarm 1e-6."""
     rng, runs, scores, shares = np.random.default_rng(), 2_000, (0.0, 1.0, 100.0), (0.4895, 0.5, 0.0105)
