@@ -3,8 +3,9 @@
     python benchmarks/bench_evaluate.py
     python benchmarks/bench_evaluate.py --records 200
 
-Three figures with their goals; ends with 1 if one is missed:
-  - the half width of the 95 % interval of an accuracy, by that without noise, at epsilon .5 with 2,000 units;
+Figures with their goals, PASS or MISSED; ends with 1 if one is missed:
+  - the half width of the 95 % interval of an accuracy of .8, by that without noise, at epsilon .5 with 2,000 units:
+    of whole evaluations by `Exact` on 2, 4 and 10 labels;
   - how much rarer the best of 20 prompts is chosen than without noise, at epsilon 1, simulated with the plan's noise;
   - the time of 1,000 records at 32 calls in flight, through a server of its own process that answers after 50 ms, by
     that of the model's own `abatch` in this process. Both are run in turn; the median of the quotients is shown.
@@ -23,10 +24,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.language_models.llms import LLM
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 
 from langchain_dpicl import Budget, PrivateExamples
-from langchain_dpicl.evaluation import Exact, dp_aevaluate, plan_choice, plan_evaluation
+from langchain_dpicl.evaluation import Exact, dp_aevaluate, dp_evaluate, plan_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,10 +73,33 @@ def server() -> Iterator[str]:
             process.terminate()
 
 
-def width() -> float:
-    """Returns the half width at epsilon .5 by that without noise, at an accuracy of .8."""
-    expected = plan_evaluation(UNITS, widths=[2], epsilon=0.5, delta=1e-6).expected(0.8)
-    return expected["population"] / (1.96 * (0.8 * 0.2 / UNITS) ** 0.5)
+class Teller(LLM):
+    """Answers with the last word of the prompt."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "teller"
+
+    def _call(self, prompt: str, *unused: Any, **more: Any) -> str:
+        del unused, more
+        return prompt.rsplit(maxsplit=1)[-1]
+
+
+def width(labels: int) -> float:
+    """Returns the half width at epsilon .5 by that without noise, of a chain that is right on four of five records."""
+    names = [f"queue{number}" for number in range(labels)]
+    records = [
+        {"queue": names[place % labels], "says": names[(place + (place % 5 == 0)) % labels]} for place in range(UNITS)
+    ]
+    private = PrivateExamples(records, text_key="says", label_key="queue", labels=names, public_size=UNITS)
+    found = dp_evaluate(
+        PromptTemplate.from_template("{says}") | Teller(),
+        private,
+        evaluators=Exact(),
+        budget=Budget(epsilon=1.0, delta=1e-6),
+        epsilon=0.5,
+    )
+    return found.accuracy.half_width / (1.96 * (0.8 * 0.2 / UNITS) ** 0.5)
 
 
 def rarer(runs: int = 1_000) -> float:
@@ -126,12 +151,15 @@ def main() -> int:
         asyncio.run(serve())
     with server() as url:
         figures = [
-            ("half width by that without noise, epsilon .5, 2,000 units", width(), 1.1),
+            *(
+                (f"half width by that without noise, epsilon .5, 2,000 units, {labels} labels", width(labels), 1.1)
+                for labels in (2, 4, 10)
+            ),
             ("points by which the best of 20 prompts is chosen more rarely, epsilon 1", rarer(), 2.0),
             ("time by that of abatch, 50 ms, 32 in flight", asyncio.run(slower(url, asked.records, asked.turns)), 1.15),
         ]
     for what, found, goal in figures:
-        sys.stdout.write(f"{'met   ' if found <= goal else 'MISSED'}  {found:6.3f}  (goal {goal})  {what}\n")
+        sys.stdout.write(f"{'PASS  ' if found <= goal else 'MISSED'}  {found:6.3f}  (goal {goal})  {what}\n")
     return int(any(found > goal for _, found, goal in figures))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from langchain_core.language_models.llms import LLM
 from langchain_core.prompts import PromptTemplate
+from scipy import stats
 from typing_extensions import override
 
+from langchain_dpicl.audit.bounds import ALARM
 from langchain_dpicl.audit.component_checks import check_noise_scale, check_row_contribution, check_sampler_rate
 from langchain_dpicl.audit.count_games import MINE, NOISE, OTHER, OnceGame, check_noise, laplace_law
 from langchain_dpicl.audit.game import AuditResult, result_of
@@ -25,8 +28,9 @@ from langchain_dpicl.evaluation.evaluators import Exact
 from langchain_dpicl.evaluation.plan import ChoicePlan, EvaluationPlan, plan_choice, plan_evaluation
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan
+from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable
 from langchain_dpicl.privacy.extensions.part_split import split_in_parts
+from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.release.curator import pool_without_privacy
 from langchain_dpicl.release.declare_share import declare_share
 
@@ -35,8 +39,9 @@ Named: TypeAlias = tuple[str, Callable[[], AuditResult]]
 # What a game costs in all is of no interest: its events are compared one by one. No budget is in its way.
 _EPSILON = 1e12
 _LABELS = (MINE, OTHER)
-_RUNS = {"add_remove": 320, "replace_one": 540}
+_RUNS = {"add_remove": 480, "replace_one": 1_560}
 _CHOICE_RUNS = {"add_remove": 700, "replace_one": 360}
+_FEW_CELLS = 4
 _HOSTILE = (-1.0, 0.0, 0.5, 1.0, 2.0, 1e300, -1e300, math.inf, -math.inf, math.nan)
 
 
@@ -71,16 +76,17 @@ def question_over(private: PrivateExamples, *, is_choice: bool = False) -> Quest
 
 
 def _private(units: tuple[str, ...]) -> PrivateExamples:
-    records = [{"text": unit, "label": unit} for unit in units]
+    records = [{"text": MINE, "label": unit} for unit in units]
     return PrivateExamples(records, label_key="label", labels=_LABELS, public_size=1)
 
 
 def evaluation_of(units: tuple[str, ...], *, adjacency: Adjacency = "add_remove") -> Evaluation:
-    """Builds an evaluation over units whose label the chain names, on a budget of its own."""
+    """Builds an evaluation over units that the chain calls `MINE`, whatever their label is, on a budget of its own."""
     private, budget = _private(units), Budget(epsilon=_EPSILON, delta=0.1, adjacency=adjacency)
     question = question_over(private)
-    widths = [len(question.evaluators[0].cells)]
-    plan = plan_evaluation(1, widths=widths, epsilon=None, delta=0.05, adjacency=adjacency, noise_multiplier=NOISE)
+    plan = plan_evaluation(
+        1, widths=question.widths, epsilon=None, delta=0.05, adjacency=adjacency, noise_multiplier=NOISE
+    )
     return Evaluation(private, question, plan=plan, budget=budget, share=_declared(private, budget, plan))
 
 
@@ -107,9 +113,11 @@ class EvaluationGame(OnceGame):
         return evaluation_of(units, **self.options)
 
     def release(self, made: Evaluation) -> tuple[Mapping[str, int], int]:
-        """Counts the outcomes of the records that were named right."""
-        table = made.run(progress=False).tables["exact"]
-        return {label: table[label, label] for label in _LABELS}, _tickets_left(made)
+        """Counts the outcomes, in both tables: the lesser count of the target, and the larger one of another."""
+        found = made.run(progress=False)
+        table, by_score = found.tables["exact"], found.by_score["exact"]
+        counts = {MINE: min(table[MINE, MINE], by_score[1.0]), OTHER: max(table[OTHER, MINE], by_score[0.0])}
+        return counts, _tickets_left(made)
 
     def outcome(self, counts: Mapping[str, int]) -> str:
         """Returns whether the counts speak for the target; of another in its place, against it."""
@@ -163,7 +171,7 @@ def games(plan: EvaluationPlan | ChoicePlan) -> Iterator[OnceGame]:
             name=f"one outcome: discrete_laplace, {adjacency}",
             neighbour=(OTHER,) if moved == 2 else (),
             runs=_RUNS[adjacency],
-            law=laplace_law(moved),
+            law=laplace_law(2 * moved),  # one cell of each of two tables
             **terms,
         )
     else:
@@ -190,6 +198,7 @@ def checks(plan: EvaluationPlan | ChoicePlan) -> Iterator[Named]:
     if isinstance(plan, EvaluationPlan):
         yield "outcomes: one unit adds no more than charged", lambda: check_contribution(release)
         yield "noise: scale, at your own size", lambda: check_noise(release)
+        yield TABLES, lambda: check_tables(release)
     else:
         yield "rows", lambda: check_row_contribution(release)
         yield "noise: scale", lambda: check_noise_scale(release)
@@ -224,6 +233,51 @@ def check_contribution(release: OutcomePlan) -> AuditResult:
                 faults.add(f"a row moves the tables by {sum(moves)}, charged is {release.l1_sensitivity}")
     check = "outcomes: one unit adds no more than charged"
     return result_of(check, sorted(faults), runs=tried, blind=("rows not tried",), is_certain=True)
+
+
+TABLES = "noise: in every table"
+
+
+def check_tables(release: OutcomePlan, *, draws: int = 1_600) -> AuditResult:
+    """Checks the noise of whole releases, over no unit and over one: in each table, and in two tables together.
+
+    Of wide tables, a few cells are drawn: the noise follows from the number of tables. Binomial tests, exact.
+
+    Args:
+      release: of an evaluation.
+      draws: counts that are drawn of each table, at least.
+    """
+    widths = tuple(min(width, _FEW_CELLS) for width in release.table.widths)
+    few = dataclasses.replace(release, table=OutcomeTable(widths))
+    scale = float(few.scale)
+    far = max(1, math.ceil(scale))
+    chance = 2 * float(stats.dlaplace(1.0 / scale).sf(far - 1))
+    noises: list[list[int]] = [[] for _ in widths]
+    firsts = []
+    for run in range(math.ceil(draws / min(widths))):
+        has_one = run % 2
+        drawn = few.release(np.zeros((has_one, len(widths))), rng=SYSTEM_RANDOM)
+        for noise, counts in zip(noises, drawn, strict=True):
+            noise += [counts[0] - has_one, *counts[1:]]
+        firsts.append([abs(counts[0] - has_one) >= far for counts in drawn])
+    faults, powers, alarm = list[str](), list[float](), ALARM / (2 * len(widths))
+    is_far = np.array(firsts)
+    tests = [(f"table {place}", np.abs(np.array(noise)) >= far, chance) for place, noise in enumerate(noises)]
+    tests += [
+        (f"tables {place} and {place + 1}", is_far[:, place : place + 2].all(1), chance**2)
+        for place in range(len(widths) - 1)
+    ]
+    for name, coins, share in tests:
+        if stats.binomtest(int(coins.sum()), coins.size, share).pvalue < alarm:
+            faults.append(
+                f"{name}: {int(coins.sum())} of {coins.size} counts are far off, expected {coins.size * share:.1f}"
+            )
+    for noise in noises:
+        size = len(noise)
+        halved = 2 * float(stats.dlaplace(2.0 / scale).sf(far - 1))
+        powers.append(float(stats.binom.cdf(stats.binom.ppf(alarm / 2, size, chance) - 1, size, halved)))
+    blind = ("noise of which a small share is missing",)
+    return result_of(TABLES, faults, runs=sum(map(len, noises)), power=min(powers), blind=blind)
 
 
 def check_rows() -> AuditResult:

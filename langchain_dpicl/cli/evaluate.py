@@ -209,7 +209,7 @@ def _evaluation_plan(call: Call, evaluator: Any) -> EvaluationPlan:
 
     bound, chains = _bound(call, evaluator), 1 if call.arguments.baseline is None else 2
     return plan_evaluation(
-        widths=[len((paired(bound) if chains == 2 else bound).cells)],
+        widths=[(paired(bound) if chains == 2 else bound).widths],
         calls_per_unit=chains * (1 if bound.judge is None else 2),
         **_terms(call),
     )

@@ -279,8 +279,11 @@ def load_named(option: str, name: str, *, expected: str = "module:attribute") ->
         target = getattr(target, part)
     if inspect.isclass(target) or inspect.isfunction(target):
         what = "class" if inspect.isclass(target) else "function"
-        kind = "a model or engine" if option == "--model" else "an object"
+        kinds = {"--model": "a model or engine", "--evaluator": "a Score or a Judge"}
+        kind = kinds.get(option, "an object")
         advice = f"Call it in the module ({option.strip('-').upper()} = {attribute}(...)) and name the result."
+        if option == "--evaluator" and what == "function":
+            advice = f"Declare it in the module (mine = Score(Pure({attribute}), marks=(0, 1))) and name that."
         raise ConfigurationError(f"{option}: expected {kind}, found the {what} {name!r}. {advice}")
     return target
 

@@ -103,7 +103,12 @@ class Question:
     @property
     def width(self) -> int:
         """Columns of a row."""
-        return len(self.chains) if self.is_choice else len(self.evaluators)
+        return len(self.chains) if self.is_choice else sum(map(len, self.widths))
+
+    @property
+    def widths(self) -> tuple[tuple[int, ...], ...]:
+        """How many outcomes each table of each evaluator has."""
+        return tuple(one.widths for one in self.evaluators)
 
     def ask(self, units: Sequence[OpaqueValue[Unit] | None]) -> OutcomeRequest:
         """Returns the effect that computes the rows of these units.
@@ -179,12 +184,14 @@ class OutcomeRequest:
                 evaluator.scores[_cell(evaluator, box, answer, mark)] for answer, mark in zip(answers, own, strict=True)
             ]
             return _rounded(marks_of, min(evaluator.scores), max(evaluator.scores))
-        if question.is_paired:
-            return [
-                _cell(evaluator, box, OpaqueValue(_revealed(answers)), OpaqueValue(_revealed(own)))
-                for evaluator, own in zip(question.evaluators, marks, strict=True)
-            ]
-        return [_cell(one, box, answers[0], own[0]) for one, own in zip(question.evaluators, marks, strict=True)]
+        found: list[float] = []
+        for evaluator, own in zip(question.evaluators, marks, strict=True):
+            if question.is_paired:
+                cell = _cell(evaluator, box, OpaqueValue(_revealed(answers)), OpaqueValue(_revealed(own)))
+            else:
+                cell = _cell(evaluator, box, answers[0], own[0])
+            found.extend(evaluator.places(cell))
+        return found
 
 
 _COIN = 1 << 53

@@ -20,7 +20,7 @@ from langchain_dpicl.evaluation.evaluate import (
     silent_question,
     terms_of,
 )
-from langchain_dpicl.evaluation.evaluators import Evaluator
+from langchain_dpicl.evaluation.evaluators import STOCK, Evaluator
 from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import ChoicePlan, plan_choice, plan_evaluation
 from langchain_dpicl.privacy._validate import fail
@@ -117,7 +117,7 @@ def _choosing(
         found = f"{len(chains)} by {list(chains)}" if isinstance(chains, Mapping) else type(chains).__name__
         raise fail("chains", "a mapping of two or more chains by name", found)
     if not isinstance(evaluator, Evaluator):
-        raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__)
+        raise fail("evaluator", "one of Exact, Score and Judge", type(evaluator).__name__, STOCK)
     question = silent_question(private, chains, evaluator, inputs=inputs, timeout=timeout, is_choice=True)
     source = examples_of(private, part)
     plan = plan_choice(
@@ -164,7 +164,7 @@ def _with_a_test(
     """Declares the shares of a choice on one half and of an evaluation on the other together: the larger counts."""
     test = plan_evaluation(
         source.public_size_of("test"),
-        widths=[len(one.cells) for one in question.evaluators],
+        widths=question.widths,
         epsilon=epsilon,
         delta=plan.delta,
         adjacency=plan.adjacency,

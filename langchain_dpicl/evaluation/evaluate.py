@@ -14,12 +14,13 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.handler import BudgetLike, check_config, resolve_budget
 from langchain_dpicl.evaluation.asking import ANSWER, Probe, Question
 from langchain_dpicl.evaluation.chains import SilentChain
-from langchain_dpicl.evaluation.evaluators import BoundEvaluator, Evaluator, paired
-from langchain_dpicl.evaluation.intervals import Estimate, NoisyRatio, Of
+from langchain_dpicl.evaluation.evaluators import STOCK, BoundEvaluator, Evaluator, paired
+from langchain_dpicl.evaluation.intervals import Counted, Estimate, NoisyRatio, Of
 from langchain_dpicl.evaluation.kept import KeptCall, OneRelease, Saved, SetAside, identity_of
 from langchain_dpicl.evaluation.plan import EvaluationPlan, plan_evaluation
+from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.planning.share_plan import SharePlan
-from langchain_dpicl.privacy._validate import check_choice, check_positive, fail
+from langchain_dpicl.privacy._validate import check_choice, check_epsilon, check_positive, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.data.streams import PrivateRange, PrivateStream, RollingRange
@@ -32,7 +33,7 @@ from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.runs.door import NO_STREAM, UNDECLARED
 
 DEFAULT_EPSILON = 0.1
-"""Share of an evaluation: with 2,000 units, an accuracy of .8 and two outcomes, the 95 % interval is +-2.1 points."""
+"""Share of an evaluation: with 2,000 units the 95 % interval of an accuracy of .8 is +-3 points by `Exact`, at most."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class EvaluationResult(Saved):
 
     Attributes:
       tables: noisy count by (label or "", what was said or the mark), of each evaluator; may be negative.
+      by_score: of evaluators that have a second table, the noisy count of each score, with noise of its own.
       evaluators: the evaluators, with outcomes and scores.
       plan: the public plan.
       report: JSON-able privacy report.
@@ -49,6 +51,7 @@ class EvaluationResult(Saved):
     """
 
     tables: Mapping[str, Mapping[tuple[str, str], int]]
+    by_score: Mapping[str, Mapping[float, int]]
     evaluators: Mapping[str, BoundEvaluator]
     plan: EvaluationPlan
     report: Mapping[str, Any]
@@ -65,7 +68,8 @@ class EvaluationResult(Saved):
             chain gave this time.
         """
         one = self._named(name)
-        return self._ratio(one, one.own_scores or one.scores).estimate(confidence=confidence, of=of)
+        again = Counted(tuple(self.by_score[one.name].values()), one.kinds) if one.kinds else None
+        return self._ratio(one, one.own_scores or one.scores, again=again).estimate(confidence=confidence, of=of)
 
     @property
     def accuracy(self) -> Estimate:
@@ -95,7 +99,7 @@ class EvaluationResult(Saved):
         if label not in one.labels:
             raise fail("label", f"one of {list(one.labels)}", label)
         kept = [place for place, (true, _) in enumerate(one.cells) if true == label]
-        return self._ratio(one, one.scores, kept).estimate(confidence=confidence, of=of)
+        return self._ratio(one, one.scores, kept=kept).estimate(confidence=confidence, of=of)
 
     @property
     def confusion(self) -> Mapping[tuple[str, str], int]:
@@ -108,7 +112,14 @@ class EvaluationResult(Saved):
             raise fail("name", f"one of {list(self.evaluators)}", name)
         return self.evaluators[chosen]
 
-    def _ratio(self, one: BoundEvaluator, scores: Sequence[float], kept: Sequence[int] | None = None) -> NoisyRatio:
+    def _ratio(
+        self,
+        one: BoundEvaluator,
+        scores: Sequence[float],
+        *,
+        kept: Sequence[int] | None = None,
+        again: Counted | None = None,
+    ) -> NoisyRatio:
         counts = tuple(self.tables[one.name].values())
         places = range(len(counts)) if kept is None else kept
         chosen = tuple(scores[place] for place in places)
@@ -121,6 +132,7 @@ class EvaluationResult(Saved):
             # Which record of a unit is drawn adds up to as much variance as drawing the unit: then no unit counts as
             # read in full.
             0.0 if self.draws_records else release.sampler.sampling_rate,
+            again,
         )
 
     def _released(self) -> dict[str, Any]:
@@ -128,6 +140,8 @@ class EvaluationResult(Saved):
         for name, table in self.tables.items():
             counts = [[*cell, count] for cell, count in table.items()]
             found[name] = {"counts": counts, "mean": list(self.mean(name))}
+            if name in self.by_score:
+                found[name]["by_score"] = [list(one) for one in self.by_score[name].items()]
             if self.is_paired:
                 found[name]["difference"] = list(self.difference(name))
         return found
@@ -154,13 +168,15 @@ class Evaluation(OneRelease[Tables, EvaluationResult]):
         ticket.commit()
 
     def _value(self) -> EvaluationResult:
-        evaluators = {one.name: one for one in self._question.evaluators}
-        tables = {
-            name: dict(zip(one.cells, counts, strict=True))
-            for (name, one), counts in zip(evaluators.items(), self.released, strict=True)
-        }
+        evaluators, counts = {one.name: one for one in self._question.evaluators}, iter(self.released)
+        tables: dict[str, Mapping[tuple[str, str], int]] = {}
+        by_score: dict[str, Mapping[float, int]] = {}
+        for name, one in evaluators.items():
+            tables[name] = dict(zip(one.cells, next(counts), strict=True))
+            if one.kinds:
+                by_score[name] = dict(zip(one.kinds, next(counts), strict=True))
         return EvaluationResult(
-            tables, evaluators, self.plan, self.report, self._question.is_paired, self._draws_records
+            tables, by_score, evaluators, self.plan, self.report, self._question.is_paired, self._draws_records
         )
 
 
@@ -189,8 +205,10 @@ def silent_question(
         raise fail("private", "PrivateExamples", type(private).__name__, UNDECLARED)
     listed = [evaluators] if isinstance(evaluators, Evaluator) else evaluators
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(one, Evaluator) for one in listed):
-        advice = "A function or a stock evaluator can do anything: Score(Pure(function), marks=...), or a Judge."
-        raise fail("evaluators", "one or more of Exact, Score and Judge", type(evaluators).__name__, advice)
+        several = listed if isinstance(listed, list | tuple) else ()
+        others = [type(one).__name__ for one in several if not isinstance(one, Evaluator)]
+        found = ", ".join(others) or type(evaluators).__name__
+        raise fail("evaluators", "one or more of Exact, Score and Judge", found, STOCK)
     names = (*dict.fromkeys((private.text_key, *private.fields, *([private.label_key] if private.label_key else []))),)
     bound = [one.bind(names, private.label_key, private.labels) for one in listed]
     if len({one.name for one in bound}) < len(bound):
@@ -234,47 +252,58 @@ def _evaluation(
 ) -> KeptCall:
     if component is not None:
         check_name("component", component)
+    if epsilon is not None:
+        check_epsilon(epsilon)
     check_config(config)
     spender = resolve_budget(budget, config)
     chains = {"chain": chain, **({} if baseline is None else {"baseline": baseline})}
     question = silent_question(private, chains, evaluators, inputs=inputs, timeout=timeout)
     source = examples_of(private, part)
+
+    def paid_by(aside: SetAside | None) -> KeptCall:
+        share = aside.epsilon if aside is not None else DEFAULT_EPSILON if epsilon is None else epsilon
+        judged = sum(judge is not None for judge in question.judges)
+        plan = plan_evaluation(
+            source.public_size_of(part),
+            widths=question.widths,
+            epsilon=share,
+            delta=share_of_delta(spender, epsilon=share, delta=None),
+            sample=sample,
+            adjacency=spender.adjacency,
+            calls_per_unit=len(question.chains) * (1 + judged),
+            part=part,
+            partition=source.dataset_id,
+        )
+        shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
+
+        def declare() -> Share:
+            if aside is not None and aside.plan == plan and aside.take(question.chains[0].identity):
+                return aside.share
+            if aside is not None and epsilon is None:  # what was set aside may be more than this call would pay
+                msg = "part: expected what a choice set aside, found that another call took it. Nothing was charged."
+                raise ConfigurationError(f"{msg} Call again: it pays its own epsilon.")
+            named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
+            return declared_share(source, spender, plan, question, epsilon=share, **named)
+
+        name = component if aside is None else aside.share.component  # with its name and without it is one call
+        return KeptCall.of(
+            spender,
+            *("evaluate", name, share, canonical_json(shown), identity_of(private), *question.identity),
+            probe=Probe(question, (config or {}).get("max_concurrency")),
+            declare=declare,
+            build=lambda paid: Evaluation(source, question, plan=plan, budget=spender, share=paid),
+        )
+
     # A choice may have set a share aside for the other half.
     aside = SetAside.find(
         spender,
         terms=(identity_of(source), part, sample, terms_of(question)),
         chain=question.chains[0].identity if baseline is None else None,
         epsilon=epsilon,
+        component=component,
     )
-    share = aside.epsilon if aside is not None else DEFAULT_EPSILON if epsilon is None else epsilon
-    judged = sum(judge is not None for judge in question.judges)
-    plan = plan_evaluation(
-        source.public_size_of(part),
-        widths=[len(one.cells) for one in question.evaluators],
-        epsilon=share,
-        delta=share_of_delta(spender, epsilon=share, delta=None),
-        sample=sample,
-        adjacency=spender.adjacency,
-        calls_per_unit=len(question.chains) * (1 + judged),
-        part=part,
-        partition=source.dataset_id,
-    )
-    shown = {**plan.to_dict(), **question_report(question, tuple(chains))}
-
-    def declare() -> Share:
-        if aside is not None and aside.plan == plan and aside.take(question.chains[0].identity):
-            return aside.share
-        named: dict[str, Any] = {"prefix": "evaluation", "component": component, "shown": shown}
-        return declared_share(source, spender, plan, question, epsilon=share, **named)
-
-    key = ("evaluate", component, share, canonical_json(shown), identity_of(private), *question.identity)
-    return KeptCall.of(
-        spender,
-        *key,
-        probe=Probe(question, (config or {}).get("max_concurrency")),
-        declare=declare,
-        build=lambda paid: Evaluation(source, question, plan=plan, budget=spender, share=paid),
-    )
+    call = paid_by(aside)
+    return paid_by(None) if aside is not None and aside.drop_if_lost(call, question.chains[0].identity) else call
 
 
 def examples_of(private: PrivateExamples, part: Part | None) -> PrivateExamples:
@@ -319,7 +348,12 @@ def question_report(question: Question, names: Sequence[str]) -> dict[str, Any]:
     ]
     chains = {name: chain.to_dict() for name, chain in zip(names, question.chains, strict=True)}
     tables = [
-        {"name": one.name, "outcomes": [list(cell) for cell in one.cells], "scores": list(one.scores)}
+        {
+            "name": one.name,
+            "outcomes": [list(cell) for cell in one.cells],
+            "scores": list(one.scores),
+            "by_score": list(one.kinds),
+        }
         for one in question.evaluators
     ]
     # As a list: a name's place breaks ties.
@@ -413,9 +447,9 @@ def dp_evaluate(
     Args:
       chain: the chain under test; its model sees private records.
       private: the examples; bound to the budget's ledger here. Of a unit with several records one is drawn.
-      evaluators: one or several of `Exact`, `Score` and `Judge`; noise grows with their number.
+      evaluators: one or several of `Exact`, `Score` and `Judge`; noise grows with the number of their tables.
       budget: a PrivacyBudgetCallbackHandler, a Budget, or a RunnableConfig with a handler; None: the context's.
-      epsilon: this evaluation's share of the budget; None: 0.1, enough for two outcomes on 2,000 units.
+      epsilon: this evaluation's share of the budget; None: 0.1, enough for an accuracy on 2,000 units.
       sample: units that are read, on average; None: all. Fewer cost fewer calls and less noise, and widen intervals.
       inputs: declared field by variable of the template, where the names differ.
       baseline: another chain, measured on the same records: outcomes are then pairs, with `difference`.

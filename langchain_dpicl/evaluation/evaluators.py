@@ -9,8 +9,13 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MethodType
 from typing import Any
+
+from langchain_core.output_parsers import BaseLLMOutputParser
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable
 
 from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.private_calls.call import read_silently
@@ -33,14 +38,18 @@ class Pure:
       function: the function.
 
     Raises:
-      ConfigurationError: it cannot be called, or is a coroutine function.
+      ConfigurationError: it cannot be called, is a coroutine function, or is known not to be pure: a chain, a stock
+        evaluator or a function that LangSmith traces.
     """
 
     function: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        if not callable(self.function) or inspect.iscoroutinefunction(self.function):
+        if not callable(self.function) or any(map(inspect.iscoroutinefunction, _called(self.function))):
             raise fail("Pure", "a function that returns its result", type(self.function).__name__)
+        if _is_known_otherwise(self.function):
+            found = getattr(self.function, "__qualname__", type(self.function).__name__)
+            raise fail("Pure", "an own function", found, STOCK)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
@@ -55,6 +64,36 @@ class Pure:
         except (OSError, TypeError):
             return f"{named} (no source)"
         return f"{named} (source {hashlib.sha256(source.encode('utf-8')).hexdigest()[:12]})"
+
+
+STOCK = (
+    "A chain, a stock evaluator or a traced function may ask a model or show records to others: write "
+    "Score(Pure(function), marks=...) of an own function, or Judge(prompt | model, marks=...), which asks in silence."
+)
+_CLASSIC = ("evaluation", "output_parsers.fix", "output_parsers.retry")  # these parsers ask a model
+_STOCK_EVALUATORS = (
+    *(f"{package}.{module}" for package in ("langchain", "langchain_classic") for module in _CLASSIC),
+    *("langsmith", "openevals", "agentevals"),
+)
+
+
+def _called(function: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """Returns a function, and what its class runs for it where it is an object."""
+    return function, type(function).__call__
+
+
+def _is_known_otherwise(function: Any) -> bool:
+    """Whether a callable is a chain, of a package of evaluators, or traced by LangSmith."""
+    while isinstance(function, partial):
+        function = function.func
+    owner, name = getattr(function, "__self__", function), getattr(function, "__name__", "invoke")
+    # Also its methods, but not the parse of a parser or the format of a prompt.
+    is_text = isinstance(owner, BaseLLMOutputParser | BasePromptTemplate) and not hasattr(Runnable, name)
+    is_chain = isinstance(owner, Runnable) and not is_text
+    if is_chain or any(getattr(one, "__langsmith_traceable__", False) for one in _called(function)):
+        return True
+    homes = (f"{getattr(one, '__module__', '')}." for one in (function, type(function)))
+    return any(home.startswith(f"{each}.") for home in homes for each in _STOCK_EVALUATORS)
 
 
 class Same:
@@ -99,6 +138,7 @@ class BoundEvaluator:
       assumed: what reports list under "assumed".
       labels: the declared labels, where the table is a confusion matrix.
       own_scores: where outcomes are pairs: the score of the chain under test; empty otherwise.
+      kinds: the scores of a second table, which counts each unit by its score; empty where there is none.
       reads_text: whether it compares answers as texts, so that objects are wrong whatever they hold.
       identity: what makes it another evaluator beside what a report shows: its function.
 
@@ -116,6 +156,7 @@ class BoundEvaluator:
     assumed: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     own_scores: tuple[float, ...] = ()
+    kinds: tuple[float, ...] = ()
     reads_text: bool = False
     identity: tuple[Same, ...] = field(default=(), repr=False)
 
@@ -123,11 +164,25 @@ class BoundEvaluator:
         if not len(set(self.cells)) == len(self.cells) == len(self.scores):
             raise fail("cells", "distinct outcomes, each with a score", list(self.cells))
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many outcomes each of its tables has."""
+        return (len(self.cells), *([len(self.kinds)] if self.kinds else []))
+
+    def places(self, cell: int) -> tuple[int, ...]:
+        """Returns where a unit counts in each table.
+
+        Args:
+          cell: the place of its outcome, private.
+        """
+        return (cell, self.kinds.index(self.scores[cell])) if self.kinds else (cell,)
+
 
 @dataclass(frozen=True)
 class Exact(Evaluator):
-    """Whether the answer names the record's label; the table is the confusion matrix.
+    """Whether the answer names the record's label: a table of right and wrong, and the confusion matrix.
 
+    Each table has half of epsilon. Accuracy is read from the small one, where only two counts bring noise.
     An answer names a label as a vote does (case, quotes and a short beginning such as "The label is:" do not count). An
     answer that names none, and a call that failed, counts as "other", which is wrong.
 
@@ -136,6 +191,15 @@ class Exact(Evaluator):
     """
 
     name: str = "exact"
+
+    @staticmethod
+    def widths(labels: int) -> tuple[int, int]:
+        """Returns the sizes of its tables, for `plan_evaluation`.
+
+        Args:
+          labels: how many there are.
+        """
+        return labels * (labels + 1), 2
 
     def bind(self, fields: Sequence[str], label_key: str | None, labels: Sequence[str] | None) -> BoundEvaluator:
         """Returns the evaluator for the declared labels; see `Evaluator.bind`."""
@@ -163,6 +227,7 @@ class Exact(Evaluator):
             lambda record: known.get(record.get(label_key, ""), 0) * width + len(told),
             hidden=frozenset({label_key}),
             labels=told,
+            kinds=(0.0, 1.0),
             reads_text=True,
         )
 
@@ -354,6 +419,7 @@ def paired(bound: BoundEvaluator) -> BoundEvaluator:
         place=place,
         worst=_first_cell,
         labels=(),
+        kinds=(),
         own_scores=tuple(new for new, _ in pairs),
     )
 

@@ -16,10 +16,13 @@ Of: TypeAlias = Literal["population", "data"]
 """What a figure is about: the population that the units were drawn from, or the private units themselves."""
 
 _GRID = 201
+_FINE, _ROUNDS = 33, 2
 _POINTS = 400
 # A small normal part is added to the noise: without it the law lives on a lattice, and the integral below would not
 # converge. Its deviation is a tenth of the noise's, or half a count; it only widens the interval.
 _DITHER, _LEAST_DITHER = 0.1, 0.5
+_TURNS = 6
+_LEAST_NOISE = 1e-12
 
 
 class Estimate(NamedTuple):
@@ -41,13 +44,27 @@ class Estimate(NamedTuple):
         return (self.high - self.low) / 2
 
 
+class Counted(NamedTuple):
+    """Noisy counts of the cells of one table.
+
+    Attributes:
+      counts: noisy count of each cell.
+      scores: score of each cell.
+    """
+
+    counts: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class NoisyRatio:
     """The mean score of the units in some cells, from their noisy counts.
 
     The value a is in the interval if the gap, the sum of (score - a) x count over the cells, could come from it. The
     law of the gap under a is known: sampling makes it nearly normal around 0, and the noise of each cell, two-sided
-    geometric, is added (score - a) times. So nothing has to be known about the true total (Fieller 1954).
+    geometric, is added (score - a) times. So nothing has to be known about the true total (Fieller 1954). Where the
+    units are counted again in a smaller table, both tables have the same gap without noise, and the gap is the mean of
+    the two by the inverse variance of their noise, which follows from a.
 
     Attributes:
       counts: noisy counts of the cells.
@@ -55,6 +72,7 @@ class NoisyRatio:
       bounds: least and largest score.
       scale: scale of the noise of a count.
       rate: chance with which a unit was sampled.
+      again: the same units in another table, with independent noise of that scale.
     """
 
     counts: tuple[int, ...]
@@ -62,15 +80,33 @@ class NoisyRatio:
     bounds: tuple[float, float]
     scale: float
     rate: float
+    again: Counted | None = None
 
     @property
     def value(self) -> float:
         """The mean score, within the bounds; in the middle where the noisy counts add up to nothing."""
         low, high = self.bounds
-        total = math.fsum(self.counts)
-        if total <= 0:
-            return (low + high) / 2
-        return min(high, max(low, float(np.dot(self.counts, self.scores)) / total))
+        tables = self._tables
+        totals = np.array([math.fsum(table.counts) for table in tables])
+        sums = np.array([np.dot(table.counts, table.scores) for table in tables])
+        found = (low + high) / 2
+        for _ in range(_TURNS if len(tables) > 1 else 1):  # the weights follow from the mean, hardly
+            (shares,) = self._shares(np.array([found]))
+            if (total := float(shares @ totals)) <= 0:
+                return (low + high) / 2
+            found = min(high, max(low, float(shares @ sums) / total))
+        return found
+
+    @property
+    def _tables(self) -> tuple[Counted, ...]:
+        return (Counted(self.counts, self.scores), *([] if self.again is None else [self.again]))
+
+    def _shares(self, means: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns float64[n, tables], the weight of each table's gap: by the inverse variance of its noise."""
+        noise = [((np.asarray(table.scores)[None, :] - means[:, None]) ** 2).sum(axis=1) for table in self._tables]
+        inverse = 1 / np.maximum(np.stack(noise, axis=1), _LEAST_NOISE)
+        shares: NDArray[np.float64] = inverse / inverse.sum(axis=1, keepdims=True)
+        return shares
 
     def p_values(self, means: Sequence[float] | NDArray[np.float64], *, of: Of = "population") -> NDArray[np.float64]:
         """Returns how likely a gap at least as large as the one found is, under each mean.
@@ -81,23 +117,28 @@ class NoisyRatio:
         """
         check_choice("of", of, ("population", "data"))
         wanted = np.asarray(means, dtype=np.float64)[:, None]
-        away = np.asarray(self.scores)[None, :] - wanted  # float64[n, cells]
-        counts = np.asarray(self.counts, dtype=np.float64)
-        gap = np.abs(away @ counts)
+        shares = self._shares(wanted[:, 0])
+        sums, weights, held = np.zeros((3, len(wanted))), [], []
+        for share, table in zip(shares.T, self._tables, strict=True):
+            away = np.asarray(table.scores)[None, :] - wanted  # float64[n, cells]
+            counts = np.asarray(table.counts, dtype=np.float64)
+            sums += share * np.stack([away @ counts, (away**2) @ counts, np.full(len(wanted), counts.sum())])
+            kinds, times = np.unique(table.scores, return_counts=True)
+            weights.append(share[:, None] * (kinds[None, :] - wanted))
+            held.append(times)
+        gap, squares, total = np.abs(sums[0]), np.maximum(sums[1], 0.0), np.maximum(sums[2], 1.0)
         # Under the mean a, scores within the bounds deviate by no more than (high - a)(a - low); what was found may
         # deviate less, which a rare score that no unit drew does not exclude: none draws a score of chance 3 / total
         # in 5 % of all samples, and it would add three times the range squared to their sum of squares.
         low, high = self.bounds
-        total = max(1.0, float(counts.sum()))
         most = np.maximum((high - wanted[:, 0]) * (wanted[:, 0] - low), 0.0)
-        seen = np.maximum((away**2) @ counts, 0.0) / total
+        seen = squares / total
         is_two_valued = set(self.scores) <= set(self.bounds)
         one = most if is_two_valued else np.minimum(most, seen + 3 * (high - low) ** 2 / total)
         spread = (
             total * np.maximum(one, (high - low) ** 2 / (2 * total)) * (1.0 if of == "population" else 1 - self.rate)
         )
-        kinds, held = np.unique(self.scores, return_counts=True)
-        return _two_sided(gap, spread, kinds[None, :] - wanted, held, self.scale)
+        return _two_sided(gap, spread, np.concatenate(weights, axis=1), np.concatenate(held), self.scale)
 
     def estimate(self, *, confidence: float = 0.95, of: Of = "population") -> Estimate:
         """Returns the mean and its interval.
@@ -111,7 +152,8 @@ class NoisyRatio:
         """
         alarm = 1 - check_real("confidence", confidence, low=0.0, high=1.0, low_open=True, high_open=True)
         first, last = self.bounds
-        grid = np.linspace(first, last, _GRID)
+        # Of many units the interval lies between two points of an even grid.
+        grid = np.unique(np.append(np.linspace(first, last, _GRID), self.value))
         chances = self.p_values(grid, of=of)
         # Where noise left more right answers than answers, no mean goes with the counts: those that do best are taken.
         alarm = min(alarm, float(chances.max()))
@@ -124,9 +166,13 @@ class NoisyRatio:
         """Returns an end of the interval, found within the step of the grid that it lies in."""
         if not 0 <= place + step < len(grid):
             return float(grid[place])
-        fine = np.linspace(grid[place], grid[place + step], 33)
-        kept = np.flatnonzero(self.p_values(fine, of=of) >= alarm)
-        return float(fine[min(int(kept[-1]) + 1, 32)]) if kept.size else float(grid[place])
+        inside, outside = float(grid[place]), float(grid[place + step])
+        for _ in range(_ROUNDS):
+            fine = np.linspace(inside, outside, _FINE)
+            kept = np.flatnonzero(self.p_values(fine, of=of) >= alarm)
+            at = min(int(kept[-1]), _FINE - 2) if kept.size else 0
+            inside, outside = float(fine[at]), float(fine[at + 1])
+        return outside
 
 
 def _two_sided(

@@ -110,6 +110,12 @@ class OneRelease(ReleaseRun[T, Result]):
         return self._item.value
 
     @property
+    def has_burnt(self) -> bool:
+        """Whether the ticket burnt here, and nothing was released."""
+        ticket = self._item.ticket
+        return not self.is_finished and ticket is not None and ticket.uncommitted > 0
+
+    @property
     def is_lost(self) -> bool:
         """Whether nothing was released and no ticket is left: it burnt, or was charged by a call that was stopped."""
         return not self.is_finished and self.share.remaining(self._kind.template, label=self._kind.label) < 1
@@ -174,11 +180,34 @@ class SetAside:
         return True
 
     def keep(self, budget: Budget) -> None:
-        """Keeps it for `find`."""
-        vars(budget).setdefault("_kept_tests", []).append(self)
+        """Keeps it for `find`; a choice that is made again under its name sets aside what it did before."""
+        kept = vars(budget).setdefault("_kept_tests", [])
+        if not any(one.share.component == self.share.component for one in kept):
+            kept.append(self)
+
+    def drop_if_lost(self, call: KeptCall, chain: Hashable) -> bool:
+        """Returns whether its ticket is gone: another process or chain has it, or the call that took it left nothing.
+
+        Nothing finds it again then, except for the calls of the chain that has it.
+
+        Args:
+          call: the evaluation that would use it.
+          chain: what is evaluated.
+        """
+        # In this order: a call of another thread takes it first, and reserves the ticket then.
+        is_left = all(self.share.remaining(one.template, label=one.label) for one in self.plan.tickets())
+        taken_by = self.taken_by
+        if taken_by not in {None, chain}:  # taken since it was found
+            return True
+        is_lost = not is_left if taken_by is None else call.key not in call.places
+        if is_lost:
+            self.chains = ()
+        return is_lost
 
     @staticmethod
-    def find(budget: Budget, *, terms: Hashable, chain: Hashable, epsilon: float | None) -> SetAside | None:
+    def find(
+        budget: Budget, *, terms: Hashable, chain: Hashable, epsilon: float | None, component: str | None
+    ) -> SetAside | None:
         """Returns what is set aside for an evaluation, or was taken by it; None otherwise.
 
         Args:
@@ -186,6 +215,7 @@ class SetAside:
           terms: see the class.
           chain: what is evaluated.
           epsilon: of the evaluation; None: whatever was set aside.
+          component: name that the caller gave; None: none. Under another name an evaluation pays for itself.
         """
         return next(
             (
@@ -194,6 +224,7 @@ class SetAside:
                 if (one.terms, epsilon or one.epsilon) == (terms, one.epsilon)
                 and chain in one.chains
                 and one.taken_by in {None, chain}
+                and component in {None, one.share.component}
             ),
             None,
         )
@@ -242,9 +273,11 @@ class Kept:
         return share
 
     def keep(self, run: OneRelease[Any, Any]) -> None:
-        """Keeps a run that has ended, if it has released something."""
+        """Keeps a run that has ended, if it released something; drops a share whose ticket burnt."""
         if run.is_finished:
             self.run, self.share = run, None
+        elif run.has_burnt:
+            self.share = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
-from langchain_dpicl.evaluation.intervals import NoisyRatio, Of
+from langchain_dpicl.evaluation.intervals import Counted, NoisyRatio, Of
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -36,6 +37,7 @@ class EvaluationPlan(SharePlan):
 
     Attributes:
       release: sample, tables and noise.
+      widths: number of outcomes of each table of each evaluator.
       public_size: declared number of units.
       sample: units that are read, on average.
       calls_per_unit: model calls for one unit.
@@ -45,6 +47,7 @@ class EvaluationPlan(SharePlan):
     method: ClassVar[str] = "evaluation"
 
     release: OutcomePlan
+    widths: tuple[tuple[int, ...], ...]
     public_size: int
     sample: int
     calls_per_unit: int
@@ -71,25 +74,36 @@ class EvaluationPlan(SharePlan):
         return Cost(calls, 0, calls * record_tokens, calls)
 
     def expected(self, accuracy: float = 0.8, confidence: float = 0.95) -> dict[str, float]:
-        """Returns the expected half widths of the interval of a rate, in points of 1; at most, of the widest table.
+        """Returns the expected half widths of the interval of a rate, in points of 1; of the evaluator with the widest.
 
-        Each outcome brings noise of its own: one of them is right, and all others are wrong.
+        Each outcome brings noise of its own: one of them is right, and all others are wrong, which is the most.
 
         Args:
           accuracy: public guess of the rate.
           confidence: of the interval.
         """
         check_real("accuracy", accuracy, low=0.0, high=1.0)
-        right, width = round(self.sample * accuracy), max(self.release.table.widths)
-        counts = (right, self.sample - right, *(0,) * (width - 2))
-        scores = (1.0, *(0.0,) * (len(counts) - 1))
-        ratio = NoisyRatio(counts, scores, (0.0, 1.0), float(self.release.scale), self.release.sampler.sampling_rate)
+        right, scale, rate = (
+            round(self.sample * accuracy),
+            float(self.release.scale),
+            self.release.sampler.sampling_rate,
+        )
+
+        def counted(width: int) -> Counted:
+            counts = (right, self.sample - right, *(0,) * (width - 2))
+            return Counted(counts, (1.0, *(0.0,) * (len(counts) - 1)))
+
+        ratios = [
+            NoisyRatio(*counted(first), (0.0, 1.0), scale, rate, *map(counted, second))
+            for first, *second in dict.fromkeys(self.widths)
+        ]
         ofs: tuple[Of, ...] = ("population", "data")
-        return {of: ratio.estimate(confidence=confidence, of=of).half_width for of in ofs}
+        return {of: max(one.estimate(confidence=confidence, of=of).half_width for one in ratios) for of in ofs}
 
     def _numbers(self) -> dict[str, Any]:
         return {
             "outcomes": self.release.to_dict(),
+            "widths": [list(tables) for tables in self.widths],
             "public_size": self.public_size,
             "sample": self.sample,
             "sampling_rate": self.release.sampler.sampling_rate,
@@ -102,7 +116,7 @@ class EvaluationPlan(SharePlan):
         """Returns the plan of the parameters shown, see `SharePlan.rebuild`."""
         return plan_evaluation(
             shown["public_size"],
-            widths=shown["outcomes"]["table"]["widths"],
+            widths=[tuple(tables) for tables in shown["widths"]],
             epsilon=None,
             delta=shown["delta"],
             sample=shown["sample"],
@@ -117,7 +131,7 @@ class EvaluationPlan(SharePlan):
 def plan_evaluation(
     public_size: int,
     *,
-    widths: Sequence[int],
+    widths: Sequence[int | tuple[int, ...]],
     epsilon: float | None,
     delta: float,
     sample: int | None = None,
@@ -131,7 +145,8 @@ def plan_evaluation(
 
     Args:
       public_size: declared number of units.
-      widths: number of outcomes of each table.
+      widths: of each evaluator, its number of outcomes; where it has a second table, as `Exact` with 10 labels, both:
+        `Exact.widths(10)`, which is (110, 2).
       epsilon: target; the plan's epsilon is an upper bound at most this. None needs `noise_multiplier`.
       delta: the share's delta; pure noise hardly uses it.
       sample: units that are read, on average; None, or more than there are: all.
@@ -147,20 +162,32 @@ def plan_evaluation(
     >>> plan = plan_evaluation(2_000, widths=[2], epsilon=0.5, delta=1e-6)
     >>> {of: round(100 * width, 1) for of, width in plan.expected(0.8).items()}
     {'population': 1.8, 'data': 0.2}
+    >>> from langchain_dpicl.evaluation import Exact
+    >>> plan = plan_evaluation(2_000, widths=[Exact.widths(10)], epsilon=0.5, delta=1e-6)
+    >>> {of: round(100 * width, 1) for of, width in plan.expected(0.8).items()}
+    {'population': 1.8, 'data': 0.5}
     """
     check_adjacency(adjacency)
     check_delta(delta)
     check_name("partition", partition)
     size = check_int("public_size", public_size, low=1)
     read = size if sample is None else min(size, check_int("sample", sample, low=1))
-    release = OutcomePlan(
-        PoissonUnits(read / size), OutcomeTable(tuple(widths)), DiscreteLaplaceMechanism(1.0), adjacency
-    )
+    tables = tuple((one,) if isinstance(one, int) else _both(one) for one in widths)
+    flat = tuple(itertools.chain.from_iterable(tables))
+    release = OutcomePlan(PoissonUnits(read / size), OutcomeTable(flat), DiscreteLaplaceMechanism(1.0), adjacency)
     check_int("calls_per_unit", calls_per_unit, low=1)
     if part is not None:
         check_choice("part", part, get_args(Part))
-    draft = EvaluationPlan(release, size, read, calls_per_unit, part, partition=partition, epsilon=0.0, delta=delta)
+    draft = EvaluationPlan(
+        release, tables, size, read, calls_per_unit, part, partition=partition, epsilon=0.0, delta=delta
+    )
     return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier)
+
+
+def _both(widths: Any) -> tuple[int, ...]:
+    if not isinstance(widths, tuple) or not 1 <= len(widths) <= 2:
+        raise fail("widths", "for each evaluator a number of outcomes, or a tuple of one or two", widths)
+    return widths
 
 
 _SURE = 0.9

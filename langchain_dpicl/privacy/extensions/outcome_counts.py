@@ -28,7 +28,7 @@ OUTCOME_TEMPLATE = "outcomes: noisy counts of one sample"
 """The ticket template of one release of counts of outcomes."""
 CHOICE_TEMPLATE = "choice: the best of several on one sample"
 """The ticket template of one choice by counts of right answers."""
-MOST_CELLS = 4_096
+MOST_CELLS = 16_384
 """Most outcomes of all tables together."""
 
 Tables: TypeAlias = tuple[tuple[int, ...], ...]
@@ -41,11 +41,12 @@ class OutcomeTable(ClosedClass):
     """Tables of declared outcomes: a unit has at most one outcome of each.
 
     Formal guarantees:
-      - `counts` adds 1 to at most one cell of each table per row, whatever the rows hold, and raises for none of them.
+      - `counts` adds 1 to at most one cell of each table per row, whatever the rows hold, and raises for none of
+        them; it refuses rows with more or fewer places than there are tables.
       - Between neighbours all counts together move by at most `l1_sensitivity`.
 
     Args:
-      widths: how many outcomes each table has, public; together at most 4,096.
+      widths: how many outcomes each table has, public; together at most 16,384.
 
     Raises:
       ConfigurationError: no table, or one without outcomes, or too many of them.
@@ -77,8 +78,13 @@ class OutcomeTable(ClosedClass):
         Args:
           cells: float64[rows, tables], private: the place of a row's outcome in each table; what is no place of a table
             (NaN, a fraction, a negative or too large number) counts nowhere.
+
+        Raises:
+          ConfigurationError: rows of another form: a unit would count several times in a table.
         """
-        rows = np.asarray(cells, dtype=np.float64).reshape(-1, len(self.widths))
+        rows = np.asarray(cells, dtype=np.float64)
+        if rows.ndim != 2 or rows.shape[1] != len(self.widths):
+            raise fail("cells", f"rows of {len(self.widths)} places, one of each table", "others")
         found: list[tuple[int, ...]] = []
         for table, width in enumerate(self.widths):
             places = rows[:, table]

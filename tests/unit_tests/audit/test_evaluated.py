@@ -12,21 +12,22 @@ from langchain_dpicl.audit import Subject, evaluation_games, suite
 from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
-from langchain_dpicl.evaluation import chains, evaluators
+from langchain_dpicl.evaluation import Exact, chains, evaluators
 from langchain_dpicl.evaluation.asking import Question
 from langchain_dpicl.evaluation.plan import plan_choice, plan_evaluation
 from langchain_dpicl.privacy.extensions import part_split
 from langchain_dpicl.privacy.extensions.count_histograms import DiscreteLaplaceMechanism
-from langchain_dpicl.privacy.extensions.outcome_counts import OutcomeTable
+from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, OutcomeTable
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.release import count_release
 
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
-EVALUATION = plan_evaluation(1_000, widths=[6, 2], sample=300, **TERMS)
+EVALUATION = plan_evaluation(1_000, widths=[Exact.widths(2)], sample=300, **TERMS)
 CHOICE = plan_choice(1_000, candidates=4, sample=300, **TERMS)
 PLANS = {
     "evaluation": EVALUATION,
     "of a half": plan_evaluation(500, widths=[2], part="test", **TERMS),
+    "two evaluators": plan_evaluation(500, widths=[Exact.widths(4), 3], **TERMS),
     "changed units": plan_evaluation(1_000, widths=[2], adjacency="replace_one", **TERMS),
     "choice": CHOICE,
     "of marks": plan_choice(500, candidates=4, is_rounded=True, part="choose", adjacency="add_remove", **TERMS),
@@ -97,6 +98,43 @@ def two_cells(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OutcomeTable, "counts", lambda self, cells: tuple((*one[:-1], sum(one)) for one in real(self, cells)))
 
 
+def both_tables_at_full_epsilon(patch: pytest.MonkeyPatch) -> None:
+    """The noise is that of one table, however many there are."""
+    patch.setattr(OutcomeTable, "l1_sensitivity", lambda self, adjacency: 2 if adjacency == "replace_one" else 1)
+
+
+def a_small_table_without_noise(patch: pytest.MonkeyPatch) -> None:
+    """The second table is counted, and its noise forgotten."""
+    real = OutcomePlan.release
+    patch.setattr(
+        OutcomePlan,
+        "release",
+        lambda self, cells, rng: (*real(self, cells, rng=rng)[:-1], self.table.counts(cells)[-1]),
+    )
+
+
+def one_noise_for_both_tables(patch: pytest.MonkeyPatch) -> None:
+    """The second table has the noise of the first: what is between the two is exact."""
+    real = OutcomePlan.release
+
+    def release(self: Any, cells: Any, *, rng: Any) -> Any:
+        first, exact = real(self, cells, rng=rng)[0], self.table.counts(cells)
+        noise = [noisy - count for noisy, count in zip(first, exact[0], strict=True)]
+        return first, *(tuple(map(sum, zip(table, noise, strict=False))) for table in exact[1:])
+
+    patch.setattr(OutcomePlan, "release", release)
+
+
+def a_unit_asked_twice(patch: pytest.MonkeyPatch) -> None:
+    """A unit has two rows."""
+    real = Question.ask
+
+    def ask(self: Question, units: Any) -> Any:
+        return real(self, [unit for unit in units for _ in range(2)])
+
+    patch.setattr(Question, "ask", ask)
+
+
 def halves_by_place(patch: pytest.MonkeyPatch) -> None:
     """A unit more in front moves all others to the other half."""
 
@@ -127,6 +165,19 @@ PARTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], Any]]]
     "one failure for all": (one_failure_for_all, evaluation_games.check_rows),
     "an outcome seen by others": (an_outcome_seen_by_others, evaluation_games.check_rows),
     "two cells": (two_cells, lambda: evaluation_games.check_contribution(EVALUATION.release)),
+    "a unit asked twice": (a_unit_asked_twice, evaluation_games.check_rows),
+    "both tables at full epsilon": (
+        both_tables_at_full_epsilon,
+        lambda: evaluation_games.check_contribution(EVALUATION.release),
+    ),
+    "a small table without noise": (
+        a_small_table_without_noise,
+        lambda: evaluation_games.check_tables(EVALUATION.release),
+    ),
+    "one noise for both tables": (
+        one_noise_for_both_tables,
+        lambda: evaluation_games.check_tables(EVALUATION.release),
+    ),
     "halves by place": (halves_by_place, evaluation_games.check_parts),
     "no noise for few": (no_noise_for_few, lambda: suite.count_games.check_noise(EVALUATION.release)),
 }
@@ -141,10 +192,19 @@ def test_a_planted_mistake_is_found_in_the_part_it_is_in(name: str, monkeypatch:
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize("plan", [EVALUATION, CHOICE], ids=["evaluation", "choice"])
-def test_half_of_the_noise_is_found_by_the_game(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("plan", "plant"),
+    [
+        (EVALUATION, half_of_the_noise),
+        (EVALUATION, both_tables_at_full_epsilon),
+        (EVALUATION, a_small_table_without_noise),
+        (CHOICE, half_of_the_noise),
+    ],
+    ids=lambda one: getattr(one, "method", getattr(one, "__name__", "")),
+)
+def test_missing_noise_is_found_by_the_game(plan: Any, plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (game,) = games_of(Subject.of(plan))
-    half_of_the_noise(monkeypatch)
+    plant(monkeypatch)
     assert play(game, looks=4).verdict == "violated"
 
 

@@ -36,6 +36,8 @@ class Reader(LLM):
 llm, down = Reader(), Reader(down=True)
 short = Score(Pure(lambda inputs, outputs, reference: len(outputs) < 6), name="short")
 judge = Judge(PromptTemplate.from_template("{text} {answer}") | llm, marks=(1, 2))
+def plain(outputs):
+    return 1
 """
 
 Run = Callable[..., int]
@@ -159,6 +161,12 @@ FAULTS = [
     ("evaluate", ("--prompt", "broken.txt", "--out", "o.json"), 2, "f-string template"),
     ("evaluate", ("--prompt", "label.txt", "--out", "o.json"), 2, "reference"),
     ("evaluate", ("--prompt", "good.txt", "--evaluator", "evaluation_models:llm", "--out", "o.json"), 2, "--evaluator"),
+    (
+        "evaluate",
+        ("--prompt", "good.txt", "--evaluator", "evaluation_models:plain", "--dry-run"),
+        2,
+        "Score(Pure(plain)",
+    ),
     ("evaluate", ("--prompt", "good.txt", "--set", "zzz=1", "--out", "o.json"), 2, "zzz"),
     ("evaluate", ("--prompt", "good.txt", "--part", "train", "--out", "o.json"), 2, "'choose', 'test'"),
     ("evaluate", ("--prompt", "good.txt", "--part", "all", "--dry-run"), 2, "found 'all'"),

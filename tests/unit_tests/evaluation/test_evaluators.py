@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
 from langchain_core.prompts import PromptTemplate
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableLambda, RunnableSerializable
+from langsmith import traceable
+from langsmith.evaluation import StringEvaluator, run_evaluator
 
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
-from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_evaluate
+from langchain_dpicl.evaluation import Exact, Judge, Pure, Score, dp_choose, dp_evaluate
 from langchain_dpicl.evaluation.evaluate import silent_question
 from langchain_dpicl.evaluation.evaluators import BoundEvaluator, cell_of
-from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
+from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, DPICLError
 from tests.unit_tests.evaluation.test_evaluating import BROKEN, CARD, FAR, SENT, TEMPLATE, examples, reader
 
 
@@ -170,12 +174,128 @@ def test_an_own_function_of_other_names_is_refused_before_it_pays(function):
     assert spender.remaining_epsilon == 1.0
 
 
+class CriteriaEvalChain(RunnableSerializable):
+    """A stock evaluator of langchain_classic in shape: a chain that can be called, and asks a model."""
+
+    def invoke(self, input, config=None, **kwargs):  # noqa: A002  as LangChain names it
+        pytest.fail("it was asked")
+
+    def __call__(self, inputs, outputs, reference_outputs):
+        pytest.fail("it was asked")
+
+
+class ExactMatchStringEvaluator:
+    """Another one, which cannot be called."""
+
+    def evaluate_strings(self, *, prediction, reference=None):
+        pytest.fail("it was asked")
+
+
+def openevals_function():
+    """An evaluator of openevals in shape: a function that traces what it sees."""
+
+    def exact_match(*, outputs, reference_outputs=None, **kwargs):
+        pytest.fail("it was asked")
+
+    exact_match.__module__ = "openevals.exact"
+    return exact_match
+
+
+@run_evaluator
+def of_langsmith(run, example):
+    """An evaluator of LangSmith."""
+    pytest.fail("it was asked")
+
+
+@traceable
+def traced(outputs, reference):
+    """An own function whose arguments LangSmith gets."""
+    pytest.fail("it was asked")
+
+
+class TracedWhereCalled:
+    """An own object whose arguments LangSmith gets."""
+
+    @traceable
+    def __call__(self, outputs, reference):
+        pytest.fail("it was asked")
+
+
+class FixingParser(StrOutputParser):
+    """A stock parser of langchain in shape: its parse asks a model."""
+
+    def parse(self, text):
+        pytest.fail("it was asked")
+
+    parse.__module__ = "langchain.output_parsers.fix"
+
+
+STOCK = {
+    "a chain": CriteriaEvalChain(),
+    "its invoke": CriteriaEvalChain().invoke,
+    "a model's invoke": reader().invoke,
+    "a model's generate": reader().generate,
+    "a parser that asks": FixingParser().parse,
+    "an object": ExactMatchStringEvaluator(),
+    "openevals": openevals_function(),
+    "a part of it": functools.partial(openevals_function(), outputs="x"),
+    "langsmith": of_langsmith,
+    "a string evaluator": StringEvaluator(grading_function=lambda *given: {"score": 1}),
+    "a traced function": traced,
+    "a traced object": TracedWhereCalled(),
+}
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda one: one, lambda one: [Exact(), one], Score, lambda one: Score(Pure(one)), Judge]
+)
+@pytest.mark.parametrize("kind", STOCK)
+def test_a_stock_evaluator_is_refused_with_what_to_write_and_nothing_is_charged(kind, wrap):
+    spender = Budget(epsilon=1.0, delta=1e-5)
+    with pytest.raises(DPICLError, match=r"Pure|prompt \| model"):
+        dp_evaluate(TEMPLATE | reader(), examples(), evaluators=wrap(STOCK[kind]), budget=spender, epsilon=0.5)
+    assert spender.remaining_epsilon == 1.0
+
+
+def test_the_evaluator_that_is_refused_is_named_among_others():
+    with pytest.raises(ConfigurationError, match="ExactMatchStringEvaluator"):
+        dp_evaluate(
+            TEMPLATE | reader(),
+            examples(),
+            evaluators=[Exact(), STOCK["an object"]],
+            budget=Budget(epsilon=1.0, delta=1e-5),
+        )
+    with pytest.raises(ConfigurationError, match=r"ExactMatchStringEvaluator.*Judge\(prompt"):
+        chains = {name: TEMPLATE | reader(x=name) for name in "ab"}
+        dp_choose(chains, examples(), evaluator=STOCK["an object"], budget=Budget(epsilon=1.0, delta=1e-5))
+
+
+@pytest.mark.parametrize("function", [
+    str.strip, StrOutputParser().parse, functools.partial(max, "a"), TEMPLATE.format,
+])  # fmt: skip
+def test_functions_of_python_and_the_parse_of_a_parser_may_be_declared_pure(function):
+    assert Pure(function).function is function
+
+
+class Awaited:
+    """An own object that has to be awaited."""
+
+    async def __call__(self, outputs):
+        return 1
+
+
+@pytest.mark.parametrize("function", [Awaited(), Awaited().__call__, functools.partial(Awaited().__call__, "x")])
+def test_what_has_to_be_awaited_is_refused(function):
+    with pytest.raises(ConfigurationError, match="returns its result"):
+        Pure(function)
+
+
 def test_an_own_function_right_behind_a_chat_model_is_refused_as_it_would_get_a_text():
     model, own = FakeListChatModel(responses=["card"]), RunnableLambda(Pure(lambda message: message.content))
     with pytest.raises(CapabilityError, match="StrOutputParser"):
         rows([[CARD]], Exact(), chain=TEMPLATE | model | own)
     text = RunnableLambda(Pure(lambda text: text.upper()))
-    assert rows([[CARD]], Exact(), chain=TEMPLATE | model | StrOutputParser() | text).item() == 0
+    assert rows([[CARD]], Exact(), chain=TEMPLATE | model | StrOutputParser() | text).tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize("parser", [JsonOutputParser(), CommaSeparatedListOutputParser()], ids=["json", "list"])
@@ -187,7 +307,7 @@ def test_an_answer_that_is_no_text_is_refused_where_a_text_is_compared(parser, p
             [[CARD]], *((Exact(),) if place == "chain" else (Judge(chain),)), chain=chain if place == "chain" else None
         )
     own = RunnableLambda(Pure(str))
-    assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 1)
+    assert rows([[CARD]], Exact(), chain=chain | own).shape == (1, 2)
     assert rows([[CARD]], Score(Pure(keyword_only)), chain=chain).shape == (1, 1)
 
 

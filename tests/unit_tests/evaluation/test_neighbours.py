@@ -115,7 +115,8 @@ def _masked(found: EvaluationResult | Choice) -> Any:
     if isinstance(found, Choice):
         assert released["chosen"] in {"one", "steps", "other"}
         return [unstamped(told), released["lead"]]
-    return [unstamped(told), {name: [cell[:-1] for cell in one["counts"]] for name, one in released.items()}]
+    cells = {name: [cell[:-1] for cell in (*one["counts"], *one.get("by_score", ()))] for name, one in released.items()}
+    return [unstamped(told), cells]
 
 
 def what_functions_log_is_heard(patch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -17,7 +19,12 @@ from langchain_dpicl.evaluation import (
     dp_evaluate,
     plan_evaluation,
 )
-from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerError,
+    PrivacyBudgetExceededError,
+    RunInterruptedError,
+)
 from langchain_dpicl.privacy.extensions.part_split import part_of, split_in_parts
 from langchain_dpicl.release.curator import pool_without_privacy
 from tests.unit_tests.evaluation.test_evaluating import TEMPLATE, reader
@@ -117,6 +124,121 @@ def test_what_was_set_aside_pays_for_one_candidate_only():
     for chain in CHAINS.values():
         dp_evaluate(chain, private, evaluators=EXACT, budget=spent, part="test", epsilon=1.0)
     assert 20.0 - spent.remaining_epsilon == pytest.approx(2.0, rel=1e-6)
+
+
+NAMED = ({}, {"component": "pick test"}, {"component": "pick test", "epsilon": 1.0})
+
+
+@pytest.mark.parametrize("first", NAMED, ids=str)
+@pytest.mark.parametrize("second", NAMED, ids=str)
+def test_with_its_name_and_without_it_what_was_set_aside_is_one_evaluation(first, second):
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    best = dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=1.0, part="choose", component="pick")
+    found = [
+        dp_evaluate(best.chain, private, evaluators=EXACT, budget=spent, part="test", **named)
+        for named in (first, second)
+    ]
+    assert found[0].tables == found[1].tables
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(1.0, rel=1e-6)
+
+
+def test_an_evaluation_of_another_name_pays_its_own_epsilon():
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    best = dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=1.0, part="choose")
+    dp_evaluate(best.chain, private, evaluators=EXACT, budget=spent, part="test", component="mine")
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(1.1, rel=1e-3)
+
+
+def lost(*given, **named):
+    raise LedgerError("the disk is full")
+
+
+def test_a_choice_made_again_under_its_name_sets_nothing_more_aside(monkeypatch):
+    """The second one finds its ticket gone; of the candidates one still has what was set aside, and the other pays."""
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    call = {"evaluator": EXACT, "budget": spent, "epsilon": 1.0, "part": "choose", "component": "pick"}
+    with monkeypatch.context() as patch:
+        patch.setattr("langchain_dpicl.evaluation.asking.Question.ask", lost)
+        with pytest.raises(RunInterruptedError):
+            dp_choose(CHAINS, private, **call)
+    with pytest.raises(PrivacyBudgetExceededError):
+        dp_choose(CHAINS, private, **call)
+    assert len(vars(spent)["_kept_tests"]) == 1
+    for chain, cost in zip(CHAINS.values(), (1.0, 2.0), strict=True):
+        dp_evaluate(chain, private, evaluators=EXACT, budget=spent, part="test", epsilon=1.0)
+        assert 20.0 - spent.remaining_epsilon == pytest.approx(cost, rel=1e-6)
+
+
+@pytest.mark.parametrize("how", ["a call of this process", "another process"])
+def test_where_what_was_set_aside_is_gone_an_evaluation_pays_its_own_epsilon(how, monkeypatch):
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    best = dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=1.0, part="choose")
+    call = {"private": private, "evaluators": EXACT, "budget": spent, "part": "test"}
+    if how == "another process":
+        (aside,) = vars(spent)["_kept_tests"]
+        aside.share.reserve(aside.plan.tickets()[0].template, label="test").burn()
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr("langchain_dpicl.evaluation.asking.Question.ask", lost)
+            with pytest.raises(RunInterruptedError):
+                dp_evaluate(best.chain, **call)
+    found = dp_evaluate(best.chain, **call)
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(1.1, rel=1e-3)
+    with pytest.raises(PrivacyBudgetExceededError):  # under its name it asks for the ticket that is gone
+        dp_evaluate(best.chain, component="choice test", epsilon=1.0, **call)
+    assert dp_evaluate(best.chain, **call).tables == found.tables
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(1.1, rel=1e-3)
+
+
+def before(patch, place, act):
+    """Runs `act` once, before the next call of a function."""
+    owner, _, name = place.rpartition(".")
+    real, left = pkgutil.resolve_name(owner), [act]
+    inner = getattr(real, name)
+
+    def wrapped(*given, **named):
+        if left:
+            left.pop()()
+        return inner(*given, **named)
+
+    patch.setattr(real, name, wrapped)
+
+
+@pytest.mark.parametrize(("place", "epsilon", "cost"), [
+    ("asking.Probe.run", None, 0.0), ("asking.Probe.run", 1.0, 1.0),
+    ("evaluate.plan_evaluation", None, 0.1), ("evaluate.plan_evaluation", 1.0, 1.0),
+])  # fmt: skip
+def test_of_two_candidates_at_once_one_has_what_was_set_aside_and_the_other_pays_its_own(
+    place, epsilon, cost, monkeypatch
+):
+    """The first takes it while the second plans, or calls its model with public words; it keeps its result."""
+    spent, private, found = Budget(epsilon=20.0, delta=1e-5), tickets(), []
+    dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=1.0, part="choose")
+    call = {"private": private, "evaluators": EXACT, "budget": spent, "part": "test"}
+
+    def first():
+        found.append(dp_evaluate(CHAINS["right"], **call))
+
+    before(monkeypatch, f"langchain_dpicl.evaluation.{place}", first)
+    if cost:
+        dp_evaluate(CHAINS["wrong"], epsilon=epsilon, **call)
+    else:
+        with pytest.raises(ConfigurationError, match="Call again"):
+            dp_evaluate(CHAINS["wrong"], **call)
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(1.0 + cost, rel=1e-3)
+    if not cost:
+        dp_evaluate(CHAINS["wrong"], **call)
+    first()
+    assert found[0].tables == found[1].tables
+    assert 20.0 - spent.remaining_epsilon == pytest.approx(1.0 + (cost or 0.1), rel=1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.0, True, -1.0])
+def test_an_epsilon_that_is_none_does_not_take_what_was_set_aside(epsilon):
+    spent, private = Budget(epsilon=20.0, delta=1e-5), tickets()
+    dp_choose(CHAINS, private, evaluator=EXACT, budget=spent, epsilon=1.0, part="choose")
+    with pytest.raises(ConfigurationError, match="epsilon"):
+        dp_evaluate(CHAINS["right"], private, evaluators=EXACT, budget=spent, part="test", epsilon=epsilon)
 
 
 def test_only_the_half_that_is_asked_for_is_read():

@@ -104,7 +104,7 @@ def test_what_own_functions_warn_of_and_log_is_dropped(place, caplog, recwarn):
         judge = PromptTemplate.from_template("{text} {answer}") | reader(declined="1") | step
         evaluator = Judge(judge)
     question = silent_question(examples(), {"chain": chain}, evaluator, inputs=None, timeout=None)
-    assert question.ask([OpaqueValue((CARD,))] * 3).run().take().shape == (3, 1)
+    assert question.ask([OpaqueValue((CARD,))] * 3).run().take().shape == (3, question.width)
     assert not caplog.records
     assert not recwarn.list
     assert not any("declined" in str(key) for key in globals().get("__warningregistry__", {}))
@@ -128,7 +128,7 @@ class Refusing(FakeListChatModel):
 def test_a_refusal_counts_as_no_answer_whatever_its_provider_calls_it(reason):
     def cell(model):
         question = silent_question(examples(), {"chain": TEMPLATE | model}, Exact(), inputs=None, timeout=None)
-        return question.ask([OpaqueValue((CARD,))]).run().take().item()
+        return question.ask([OpaqueValue((CARD,))]).run().take().tolist()
 
-    assert cell(Refusing(reason="stop")) == 0
-    assert cell(Refusing(reason=reason)) == 2
+    assert cell(Refusing(reason="stop")) == [[0, 1]]
+    assert cell(Refusing(reason=reason)) == [[2, 0]]

@@ -53,7 +53,12 @@ class TestTheTable:
     def test_does_not_count_what_is_no_place(self, place):
         assert TABLE.counts(np.array([[place, 1.0]])) == ((0, 0, 0), (0, 1))
 
-    @pytest.mark.parametrize("widths", [(), [2], (0,), (4_097,)], ids=str)
+    @pytest.mark.parametrize("form", [(2, 4), (2, 1), (4,), (2, 1, 2), (0,)], ids=str)
+    def test_refuses_rows_of_which_a_unit_has_several(self, form):
+        with pytest.raises(ConfigurationError, match="one of each table"):
+            TABLE.counts(np.zeros(form))
+
+    @pytest.mark.parametrize("widths", [(), [2], (0,), (16_385,)], ids=str)
     def test_refuses_what_is_no_table(self, widths):
         with pytest.raises(ConfigurationError):
             OutcomeTable(widths)
