@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -32,7 +32,7 @@ from langchain_dpicl.privacy.ledger.blocks import LIFE, Extent
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget, check_store
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.state import OpenReservation
-from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Kind
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, process_name
 from langchain_dpicl.reports.rendering import about_rows, format_rounded_down, format_rounded_up
@@ -301,6 +301,33 @@ class Budget(LedgerBudget):
           LedgerError: the ledger cannot be read.
         """
         return self._desk.use()
+
+    def lines(self, *, after: int = 0) -> Sequence[LedgerRecord]:
+        """Returns the lines behind a number, in order; public.
+
+        Args:
+          after: number of a line; 0: from the first on.
+
+        Raises:
+          LedgerError: they cannot be read.
+        """
+        return self._store.records(after)
+
+    def tenants(self) -> dict[str, dict[str, int]]:
+        """Returns how many tickets each tenant has reserved or used, by component and tenant; "": without a tenant.
+
+        Raises:
+          LedgerError: the ledger cannot be read.
+        """
+        return self._desk.tenants()
+
+    def spent_parts(self) -> dict[str | None, float]:
+        """Returns which part is charged of the whole ledger (None), and of each component; as `on_spent` counts it.
+
+        Raises:
+          LedgerError: the ledger cannot be read.
+        """
+        return self._desk.spent_parts()
 
     def on_spent(self, part: float, hook: SpentHook, *, component: str | None = None) -> None:
         """Calls a hook once, as soon as a part of the budget is charged; it warns, and guards nothing.

@@ -27,6 +27,9 @@ CHARGED = "dpicl.charged"
 REFUSED = "dpicl.refused"
 """Name of the event: the budget refused."""
 
+RELEASE = "dpicl.release"
+"""Name of the event of an answer, with its receipt."""
+
 _NOTE = "_dpicl_refusal"
 _REFUSALS_AWAITED: ContextVar[bool] = ContextVar("dpicl_refusals_awaited", default=False)
 

@@ -43,6 +43,9 @@ AnchorPlace: TypeAlias = LedgerAnchor | str | os.PathLike[str]
 BudgetLike: TypeAlias = "PrivacyBudgetCallbackHandler | Budget | RunnableConfig"
 """What `budget=` takes: the shared handler, its budget, or a RunnableConfig whose callbacks hold the handler."""
 
+LEDGER_VARIABLE = "DPICL_LEDGER"
+"""Name of the environment variable that says where the ledger is."""
+
 _NO_LEDGER = "0" * 32  # reading this id tests whether an anchor can be read
 
 
@@ -65,6 +68,15 @@ def open_store_at(place: Callable[[], Any], name: str) -> OpenedStore:
         msg = f"ledger: expected one with limits, found one whose creation was interrupted ({opened.description})."
         raise LedgerError(f"{msg} PrivacyBudgetCallbackHandler.create finishes it.")
     return OpenedStore(opened, is_ours=True)
+
+
+def _ledger_here() -> str:
+    """Returns where the environment says that the ledger is."""
+    where = os.environ.get(LEDGER_VARIABLE, "")
+    if not where:
+        advice = f"Give it, or set {LEDGER_VARIABLE}."
+        raise ConfigurationError(f"ledger: expected a path or postgresql://..., found none. {advice}")
+    return where
 
 
 def make_store_at(place: Callable[[], Any], name: str) -> OpenedStore:
@@ -205,7 +217,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
     @classmethod
     def open(
         cls,
-        store: Where,
+        store: Where | None = None,
         *,
         name: str = "budget",
         anchor: AnchorPlace | None = None,
@@ -215,7 +227,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         """Opens a ledger that exists, with its own limits; never makes one.
 
         Args:
-          store: a path, `postgresql://...`, or a store.
+          store: a path, `postgresql://...`, or a store; None: what the environment names as DPICL_LEDGER.
           name: which of the ledgers there; a store has only one.
           anchor: a second store of the ledger's last line, or its path or address.
           adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once.
@@ -224,8 +236,9 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
 
         Raises:
           LedgerError: there is no ledger, or it is broken, cannot be read, or does not match the anchor.
+          ConfigurationError: no place is given, and none is in the environment.
         """
-        place, second = hide_password(store), hide_password(anchor)
+        place, second = hide_password(_ledger_here() if store is None else store), hide_password(anchor)
         del store, anchor  # crash reporters show the variables of a frame that raises
         opened = open_store_at(place, name)
         with close_on_error(opened):

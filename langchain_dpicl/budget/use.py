@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, NamedTuple, Self
@@ -221,6 +221,22 @@ class CountingWriter(OutageWriter):
                 held -= count
         return TicketUse(left, held, taken - in_purse - held)
 
+    def tenants(self) -> dict[str, dict[str, int]]:
+        """Returns the tickets of each tenant by component, as `Share.used_by` counts them."""
+        state, found = self.refresh(), dict[str, dict[str, int]]()
+        with self.lock:
+            for component, tenant in state.users:
+                count = state.used_by(tenant, component) - self._purse.of_tenant(component, tenant)
+                found.setdefault(component, {})[tenant] = count
+        return found
+
+    def spent_parts(self) -> dict[str | None, float]:
+        """Returns which part is charged of the ledger (None) and of each component whose share is sealed."""
+        state = self.refresh()
+        with self.lock:
+            names = [each.name for share in state.sealed for each in share.terms.components]
+            return {name: charged_part(state, name) for name in (None, *names)}
+
     def add_hook(self, part: float, hook: SpentHook, component: str | None) -> None:
         """Adds a hook that is called once."""
         with self._counts:
@@ -276,63 +292,3 @@ def check_part(part: Any) -> float:
     if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0.0 < part <= 1.0:
         raise fail("part", "a number above 0 and at most 1, such as 0.8", part)
     return float(part)
-
-
-# --- Prometheus ---------------------------------------------------------------------------------------------------
-
-
-def prometheus_text(use: BudgetUse, *, ledger: str, ledger_id: str, process: bool = True) -> str:
-    """Returns the use in the text format of Prometheus.
-
-    Args:
-      use: result of `Budget.use`.
-      ledger: `Budget.name`.
-      ledger_id: `Budget.ledger_id`.
-      process: also what this process counted: waits, refusals, outages.
-    """
-    labels = {"ledger": ledger, "ledger_id": ledger_id}
-    lines = [*_ledger_metrics(use, labels), *(_process_metrics(use, labels) if process else ())]
-    return "\n".join(lines) + "\n"
-
-
-def _ledger_metrics(use: BudgetUse, ledger: Mapping[str, str]) -> Iterator[str]:
-    for name in ("epsilon", "delta"):
-        limit, spent = getattr(use, name), getattr(use, f"{name}_spent")
-        yield from _metric(f"{name}_limit", f"limit of {name}", [(ledger, limit)])
-        yield from _metric(f"{name}_spent", f"{name} charged for sealed shares", [(ledger, spent)])
-    yield from _metric("lines", "lines of the ledger", [(ledger, use.lines)])
-    for state in TicketUse._fields:
-        rows = [({**ledger, "component": name}, getattr(each, state)) for name, each in use.tickets.items()]
-        yield from _metric(f"tickets_{state}", f"tickets {_STATES[state]}", rows)
-    rows_of_pools = [({**ledger, "component": name}, left) for name, left in use.pools.items()]
-    yield from _metric("pool_left", "mu squared or rho that a pool has left", rows_of_pools)
-
-
-_STATES = {"left": "that can be reserved", "held": "reserved and not settled", "committed": "used and committed"}
-
-
-def _process_metrics(use: BudgetUse, ledger: Mapping[str, str]) -> Iterator[str]:
-    waits = {"0.5": use.wait_ms_p50, "0.99": use.wait_ms_p99}
-    rows = [({**ledger, "quantile": part}, wait / 1e3) for part, wait in waits.items() if wait is not None]
-    yield from _metric("reserve_seconds", "wait for a reservation in this process", rows, kind="summary")
-    yield from _metric("waiting_commits", "commits not written yet", [(ledger, use.waiting_commits)])
-    yield from _metric("flushes_total", "waits for the disk", [(ledger, use.flushes)], kind="counter")
-    yield from _metric("refused_total", "reservations refused", [(ledger, use.refused)], kind="counter")
-    yield from _metric("outages_total", "turns without the store", [(ledger, use.outages)], kind="counter")
-
-
-def _metric(
-    name: str, words: str, rows: Iterable[tuple[Mapping[str, str], float]], *, kind: str = "gauge"
-) -> Iterator[str]:
-    rows = list(rows)
-    if not rows:
-        return
-    yield f"# HELP dpicl_{name} {words}"
-    yield f"# TYPE dpicl_{name} {kind}"
-    for labels, value in rows:
-        named = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        yield f"dpicl_{name}{{{named}}} {value!r}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

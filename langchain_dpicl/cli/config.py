@@ -25,6 +25,8 @@ METHODS = {
     "documents": "langchain_dpicl.documents.synthesizer:DocumentSynthesizer",
     "voting": "langchain_dpicl.voting:DPVotingRunnable",
     "retrieval": "langchain_dpicl.retrieval.voting:DPRetrievalVotingRunnable",
+    "free_form": "langchain_dpicl.free_form.runnable:DPFreeFormRunnable",
+    "retrieval_free_form": "langchain_dpicl.retrieval.free_form:DPRetrievalFreeFormRunnable",
     "pate": "langchain_dpicl.pate.labeler:PromptPATELabeler",
     "training": "langchain_dpicl.soft_prompts.trainer:PromptDPSGD",
     "counts": "langchain_dpicl.discovery:UnitCounter",

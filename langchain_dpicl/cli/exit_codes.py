@@ -6,7 +6,7 @@ from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudge
 
 DONE = 0
 VIOLATED = 1
-"""`ledger verify` found a fault, or `audit` a violation."""
+"""`ledger verify` found a fault, `ledger check` a share that is nearly spent, or `audit` a violation."""
 BAD_INPUT = 2
 """An option, a file, a setting or a record is wrong, or the model cannot do what is asked of it."""
 BUDGET_REFUSED = 3

@@ -84,6 +84,7 @@ def add_ledger(
     backup.add_argument("out", type=_file, help="file to make")
     _action(actions, "upgrade", _upgrade, "bring a ledger of format 1 to format 2, which opens from its last snapshot")
     _add_dangling(actions)
+    _add_check(actions)
     metrics = _action(actions, "metrics", _metrics, "what is spent, left and open, in the text format of Prometheus")
     metrics.add_argument("--json", action="store_true", help="print JSON and nothing else")
     _add_bench(actions, run=bench)
@@ -172,6 +173,23 @@ def _add_dangling(actions: Any) -> None:
     command.add_argument("--after", type=int, default=0, metavar="LINE", help="begin behind this line")
     command.add_argument("--limit", type=int, default=1000, metavar="N", help="at most so many (default: 1000)")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+def _add_check(actions: Any) -> None:
+    command = _action(actions, "check", _check, "which parts are charged; exit code 1 if one of them reaches --warn")
+    command.add_argument("--warn", type=_part, default=0.8, metavar="PART", help="above 0, at most 1 (default: 0.8)")
+    command.add_argument("--component", metavar="NAME", help="this share alone (default: the ledger and all shares)")
+    command.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+def _part(text: str) -> float:
+    try:
+        part = float(text)
+    except ValueError:
+        part = 0.0
+    if not 0.0 < part <= 1.0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0 and at most 1, found {text!r}")
+    return part
 
 
 def _duration(text: str) -> timedelta:
@@ -538,7 +556,7 @@ def _dangling_lines(open_ones: Sequence[dict[str, Any]], limit: int) -> Iterator
 
 def _metrics(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.budget.budget import Budget
-    from langchain_dpicl.budget.use import prometheus_text
+    from langchain_dpicl.budget.metrics import prometheus_text
 
     with _open_ledger(arguments) as store:
         budget = Budget.open(store)
@@ -548,6 +566,37 @@ def _metrics(arguments: argparse.Namespace) -> CommandOutput:
         data = {"ledger": name, "ledger_id": ledger_id, **use.ledger_dict()}
         return CommandOutput(DONE, json.dumps(data, indent=2, ensure_ascii=False))
     return CommandOutput(DONE, prometheus_text(use, ledger=name, ledger_id=ledger_id, process=False).rstrip("\n"))
+
+
+def _check(arguments: argparse.Namespace) -> CommandOutput:
+    from langchain_dpicl.budget.budget import Budget
+
+    with _open_ledger(arguments) as store:
+        parts = Budget.open(store).spent_parts()
+    if (only := arguments.component) is not None:
+        if only not in parts:
+            known = ", ".join(repr(name) for name in parts if name is not None) or "none"
+            raise ConfigurationError(f"--component: expected a share of this ledger, found {only!r}. Shares: {known}.")
+        parts = {only: parts[only]}
+    reached = [name for name, part in parts.items() if part >= arguments.warn]
+    complaints = tuple(
+        f"{_share_word(name)}: {_percent(parts[name])} charged, warned from {arguments.warn:.0%} on" for name in reached
+    )
+    shown = [{"component": name, "charged": part, "reached": name in reached} for name, part in parts.items()]
+    text = (
+        json.dumps({"ok": not reached, "warn": arguments.warn, "parts": shown}, ensure_ascii=False)
+        if arguments.json
+        else "\n".join(f"{_percent(part):>6}  {_share_word(name)}" for name, part in parts.items())
+    )
+    return CommandOutput(WRONG if reached else DONE, text, complaints)
+
+
+def _share_word(name: str | None) -> str:
+    return "the ledger's epsilon and delta" if name is None else f"share {name!r}"
+
+
+def _percent(part: float) -> str:
+    return f"{part:.1%}"
 
 
 def run_bench(arguments: argparse.Namespace, *, say: Callable[[str], object]) -> int:

@@ -38,13 +38,11 @@ from langchain_dpicl.cli.runs import (
     run_label,
     run_train,
 )
+from langchain_dpicl.cli.serve import add_serve, run_serve
 from langchain_dpicl.cli.vote import add_vote, run_vote
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
-_END = """\
-`dpicl COMMAND --help` shows the options of one; --version the version.
-Exit codes: 0 done, 1 check failed, 2 bad input, 3 budget refused,
-4 model failed, 130 Ctrl-C."""
+_END = "Exit codes: 0 done, 1 check failed, 2 bad input, 3 budget, 4 model, 130 Ctrl-C."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,6 +100,9 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_evolve(spend, run=functools.partial(run_evolve, say=_say, complain=_complain))
     add_train(spend, run=functools.partial(run_train, say=_say, complain=_complain))
 
+    service = CommandGroup(commands, "serve")
+    add_serve(service, run=functools.partial(run_serve, complain=_complain))
+
     budgets = CommandGroup(commands, "budgets")
     add_ledger(budgets, run=_ledger, bench=functools.partial(run_bench, say=_say))
 
@@ -110,7 +111,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_audit(trust, run=functools.partial(run_audit, say=_say))
     _add_epsilon(trust)
 
-    groups = (look, spend, budgets, trust)
+    groups = (look, spend, service, budgets, trust)
     parser.page = lambda: page_of(groups, end=_END)
     return parser
 

@@ -185,7 +185,7 @@ class CommandGroup:
 def page_of(groups: Sequence[CommandGroup], *, end: str) -> str:
     """Returns the help of `dpicl`, on one screen: what each command is for, by task."""
     wide = 2 + max(len(group.title) for group in groups)
-    lines = ["usage: dpicl COMMAND [options]", ""]
+    lines = ["usage: dpicl COMMAND [options]     `dpicl COMMAND --help` lists them", ""]
     for group in groups:
         for place, (name, words) in enumerate(group.lines):
             title = "" if place else group.title

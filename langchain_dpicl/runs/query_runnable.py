@@ -26,7 +26,7 @@ from langchain_dpicl.backends.sync_async import (
     run_sync,
 )
 from langchain_dpicl.budget.budget import Budget
-from langchain_dpicl.budget.events import REFUSED, RunEvents, arecord_event, record_event
+from langchain_dpicl.budget.events import REFUSED, RELEASE, RunEvents, arecord_event, record_event
 from langchain_dpicl.budget.handler import budget_of, check_config, check_configs, describe_tickets_left, resolve_budget
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -190,9 +190,6 @@ class ChargingRunnable(HidesInput, ReraisesOwnErrors, RunnableSerializable[Input
         name = type(self).__name__
         raise PrivacyBudgetError(f"{name}: cannot be pickled: a copy would spend the budget again. Build another one.")
 
-
-RELEASE = "dpicl.release"
-"""Name of the event of an answer, with its receipt."""
 
 T = TypeVar("T")
 ResultT = TypeVar("ResultT", bound=BaseModel)

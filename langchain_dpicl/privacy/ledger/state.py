@@ -278,6 +278,11 @@ class LedgerState:
         """Returns how many tickets of a component a tenant has; a line without a tenant counts for ""."""
         return self._used.get((component, tenant), 0)
 
+    @property
+    def users(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of a component and a tenant that has tickets of it; "": lines without a tenant."""
+        return tuple(self._used)
+
     def unsettled(self, component: str, slot: Slot) -> int:
         """Returns how many tickets of a slot are reserved, and neither committed nor given back."""
         totals = self._slots.get((component, *slot))

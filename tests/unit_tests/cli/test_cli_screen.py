@@ -20,7 +20,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 SPENDING = ("vote", "label", "generate", "documents", "discover", "evaluate", "choose", "evolve", "train")
-COMMANDS = (*SPENDING, "try", "rehearse", "plan", "check", "ledger", "audit", "epsilon")
+COMMANDS = (*SPENDING, "try", "rehearse", "plan", "check", "serve", "ledger", "audit", "epsilon")
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -41,7 +41,7 @@ def test_the_help_lists_every_command_by_task_on_a_screen(capsys: pytest.Capture
     assert all(listed)
 
 
-TITLES = ("before spending", "spend a budget", "budgets", "trust")
+TITLES = ("before spending", "spend a budget", "serve", "budgets", "trust")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

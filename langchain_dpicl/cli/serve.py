@@ -1,0 +1,390 @@
+"""Runs `dpicl serve` and `dpicl mcp`: builds what one settings file offers, and serves it until it is stopped."""
+
+# Keys come from environment variables or as SHA-256; none is kept, printed or quoted.
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_dpicl.cli.config import Settings, read_toml, settings_of
+from langchain_dpicl.cli.exit_codes import DONE
+from langchain_dpicl.cli.inputs import load_embeddings, load_model, private_examples
+from langchain_dpicl.cli.parser import Parser
+from langchain_dpicl.cli.spending import rehearsed
+from langchain_dpicl.exceptions import ConfigurationError
+from langchain_dpicl.options import EmbeddingAnswers, Retrieval, Serving
+from langchain_dpicl.options.base import Count, Option, Texts
+from langchain_dpicl.privacy._validate import fail
+
+if TYPE_CHECKING:
+    from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+    from langchain_dpicl.service.service import Keys, Service
+    from langchain_dpicl.service.web import Running
+
+_METHODS = {
+    "ask": ("voting",),
+    "answer": ("free_form",),
+    "retrieve_and_answer": ("retrieval_free_form", "retrieval"),
+}
+"""The tables of a settings file that offer a component, and which components each may hold, the usual one first."""
+_WHERE = "DPICL_SERVE"
+"""The environment variable by which the workers of a server learn what they serve."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_GRACE, _PATIENCE = 30, 120
+
+_SERVE_NOTES = """\
+The settings file names model, records, shares and tenants, as docs/production.md shows. The ledger must exist: make it
+once with `dpicl ledger create`. Without LEDGER it is what the file or DPICL_LEDGER names; an address with a password
+belongs there, as other users see a command's arguments.
+All workers, and services on other hosts, spend the same shares of one ledger. Ctrl-C or SIGTERM lets running questions
+finish, for at most 30 seconds.
+"""
+_MCP_NOTES = """\
+Without --http it speaks over standard input and output, as agents start it, for the tenant of --tenant; over HTTP the
+tenant is whose key the bearer token is. A tenant in the arguments of a tool is refused.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Access(Option):
+    """The table [tenants.NAME] or [operator]: a key, and what it opens.
+
+    Args:
+      key_env: name of the environment variable that holds the key.
+      key_sha256: its SHA-256 in hexadecimal digits, in place of the key.
+      max_queries: of a tenant: charged questions of each component; None: as many as there are.
+    """
+
+    key_env: str | None = None
+    key_sha256: str | None = None
+    max_queries: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ServiceLimits(Option):
+    """The table [service]: what holds for every question, and which ledgers the operators see.
+
+    Args:
+      max_query_chars: characters of a question.
+      queries_per_minute: of each tenant and worker, free ones included; None: any number.
+      anchor: second place that remembers the last line of the ledger: a file, or a postgresql:// address.
+      ledgers: further ledgers that the operators' page shows.
+    """
+
+    max_query_chars: Count = 2000
+    queries_per_minute: Count | None = None
+    anchor: str | None = None
+    ledgers: Texts = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class App:
+    """A settings file, read and checked; nothing was opened.
+
+    Attributes:
+      ledger: a path or address; None: that of the environment.
+      limits: of every question.
+      doors: settings of each component that is offered.
+      demonstrations: file of released demonstrations.
+      tenants: whose keys open what.
+      operator: whose key opens the page; None: nobody's.
+    """
+
+    ledger: str | None
+    limits: ServiceLimits
+    doors: Mapping[str, Settings]
+    demonstrations: str | None
+    tenants: Mapping[str, Access]
+    operator: Access | None
+
+
+def read_app(path: Path, ledger: str | None) -> App:
+    """Reads a settings file.
+
+    Args:
+      path: of the TOML file.
+      ledger: what the command line names; None: what the file names.
+
+    Raises:
+      ConfigurationError: an unknown table or key, or a value out of its range.
+    """
+    given = read_toml(path)
+    shared: dict[str, Any] = {name: given.pop(name) for name in ("data", "model") if name in given}
+    doors = {name: _door(name, given.pop(name), shared) for name in _METHODS if name in given}
+    tenants = {name: Access.from_dict(table) for name, table in _tables("tenants", given.pop("tenants", {})).items()}
+    operator = None if "operator" not in given else Access.from_dict(given.pop("operator"))
+    limits = ServiceLimits.from_dict(given.pop("service", {}))
+    own, demonstrations = given.pop("ledger", None), given.pop("demonstrations", None)
+    if given:
+        known = ["ledger", "demonstrations", "service", "operator", "tenants", "data", "model", *_METHODS]
+        raise fail("settings", f"keys and tables among {known}", sorted(given))
+    for name, value in (("ledger", own), ("demonstrations", demonstrations)):
+        if value is not None and not isinstance(value, str):
+            raise fail(name, "a text", type(value).__name__)
+    return App(ledger if ledger is not None else own, limits, doors, demonstrations, tenants, operator)
+
+
+def _tables(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise fail(name, "a table", type(value).__name__)
+    return value
+
+
+def _door(name: str, table: Any, shared: Mapping[str, Any]) -> Settings:
+    """Returns the settings of a component; a table of its own stands in place of a shared one."""
+    try:
+        settings = settings_of({**shared, **_tables(name, table)}, methods=_METHODS[name])
+    except ConfigurationError as error:
+        fault = str(error)
+    else:
+        if settings.get("epsilon") is None:
+            raise fail(f"{name}.epsilon", "this component's share of the ledger", None)
+        if settings.data.file is None:
+            raise fail("data.file", "the file of the records", None)
+        return settings
+    raise ConfigurationError(f"[{name}]: {fault}")
+
+
+# -- who may ask -----------------------------------------------------------------------------------------------------
+
+
+def _keys(tables: Mapping[str, Access]) -> Keys:
+    from langchain_dpicl.service.service import Keys, Tenant
+
+    owners: dict[str, Tenant] = {}
+    for name, access in tables.items():
+        hashed = _hash_of(name, access)
+        if hashed in owners:
+            raise fail(f"tenants.{name}", "a key of its own", f"that of {owners[hashed].name!r}")
+        owners[hashed] = Tenant(name, access.max_queries)
+    return Keys(owners)
+
+
+def _hash_of(name: str, access: Access) -> str:
+    """Returns the digest of a key; the key itself stays in no variable that outlives the call."""
+    from langchain_dpicl.service.service import LEAST_KEY, digest
+
+    if (access.key_env is None) == (access.key_sha256 is None):
+        raise fail(name, "key_env or key_sha256", "both" if access.key_env is not None else "neither")
+    if access.key_sha256 is not None:
+        if not _SHA256.fullmatch(access.key_sha256.lower()):
+            raise fail(f"{name}.key_sha256", "64 hexadecimal digits", "another text")
+        return access.key_sha256.lower()
+    length = len(os.environ.get(str(access.key_env), ""))
+    if length < LEAST_KEY:
+        advice = f"Set {access.key_env} to a long random text."
+        raise fail(f"{name}.key_env", f"a key of at least {LEAST_KEY} characters", f"{length}", advice)
+    return digest(os.environ[str(access.key_env)])
+
+
+# -- what is built ---------------------------------------------------------------------------------------------------
+
+
+def open_ledger(app: App) -> PrivacyBudgetCallbackHandler:
+    """Opens the ledger, which must exist."""
+    from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+
+    return PrivacyBudgetCallbackHandler.open(app.ledger, anchor=app.limits.anchor)
+
+
+def built(app: App, budget: PrivacyBudgetCallbackHandler, **observers: Any) -> Service:
+    """Reads records, makes models, declares the shares, and returns the service.
+
+    Args:
+      app: the settings.
+      budget: the opened ledger.
+      observers: `metrics` and `on_refusal` of `Service`.
+    """
+    from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+    from langchain_dpicl.service.service import Limits, Service
+
+    tenants = _keys(app.tenants)
+    released = None if app.demonstrations is None else ReleasedDemonstrations.load(app.demonstrations)
+    records, models, doors = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+    for name, settings in app.doors.items():
+        data, model = repr(settings.data), repr(settings.model)  # components that declare the same share one
+        if data not in records:
+            records[data] = private_examples(settings)
+        if model not in models:
+            models[model] = load_model(settings.model)
+        doors[name] = _component(name, settings, app.limits, budget=budget, private=records[data], llm=models[model])
+    limits = Limits(max_query_chars=app.limits.max_query_chars, queries_per_minute=app.limits.queries_per_minute)
+    return Service(budget, doors, tenants=tenants, limits=limits, demonstrations=released, **observers)
+
+
+def _component(name: str, settings: Settings, limits: ServiceLimits, *, private: Any, **given: Any) -> Any:
+    """Builds one component under its own name in the ledger, or finds its share again."""
+    serving = settings.get("serving") or Serving()
+    if serving.max_query_chars is None:
+        serving = serving.replace(max_query_chars=limits.max_query_chars)
+    more: dict[str, Any] = {"serving": serving, "component": settings.get("component") or name}
+    if settings.model.embeddings is not None:
+        embeddings = load_embeddings(settings.model.embeddings)
+        for option in ("retrieval", "answers"):
+            value = settings.get(option)
+            if isinstance(value, (Retrieval, EmbeddingAnswers)) and value.embeddings is None:
+                more[option] = value.replace(embeddings=embeddings)
+    return settings.door(private, **given, **{**rehearsed(settings), **more})
+
+
+def running_of(app: App, folder: Path) -> Running:
+    """Opens the ledgers and builds what a web server serves.
+
+    Args:
+      app: the settings.
+      folder: what the workers of one server share.
+    """
+    from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+    from langchain_dpicl.budget.metrics import DPICLMetrics
+    from langchain_dpicl.service.operators import OperatorView, RefusalLog
+    from langchain_dpicl.service.web import Running
+
+    operators = None if app.operator is None else _keys({"operator": app.operator})
+    refusals = RefusalLog(folder / "refusals.jsonl")
+    with contextlib.ExitStack() as opened:
+        budget = open_ledger(app)
+        opened.callback(budget.budget.close)
+        others = []
+        for where in app.limits.ledgers:
+            others.append(PrivacyBudgetCallbackHandler.open(where))
+            opened.callback(others[-1].budget.close)
+        metrics = DPICLMetrics(budget, labels={"process": str(os.getpid())})
+        service = built(app, budget, metrics=metrics, on_refusal=refusals.add)
+        view = OperatorView([budget.budget, *(other.budget for other in others)], refusals)
+        return Running(service, metrics, operators, view, opened.pop_all().close)
+
+
+# -- dpicl serve -----------------------------------------------------------------------------------------------------
+
+
+def add_serve(commands: Any, *, run: Any) -> None:
+    """Adds `dpicl serve`."""
+    command = _new(commands, "serve", "answer tenants over HTTP, from one ledger", _SERVE_NOTES, run)
+    command.add_argument("--workers", type=_count, default=1, metavar="N", help="processes (default: 1)")
+    _add_address(command)
+
+
+def add_mcp(commands: Any, *, run: Any) -> None:
+    """Adds `dpicl mcp`."""
+    command = _new(commands, "mcp", "answer agents by the Model Context Protocol", _MCP_NOTES, run)
+    command.add_argument("--tenant", metavar="NAME", help="of the settings file, who asks over standard input")
+    command.add_argument("--http", action="store_true", help="speak HTTP at /mcp; the key of a tenant is the token")
+    _add_address(command)
+
+
+def _new(commands: Any, name: str, words: str, notes: str, run: Any) -> Parser:
+    about = f"{words[0].upper()}{words[1:]}."
+    command: Parser = commands.add_parser(name, help=words, description=about, epilog=notes)
+    command.add_argument("ledger", nargs="?", help="existing ledger: SQLite file or postgresql:// address")
+    command.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file of the service")
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_address(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
+    command.add_argument("--port", type=int, default=8000, metavar="N", help="port (default: 8000)")
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,2}", text):
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 999, found {text!r}")
+    return int(text)
+
+
+def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object]) -> int:
+    """Serves until it is stopped; returns the exit code."""
+    needed("fastapi", "uvicorn", extra="serve")
+    import uvicorn
+
+    app = read_app(arguments.config, arguments.ledger)
+    if not app.tenants:
+        raise fail("tenants", "a tenant with a key: [tenants.NAME]", "none")
+    _check_workers(app, arguments.workers)
+    how = {"host": arguments.host, "port": arguments.port, "timeout_graceful_shutdown": _GRACE, **_QUIET}
+    with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name:
+        folder = Path(name)
+        running = running_of(app, folder)  # a fault ends here, with one line, and not in each worker again
+        complain(f"serving {', '.join(running.service.doors)} at http://{arguments.host}:{arguments.port}")
+        # uvicorn sends itself the signal again when it has stopped, which would leave the folder behind.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
+        if arguments.workers == 1:
+            from langchain_dpicl.service.web import create_app
+
+            log_charges()
+            uvicorn.run(create_app(running), **how)
+        else:
+            running.close()
+            given = {"config": str(arguments.config), "ledger": arguments.ledger, "folder": name}
+            os.environ[_WHERE] = json.dumps(given)
+            # A worker that reads many records does not answer its parent for a while.
+            many = {"workers": arguments.workers, "timeout_worker_healthcheck": _PATIENCE}
+            uvicorn.run("langchain_dpicl.cli.serve:worker", factory=True, **many, **how)
+    return DONE
+
+
+_QUIET: Mapping[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+
+
+def worker() -> Any:
+    """Returns the application of one worker, as uvicorn starts it."""
+    from langchain_dpicl.service.web import create_app
+
+    given = json.loads(os.environ[_WHERE])
+    log_charges()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the process that starts the workers has shown them
+        running = running_of(read_app(Path(given["config"]), given["ledger"]), Path(given["folder"]))
+    return create_app(running)
+
+
+def _check_workers(app: App, workers: int) -> None:
+    """Refuses workers that would each have balances of their own."""
+    settings = app.doors.get("retrieve_and_answer")
+    retrieval = None if settings is None else settings.get("retrieval")
+    if workers > 1 and retrieval is not None and retrieval.balances is None:
+        advice = "They share the balances of the documents in a file."
+        raise fail("retrieve_and_answer.retrieval.balances", "a file, with several workers", None, advice)
+
+
+def log_charges() -> None:
+    """Writes a line on standard error for every question, unless the application has set its logging up already."""
+    logger = logging.getLogger("langchain_dpicl.service.charges")
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+    logger.setLevel(logging.INFO)
+
+
+def needed(*packages: str, extra: str) -> None:
+    """Refuses a command whose packages are missing, with the line that installs them."""
+    for name in packages:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            found = name
+        else:
+            continue
+        line = f"pip install 'langchain-dpicl[{extra}]'"
+        raise ConfigurationError(f"{extra}: expected the package {found}, found none. Install it: {line}.")
+
+
+# -- dpicl mcp -------------------------------------------------------------------------------------------------------

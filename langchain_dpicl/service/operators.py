@@ -1,0 +1,172 @@
+"""Shows operators every ledger and tenant: what is spent and left, for how long it lasts, what is open and refused."""
+
+# For operators alone: open reservations tell when a model failed, and every tenant's use stands here.
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.exceptions import LedgerError
+from langchain_dpicl.privacy.ledger.store import LedgerRecord
+
+_LINES = 20_000
+_WEEK, _HOUR = timedelta(days=7), timedelta(hours=1)
+_OPEN_SHOWN, _REFUSALS_SHOWN = 20, 20
+_MOST_BYTES = 256 * 1024
+_TAIL = 16 * 1024
+
+
+@dataclass
+class Pace:
+    """How many tickets of each component a ledger gives a day: those of the last week, or of its last 20,000 lines.
+
+    Reads each line once; a ticket that was given back counts for nothing.
+
+    Attributes:
+      budget: whose ledger is read.
+    """
+
+    budget: Budget
+    _seen: int = 0
+    _start: datetime | None = None
+    _taken: deque[tuple[datetime, str, int]] = field(default_factory=deque)
+    _names: dict[int, str] = field(default_factory=dict)
+
+    def per_day(self, lines: int, now: datetime) -> dict[str, float]:
+        """Returns tickets a day by component; the first hour of a ledger counts as a whole one."""
+        for line in self.budget.lines(after=max(self._seen, lines - _LINES)):
+            self._follow(line)
+        while self._taken and now - self._taken[0][0] > _WEEK:
+            self._taken.popleft()
+        if self._start is None:
+            return {}
+        days = min(max(now - self._start, _HOUR), _WEEK) / timedelta(days=1)
+        taken: dict[str, int] = {}
+        for _, component, count in self._taken:
+            taken[component] = taken.get(component, 0) + count
+        return {component: max(count, 0) / days for component, count in taken.items()}
+
+    def _follow(self, line: LedgerRecord) -> None:
+        self._seen = line.seq
+        try:
+            stamp = datetime.fromisoformat(line.stamp)
+        except ValueError:
+            return
+        if stamp.tzinfo is None:
+            return
+        self._start = self._start or stamp
+        if line.kind == "reserve":
+            self._names[line.seq] = name = str(line.body["component"])
+            self._taken.append((stamp, name, int(line.body["count"])))
+            if len(self._names) > _LINES:
+                del self._names[next(iter(self._names))]
+        elif line.kind == "give_back" and (owner := self._names.get(line.body["reservation"])) is not None:
+            self._taken.append((stamp, owner, -int(line.body["count"])))
+
+
+class RefusalLog:
+    """The last refusals of all processes of one host, in a small file of JSON lines.
+
+    Args:
+      path: of the file, which is made if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, refusal: Mapping[str, Any]) -> None:
+        """Appends a refusal, and drops old ones where there are many; a fault of the disk changes no answer."""
+        line = json.dumps({**refusal, "process": os.getpid()}).encode() + b"\n"
+        try:
+            with self._path.open("ab") as file:
+                file.write(line)  # one write of an appended line: processes do not mix theirs
+                size = file.tell()
+            if size > _MOST_BYTES:
+                kept = self._path.with_suffix(".kept")
+                kept.write_bytes(self._tail())
+                kept.replace(self._path)
+        except OSError:
+            return
+
+    def last(self, most: int = _REFUSALS_SHOWN) -> list[dict[str, Any]]:
+        """Returns the newest refusals, the newest first."""
+        found = []
+        for line in reversed(self._tail().splitlines()):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+            if len(found) == most:
+                break
+        return found
+
+    def _tail(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - _TAIL, 0))
+                return file.read()
+        except OSError:
+            return b""
+
+
+class OperatorView:
+    """What the page for operators shows.
+
+    Args:
+      budgets: opened ledgers, that of the service first.
+      refusals: of all processes.
+    """
+
+    def __init__(self, budgets: Sequence[Budget], refusals: RefusalLog) -> None:
+        self._refusals = refusals
+        self._paces = [(budget, Pace(budget)) for budget in budgets]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything as JSON values; reads the ledgers, and shows which of them cannot be read."""
+        now = datetime.now(UTC)
+        ledgers = [_ledger(budget, pace, now) for budget, pace in self._paces]
+        return {"time": now.isoformat(timespec="seconds"), "ledgers": ledgers, "refusals": self._refusals.last()}
+
+
+def _ledger(budget: Budget, pace: Pace, now: datetime) -> dict[str, Any]:
+    head = {"name": budget.name, "ledger_id": budget.ledger_id, "adjacency": budget.adjacency}
+    try:
+        use, tenants, parts = budget.use(), budget.tenants(), budget.spent_parts()
+        per_day = pace.per_day(use.lines, now)
+        opened = budget.dangling(limit=1000)
+    except LedgerError:
+        return {**head, "readable": False}
+    components = []
+    for name, tickets in use.tickets.items():
+        rate = per_day.get(name, 0.0)
+        shown = {"name": name, **tickets._asdict(), "spent": parts[name], "per_day": rate}
+        components.append({**shown, "days_left": tickets.left / rate if rate else None})
+    components += [
+        {"name": name, "pool_left": left, "spent": parts[name], "per_day": None, "days_left": None}
+        for name, left in use.pools.items()
+    ]
+    users = [
+        {"component": component, "tenant": tenant, "used": used}
+        for component, each in sorted(tenants.items())
+        for tenant, used in sorted(each.items(), key=lambda pair: -pair[1])
+        if used
+    ]
+    fields = ("entry", "component", "template", "count", "stamp", "holder")
+    return {
+        **head,
+        "readable": True,
+        **{name: getattr(use, name) for name in ("epsilon", "epsilon_spent", "delta", "delta_spent", "lines")},
+        "components": components,
+        "tenants": list(islice(users, 1000)),
+        "open": len(opened),
+        "oldest_open": [{name: getattr(each, name) for name in fields} for each in opened[:_OPEN_SHOWN]],
+    }

@@ -1,0 +1,387 @@
+"""Answers the questions of tenants from components that share one ledger; knows no protocol."""
+
+# Whatever leaves this module is public: answers, receipts, names of tenants, numbers of tickets. Questions are public
+# too, but belong to who asked them: no log line and no refusal repeats one.
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from langchain_core.callbacks import BaseCallbackHandler
+from typing_extensions import override
+
+from langchain_dpicl.budget.events import CHARGED
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    LedgerError,
+    MemoError,
+    ModelCallError,
+    PrivacyBudgetExceededError,
+    TenantCapExceededError,
+)
+from langchain_dpicl.privacy._validate import fail
+
+logger = logging.getLogger(__name__)
+charges = logging.getLogger("langchain_dpicl.service.charges")
+"""One JSON line for each question, at level INFO: who asked what, what was charged, what was refused."""
+
+DOORS: Mapping[str, str] = {
+    "ask": "Answers a question with one of the declared labels, by a private vote of prompts of private records.",
+    "answer": "Answers a question in free text, from private answers that are aggregated with noise.",
+    "retrieve_and_answer": "Answers a question from the private documents that are near to it, with noise.",
+}
+"""The questions that a service can offer, and what is said of them."""
+DEMONSTRATIONS = "Returns the demonstrations that were released once. They cost nothing."
+BUDGET = "Shows what was promised, what is left, and what the tenant has used. It costs nothing."
+
+LEAST_KEY = 16
+"""Characters of the shortest key: a key that can be guessed protects nothing, as its hash is not salted."""
+
+
+class RefusedError(Exception):
+    """A request that is not answered.
+
+    Attributes:
+      status: of HTTP.
+      code: one word for programs.
+      detail: a sentence for people; public.
+      retry_after: seconds after which asking again may work; None: unknown.
+    """
+
+    def __init__(self, status: int, code: str, detail: str, *, retry_after: int | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail, self.retry_after = status, code, detail, retry_after
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what callers get."""
+        return {"error": self.code, "detail": self.detail}
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who asks.
+
+    Attributes:
+      name: public; the ledger's lines hold it.
+      max_queries: charged questions that the tenant may ask of each component; None: as many as there are tickets.
+    """
+
+    name: str
+    max_queries: int | None = None
+
+
+class Keys:
+    """Whose a key is. Holds SHA-256 digests, no key.
+
+    Args:
+      owners: by the hexadecimal digest of a key.
+
+    Example:
+      >>> keys = Keys({digest("a key of sixteen."): Tenant("acme")})
+      >>> keys.owner("a key of sixteen.").name, keys.owner("another one")
+      ('acme', None)
+    """
+
+    def __init__(self, owners: Mapping[str, Tenant]) -> None:
+        self._owners = dict(owners)
+
+    def owner(self, key: str | None) -> Tenant | None:
+        """Returns whose key it is; None: nobody's."""
+        if not key:
+            return None
+        given, found = digest(key), None
+        for known, tenant in self._owners.items():  # all of them, in the same time wherever the key stands
+            if hmac.compare_digest(known, given):
+                found = tenant
+        return found
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+
+def digest(key: str) -> str:
+    """Returns the SHA-256 of a key in hexadecimal digits, as settings files hold it."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class RateLimit:
+    """Lets each tenant ask so often a minute in this process, all at once or spread out.
+
+    Args:
+      per_minute: questions; None: any number.
+      clock: seconds that never go back.
+    """
+
+    def __init__(self, per_minute: int | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock, self._lock = per_minute, clock, threading.Lock()
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def wait(self, tenant: str) -> int:
+        """Counts a question and returns 0, or counts none and returns the seconds until one is let in."""
+        if self._most is None:
+            return 0
+        with self._lock:
+            now = self._clock()
+            left, since = self._left.get(tenant, (float(self._most), now))
+            left = min(float(self._most), left + (now - since) * self._most / 60)
+            granted = left >= 1
+            self._left[tenant] = (left - granted, now)
+        return 0 if granted else max(1, math.ceil((1 - left) * 60 / self._most))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a question.
+
+    Attributes:
+      max_query_chars: characters.
+      queries_per_minute: of each tenant and process, free ones included; None: any number.
+    """
+
+    max_query_chars: int = 2000
+    queries_per_minute: int | None = None
+
+
+@dataclass
+class _Charge(BaseCallbackHandler):
+    """Counts the tickets of one question, whatever becomes of it."""
+
+    tickets: int = field(default=0)
+
+    run_inline = True
+
+    @override
+    def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
+        if name == CHARGED:
+            self.tickets += data["tickets"]
+
+
+class Service:
+    """Answers tenants, within their caps, from components of one ledger.
+
+    Formal guarantees:
+      - A question is answered for the tenant whose name the caller of `ask` vouches for; nothing in a question, a
+        configuration of a run or an environment changes it.
+      - What is refused here, for its length or rate, is refused before any call and any charge.
+      - Log lines, refusals and `standing` hold no question, no key, no address and nothing of a record.
+
+    Args:
+      budget: the opened ledger, which the service closes.
+      doors: built components by the names of `DOORS`.
+      tenants: who may ask.
+      limits: of a question.
+      demonstrations: released ones; None: none are offered.
+      metrics: hears of every question; None: nobody does.
+      on_refusal: is given the public facts of each refusal.
+    """
+
+    def __init__(
+        self,
+        budget: PrivacyBudgetCallbackHandler,
+        doors: Mapping[str, Any],
+        *,
+        tenants: Keys,
+        limits: Limits | None = None,
+        demonstrations: Any = None,
+        metrics: BaseCallbackHandler | None = None,
+        on_refusal: Callable[[dict[str, Any]], object] | None = None,
+    ) -> None:
+        if not doors and demonstrations is None:
+            raise fail("service", f"a component among {list(DOORS)}, or demonstrations", "none")
+        for name, component in doors.items():
+            if len(variables := component.wording.input_variables) != 1:
+                raise fail(name, "a wording with one variable, the question", variables)
+        self.budget, self.tenants, self.limits = budget, tenants, limits or Limits()
+        self.doors = {name: doors[name] for name in DOORS if name in doors}
+        self.demonstrations = demonstrations
+        self._answering = {name: component.with_receipts() for name, component in self.doors.items()}
+        self._rate = RateLimit(self.limits.queries_per_minute)
+        self._metrics, self._on_refusal = metrics, on_refusal
+
+    def close(self) -> None:
+        """Closes the ledger; what is asked afterwards is refused."""
+        self.budget.budget.close()
+
+    def tenant_of(self, key: str | None) -> Tenant:
+        """Returns whose key it is.
+
+        Raises:
+          RefusedError: it is nobody's.
+        """
+        tenant = self.tenants.owner(key)
+        if tenant is None:
+            raise self._noted(
+                RefusedError(401, "unknown_key", "Expected the key of a tenant: Authorization: Bearer KEY.")
+            )
+        return tenant
+
+    async def ask(self, door: str, question: Any, tenant: Tenant) -> dict[str, Any]:
+        """Answers a question of a tenant, and logs what it cost.
+
+        Raises:
+          RefusedError: nothing was answered; whether something was charged stands in the log and in `standing`.
+        """
+        charge = _Charge()
+        told: dict[str, Any] = {"door": door, "tenant": tenant.name}
+        try:
+            result = await self._asked(door, question, tenant, charge)
+        except RefusedError as refused:
+            told |= {"event": "charged" if charge.tickets else "refused", "error": refused.code}
+            self._log({**told, "status": refused.status, "tickets": charge.tickets})
+            raise self._noted(refused, door=door, tenant=tenant.name) from None
+        except BaseException as error:  # a cancelled request, or a fault: what was charged is logged all the same
+            told |= {"event": "charged" if charge.tickets else "failed", "error": type(error).__name__}
+            self._log({**told, "tickets": charge.tickets})
+            raise
+        receipt = result.receipt
+        told |= {"event": "charged" if receipt.tickets else "free", "status": 200, "tickets": receipt.tickets}
+        self._log({**told, **{name: getattr(receipt, name) for name in _LOGGED}})
+        return _shown(result)
+
+    async def _asked(self, door: str, question: Any, tenant: Tenant, charge: _Charge) -> Any:
+        component = self._answering.get(door)
+        if component is None:
+            raise not_offered(door, [*self.doors])
+        self._check(question)
+        if wait := self._rate.wait(tenant.name):
+            most = self.limits.queries_per_minute
+            raise RefusedError(
+                429, "too_often", f"Expected at most {most} questions a minute. Ask again later.", retry_after=wait
+            )
+        callbacks = [charge] if self._metrics is None else [charge, self._metrics]
+        named = {"tenant": tenant.name, "tenant_max_queries": tenant.max_queries}
+        try:
+            return await component.ainvoke(question, {"configurable": named, "callbacks": callbacks})
+        except DPICLError as error:
+            refused = await asyncio.to_thread(self._refusal_of, error, door)  # may read the ledger
+        raise refused
+
+    def _check(self, question: Any) -> None:
+        if not isinstance(question, str) or not question.strip():
+            raise RefusedError(422, "no_question", "Expected a question, as text that is not empty.")
+        if len(question) > (most := self.limits.max_query_chars):
+            raise RefusedError(413, "too_long", f"Expected at most {most:,} characters, found {len(question):,}.")
+        if not question.isascii() and any("\ud800" <= letter <= "\udfff" for letter in question):
+            raise RefusedError(422, "no_question", "Expected valid Unicode text, found half of a surrogate pair.")
+
+    def _refusal_of(self, error: Exception, door: str) -> RefusedError:
+        """Returns what an error of a component means to who asked; its words may be of the operator's configuration."""
+        if isinstance(error, LedgerError):
+            return RefusedError(503, "ledger_out", "The ledger cannot be used. Nothing is answered until it can.")
+        if isinstance(error, PrivacyBudgetExceededError):
+            return self._spent(error, door)
+        if isinstance(error, MemoError):
+            return RefusedError(503, "memo_out", "The memo of answers cannot be used. Ask again later.")
+        if isinstance(error, ModelCallError):
+            # Nearly always the public call, which costs nothing; behind it the ticket is burnt.
+            return RefusedError(503, "model_out", "The model gave no answer. The budget shows what was charged.")
+        if isinstance(error, ConfigurationError):
+            return RefusedError(422, "no_question", "The question cannot be asked of this component.")
+        logger.warning("%s: %s", door, type(error).__name__)
+        return RefusedError(500, "fault", "The question could not be answered. The budget shows what was charged.")
+
+    def _spent(self, error: PrivacyBudgetExceededError, door: str) -> RefusedError:
+        if isinstance(error, TenantCapExceededError):
+            try:
+                has_left = self.doors[door].queries_left > 0
+            except LedgerError:
+                has_left = True
+            if has_left:
+                return RefusedError(429, "tenant_spent", "All private answers of this tenant are used.")
+        return RefusedError(402, "budget_spent", "The privacy budget is spent: all private answers are given.")
+
+    def standing(self, tenant: Tenant) -> dict[str, Any]:
+        """Returns the budget as a tenant may see it; reads the ledger.
+
+        Raises:
+          RefusedError: the ledger cannot be read.
+        """
+        budget = self.budget
+        try:
+            components = {name: self._standing_of(name, tenant) for name in self.doors}
+        except LedgerError:
+            raise self._noted(self._refusal_of(LedgerError(""), "budget"), tenant=tenant.name) from None
+        limits = {"epsilon": budget.epsilon, "delta": budget.delta, "adjacency": budget.adjacency}
+        return {"ledger": limits, "tenant": tenant.name, "components": components}
+
+    def _standing_of(self, name: str, tenant: Tenant) -> dict[str, Any]:
+        component, cap = self.doors[name], tenant.max_queries
+        own = component.tenants.max_queries
+        caps = [each for each in (own, cap) if each is not None]
+        return {
+            "epsilon": component.share.epsilon,
+            "delta": component.share.delta,
+            "queries": component.plan.max_queries,
+            "queries_left": component.queries_left,
+            "yours": min(caps, default=None),
+            "yours_used": component.share.used_by(tenant.name),
+        }
+
+    def released(self, tenant: Tenant) -> dict[str, Any]:
+        """Returns the demonstrations, which are free.
+
+        Raises:
+          RefusedError: there are none.
+        """
+        if self.demonstrations is None:
+            raise self._noted(not_offered("demonstrations", [*self.doors]), tenant=tenant.name)
+        found = self.demonstrations
+        return {"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta}
+
+    def check(self) -> None:
+        """Reads the ledger, without which nothing is answered.
+
+        Raises:
+          RefusedError: it cannot be read.
+        """
+        try:
+            self.budget.use()
+        except LedgerError:
+            raise self._refusal_of(LedgerError(""), "health") from None
+
+    def refuse(self, refused: RefusedError, **public: Any) -> RefusedError:
+        """Notes a refusal that a protocol made, and returns it."""
+        return self._noted(refused, **public)
+
+    def _noted(self, refused: RefusedError, **public: Any) -> RefusedError:
+        if self._on_refusal is not None:
+            self._on_refusal({"time": _now(), **public, "status": refused.status, "error": refused.code})
+        return refused
+
+    @staticmethod
+    def _log(told: Mapping[str, Any]) -> None:
+        charges.info("%s", json.dumps({"time": _now(), **told}))
+
+
+_LOGGED = ("component", "source", "entry", "index", "queries_left")
+
+
+def not_offered(name: str, offered: list[str]) -> RefusedError:
+    """Returns the refusal of what this service does not do."""
+    return RefusedError(404, "not_offered", f"{name} is not offered here. Offered: {', '.join(offered) or 'nothing'}.")
+
+
+def _shown(result: Any) -> dict[str, Any]:
+    """Returns an answer as JSON values, whichever component gave it."""
+    rest = result.model_dump(mode="json", exclude={"label", "answer"})
+    receipt = rest.pop("receipt")
+    head = {"answer": str(result), "abstained": rest.pop("abstained"), "source": receipt["source"]}
+    more = {name: value for name, value in rest.items() if value is not None}
+    return {**head, "queries_left": receipt["queries_left"], **more, "receipt": receipt}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,285 @@
+"""The service over HTTP: plain JSON, metrics for Prometheus, and a page for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from fastapi import APIRouter, Body, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, Field
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from langchain_dpicl.budget.metrics import DPICLMetrics
+from langchain_dpicl.service.operators import OperatorView
+from langchain_dpicl.service.service import (
+    BUDGET,
+    DEMONSTRATIONS,
+    DOORS,
+    Keys,
+    RefusedError,
+    Service,
+    Tenant,
+)
+
+_OF_OPERATORS = frozenset({"/", "/standing", "/metrics"})
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What an application serves.
+
+    Attributes:
+      service: answers tenants.
+      metrics: of the ledger and of this process.
+      operators: whose key opens the page and the metrics; None: neither is offered.
+      view: what the page shows.
+      close: ends it.
+    """
+
+    service: Service
+    metrics: DPICLMetrics
+    operators: Keys | None
+    view: OperatorView
+    close: Callable[[], object]
+
+
+class Question(BaseModel):
+    """What a tenant sends."""
+
+    question: str = Field(description="Public: it is sent to the model with the private examples.")
+
+
+class Answer(BaseModel):
+    """What a tenant gets.
+
+    `queries_left` is null where the ledger could not be read behind the answer, which is paid for all the same.
+    """
+
+    answer: str
+    abstained: bool
+    source: str = Field(
+        description='"release": charged; "memo": given before, free; "zero-shot": without records, free.'
+    )
+    queries_left: int | None
+    receipt: dict[str, Any] = Field(description="Proof that the ledger holds a line for the answer. Keep it.")
+
+    model_config = {"extra": "allow"}
+
+
+class Refused(BaseModel):
+    """What a caller gets instead of an answer."""
+
+    error: str = Field(description="One word for programs.")
+    detail: str = Field(description="A sentence for people.")
+
+
+def _running(request: Request) -> Running:
+    found: Running = request.app.state.running
+    return found
+
+
+Here: TypeAlias = Annotated[Running, Depends(_running)]
+_bearer = HTTPBearer(auto_error=False, description="The key of a tenant.")
+
+
+def _tenant(here: Here, given: Annotated[Any, Depends(_bearer)]) -> Tenant:
+    """Returns who asks, by the key alone."""
+    return here.service.tenant_of(None if given is None else given.credentials)
+
+
+Asking: TypeAlias = Annotated[Tenant, Depends(_tenant)]
+
+
+def _operator(request: Request, here: Here) -> None:
+    """Lets operators in, by their key as a bearer token or as the password that a browser asks for."""
+    if here.operators is None:
+        raise RefusedError(404, "not_offered", "No key of an operator is configured, so nothing is shown here.")
+    if here.operators.owner(_key_in(request.headers.get("authorization", ""))) is None:
+        raise here.service.refuse(
+            RefusedError(401, "unknown_key", "Expected the key of an operator."), door="operators"
+        )
+
+
+def _key_in(header: str) -> str | None:
+    kind, _, given = header.partition(" ")
+    if kind.lower() == "bearer":
+        return given.strip()
+    if kind.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(given, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Refused, "description": "the key is no tenant's"},
+    402: {"model": Refused, "description": "the privacy budget is spent"},
+    404: {"model": Refused, "description": "not offered by this service"},
+    413: {"model": Refused, "description": "the question is too long"},
+    422: {"model": Refused, "description": "no question was found"},
+    429: {"model": Refused, "description": "the tenant's answers are used, or it asks too often (Retry-After)"},
+    503: {"model": Refused, "description": "the ledger or the model cannot be used now"},
+}
+
+public = APIRouter()
+operators = APIRouter(dependencies=[Depends(_operator)], include_in_schema=False)
+
+
+def _tenants(service: Service) -> APIRouter:
+    """Returns the routes of what is offered."""
+    router = APIRouter(responses=_REFUSALS)
+    for name in service.doors:
+        _add_door(router, name)
+    if service.demonstrations is not None:
+        router.get("/demonstrations", summary=DEMONSTRATIONS, operation_id="demonstrations")(_demonstrations)
+    router.get("/budget", summary=BUDGET, operation_id="budget")(_budget)
+    return router
+
+
+def _add_door(router: APIRouter, name: str) -> None:
+    @router.post(f"/{name}", summary=DOORS[name], operation_id=name)
+    async def asked(body: Annotated[Question, Body()], tenant: Asking, here: Here) -> Answer:
+        return Answer.model_validate(await here.service.ask(name, body.question, tenant))
+
+
+def _demonstrations(tenant: Asking, here: Here) -> dict[str, Any]:
+    return here.service.released(tenant)
+
+
+def _budget(
+    tenant: Asking, here: Here
+) -> dict[str, Any]:  # not async: runs in a thread, as the ledger may be waited for
+    return here.service.standing(tenant)
+
+
+@public.get("/health", summary="Whether the ledger can be read, without which nothing is answered.")
+def _health(here: Here) -> dict[str, str]:
+    here.service.check()
+    return {"status": "ok"}
+
+
+@operators.get("/metrics")
+def _metrics(here: Here) -> PlainTextResponse:
+    return PlainTextResponse(here.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+@operators.get("/standing")
+def _standing(here: Here) -> JSONResponse:
+    return JSONResponse(here.view.to_dict())
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)  # noqa: S101  registered for this class
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    if error.status == 401:
+        is_page = request.url.path in _OF_OPERATORS
+        headers["WWW-Authenticate"] = 'Basic realm="operators"' if is_page else "Bearer"
+    return JSONResponse(error.to_dict(), error.status, headers)
+
+
+async def _not_understood(request: Request, error: Exception) -> Response:
+    """Says what was expected, and repeats nothing of what was sent."""
+    del request, error
+    said = 'Expected a question as JSON: {"question": "..."}, with Content-Type: application/json.'
+    return JSONResponse(RefusedError(422, "no_question", said).to_dict(), 422)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """Answers for what no route takes."""
+    del request
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = "Nothing is offered at this address by this method. /openapi.json lists what is."
+    return JSONResponse({"error": "not_offered", "detail": detail}, status)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    del request, error
+    detail = "The request could not be answered. The budget shows what was charged."
+    return JSONResponse({"error": "fault", "detail": detail}, 500)
+
+
+class _Guard:
+    """Refuses bodies that are too long before they are read whole, and adds headers to every response.
+
+    Args:
+      app: of ASGI.
+      service: whose limits hold.
+    """
+
+    def __init__(self, app: ASGIApp, *, service: Service) -> None:
+        self._app = app
+        # Of a letter JSON may need twelve bytes; the rest of a body is short.
+        self._most = 12 * service.limits.max_query_chars + 1000
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def headed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        body = await self._body(receive)
+        if body is None:
+            return  # nobody is there any more
+        if len(body) > self._most:
+            refused = RefusedError(413, "too_long", f"Expected a body of at most {self._most:,} bytes.")
+            await JSONResponse(refused.to_dict(), 413)(scope, receive, headed)
+            return
+        given = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def replayed() -> Message:
+            return next(given, None) or await receive()
+
+        await self._app(scope, replayed, headed)
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """Returns the body, or somewhat more of it than is allowed."""
+        body, more = b"", True
+        while more and len(body) <= self._most:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        return body
+
+
+def create_app(running: Running) -> FastAPI:
+    """Returns the application of what is running, which ends when the server has let running requests finish."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(running.close)
+
+    # The pages of FastAPI for trying things out load scripts from elsewhere.
+    app = FastAPI(title="Private answers", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.running = running
+    app.add_middleware(_Guard, service=running.service)
+    app.add_exception_handler(RefusedError, _refused)
+    app.add_exception_handler(RequestValidationError, _not_understood)
+    app.add_exception_handler(HTTPException, _unknown)
+    app.add_exception_handler(Exception, _fault)
+    for router in (public, _tenants(running.service), operators):
+        app.include_router(router)
+    return app

@@ -1,0 +1,116 @@
+"""Services built from a settings file, as `dpicl serve` and `dpicl mcp` build them, on a model that costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from langchain_dpicl.backends.fake import FakeBackend, scripted
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli.serve import read_app, running_of
+from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+from tests.sealed_files import paid
+
+CANARY = "Quxbadger"
+KEYS = {"acme": "acme-key-0000000001", "globex": "globex-key-00000001", "operator": "operator-key-000001"}
+LABELS = ("card", "transfer")
+MODEL = FakeBackend(scripted({" card": 0.9, " transfer": 0.1}), vocabulary=[" card", " transfer"])
+"""Named by settings files as tests.served:MODEL."""
+EPSILON, DELTA = 20.0, 1e-4
+SETTINGS = f"""
+[operator]
+key_env = "OPERATOR_KEY"
+
+[tenants.acme]
+key_env = "ACME_KEY"
+
+[tenants.globex]
+key_env = "GLOBEX_KEY"
+
+[data]
+file = "records.jsonl"
+label_key = "topic"
+labels = {json.dumps(LABELS)}
+public_size = 300
+dataset_id = "messages"
+
+[model]
+name = "tests.served:MODEL"
+"""
+ASK = """
+[ask]
+epsilon = 2.0
+max_queries = {queries}
+noise = {{multiplier = 0.4}}
+rows = {{units = 20}}
+answers = {{calibrate = false}}
+"""
+
+
+def new_folder(folder: Path, monkeypatch: Any, *, more: str = "", queries: int = 8) -> Path:
+    """Writes records and settings into a folder, goes there, and sets the keys; returns the settings file."""
+    rows = [("my card was declined", "card"), ("my transfer is late", "transfer"), (CANARY, "card")] * 100
+    (folder / "records.jsonl").write_text("\n".join(json.dumps({"text": text, "topic": topic}) for text, topic in rows))
+    ReleasedDemonstrations(({"text": "a made-up text", "topic": "card"},), paid(1.5), {}).save(folder / "demos.json")
+    monkeypatch.chdir(folder)
+    for name, key in KEYS.items():
+        monkeypatch.setenv(f"{name.upper()}_KEY", key)
+    path = folder / "app.toml"
+    path.write_text(more + SETTINGS + ASK.format(queries=queries))
+    return path
+
+
+def change(config: Path, before: str, after: str) -> None:
+    """Changes a settings file in one place."""
+    text = config.read_text()
+    assert before in text
+    config.write_text(text.replace(before, after, 1))
+
+
+def new_ledger(where: str) -> str:
+    PrivacyBudgetCallbackHandler.create(where, epsilon=EPSILON, delta=DELTA).close()
+    return where
+
+
+@contextmanager
+def running(config: Path, ledger: str) -> Iterator[Any]:
+    """Builds what a server serves, and ends it."""
+    found = running_of(read_app(config, ledger), config.parent)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+class Client:
+    """Asks an application as a tenant would, and keeps every byte that comes back."""
+
+    def __init__(self, app: Any) -> None:
+        self.seen: list[str] = []
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test")
+
+    async def send(self, method: str, path: str, who: str | None = "acme", **options: Any) -> httpx.Response:
+        headers = {"content-type": "application/json", **options.pop("headers", {})}
+        if who is not None:
+            headers["Authorization"] = f"Bearer {KEYS.get(who, who)}"
+        response = await self.http.request(method, path, headers=headers, **options)
+        self.seen.append(f"{response.headers} {response.text}")
+        return response
+
+    async def ask(self, question: str, who: str = "acme", door: str = "ask") -> httpx.Response:
+        return await self.send("POST", f"/{door}", who, json={"question": question})
+
+    async def get(self, path: str, who: str | None = "acme") -> Any:
+        return (await self.send("GET", path, who)).json()
+
+    async def ask_at_once(self, tenants: str, count: int) -> Mapping[int, int]:
+        """Asks `count` different questions for each tenant, all at the same time; counts the answers by status."""
+        asked = [self.ask(f"question {number}?", tenant) for number in range(count) for tenant in tenants.split()]
+        return Counter(response.status_code for response in await asyncio.gather(*asked))

@@ -1,0 +1,75 @@
+"""The settings files of the documentation and of examples/ are those of a service that starts and answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.cli.serve import read_app, running_of
+from langchain_dpicl.service.web import create_app
+from tests.served import Client
+
+pytestmark = pytest.mark.traced
+
+ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "examples" / "README.md").read_text()
+PRODUCTION = (ROOT / "docs" / "production.md").read_text()
+
+
+def printed_by(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+async def test_the_example_answers_as_its_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("service.toml", "bank_questions.py"):
+        shutil.copy(ROOT / "examples" / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    lines = re.search(r"^## A service.*?```bash\n(.*?)```\n\n```bash\n(.*?)```", README, re.MULTILINE | re.DOTALL)
+    assert lines is not None
+    _, records, export, create, serve = lines[1].splitlines()
+    code = records.removeprefix("python -c '").partition("' > ")[0]
+    (tmp_path / "questions.jsonl").write_text(printed_by(code))
+    for pair in export.split()[1:]:
+        monkeypatch.setenv(*pair.split("="))
+    assert main(create.split()[1:]) == 0
+    assert serve == "dpicl serve --config service.toml"
+    running = running_of(read_app(Path("service.toml"), None), tmp_path)
+    try:
+        client = Client(create_app(running))
+        key = re.search(r"Bearer ([\w-]+)", lines[2])
+        body = re.search(r"-d '(.*?)'", lines[2])
+        assert key is not None
+        assert body is not None
+        answer = (await client.send("POST", "/ask", key[1], json=json.loads(body[1]))).json()
+        await client.http.aclose()
+    finally:
+        running.close()
+    assert answer["source"] == "release"
+    assert answer["queries_left"] == 199
+
+
+def test_the_settings_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shown,) = re.findall(r"^```toml\n(ledger.*?)^```", PRODUCTION, re.MULTILINE | re.DOTALL)
+    (tmp_path / "app.toml").write_text(shown)
+    app = read_app(tmp_path / "app.toml", None)
+    assert {*app.doors} == {"ask"}
+    assert app.doors["ask"].model.private_process
+    assert {*tomllib.loads(shown)} == {"ledger", "service", "operator", "tenants", "model", "data", "ask"}
+
+
+def test_the_page_lists_every_refusal() -> None:
+    source = "".join((ROOT / "langchain_dpicl" / "service" / name).read_text() for name in ("service.py", "web.py"))
+    codes = set(re.findall(r'RefusedError\(\s*(\d{3}), "(\w+)"', source))
+    rows = re.findall(r"^\| (\d{3}) \| (`\w+`(?:, `\w+`)*) \|", PRODUCTION, re.MULTILINE)
+    listed = {(status, code) for status, words in rows for code in re.findall(r"\w+", words)}
+    assert codes - {("404", "not_offered"), ("500", "fault")} == listed

@@ -1,0 +1,264 @@
+"""The service over HTTP: exactly as many answers as there are tickets, refusals by status, nothing private on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from langchain_dpicl.exceptions import LedgerUnavailableError, MemoError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.service.operators import RefusalLog
+from langchain_dpicl.service.service import RateLimit
+from langchain_dpicl.service.web import create_app
+from langchain_dpicl.stores import open_store
+from tests.served import CANARY, KEYS, LABELS, Client, change, new_folder, new_ledger, running
+
+pytestmark = pytest.mark.traced
+
+
+@contextlib.asynccontextmanager
+async def asking(config: Path, ledger: str) -> AsyncIterator[Client]:
+    with running(config, ledger) as found:
+        client = Client(create_app(found))
+        client.running = found
+        async with client.http:
+            yield client
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> str:
+    return new_ledger(str(tmp_path / "budget.db"))
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return new_folder(tmp_path, monkeypatch)
+
+
+async def test_exactly_as_many_answers_are_given_as_there_are_tickets(
+    config: Path, ledger: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with asking(config, ledger) as client:
+        assert await client.ask_at_once("acme globex", 10) == {200: 8, 402: 12}
+        refused = await client.ask("one more?")
+        assert refused.json()["error"] == "budget_spent"
+        used = [(await client.get("/budget", who))["components"]["ask"]["yours_used"] for who in ("acme", "globex")]
+        assert sum(used) == 8
+    with open_store(ledger) as store:
+        assert [line.kind for line in store.records()].count("reserve") == 8
+    told = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
+    assert [one["event"] for one in told].count("charged") == 8
+    assert [one["event"] for one in told].count("refused") == 13
+    assert {one["entry"] for one in told if one["event"] == "charged"} >= {3}
+    for hidden in (CANARY, ledger, "question ", "one more?", *KEYS.values()):
+        assert hidden not in "".join(client.seen) + caplog.text
+
+
+async def test_every_tenant_gets_its_own_number_and_no_more(
+    tmp_path: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = new_folder(tmp_path, monkeypatch)
+    change(config, 'key_env = "ACME_KEY"', 'key_env = "ACME_KEY"\nmax_queries = 3')
+    async with asking(config, ledger) as client:
+        assert await client.ask_at_once("acme", 6) == {200: 3, 429: 3}
+        assert (await client.ask("another?")).json()["error"] == "tenant_spent"
+        shown = await client.get("/budget")
+        assert shown["tenant"] == "acme"
+        assert shown["components"]["ask"] == {
+            "epsilon": 2.0,
+            "delta": pytest.approx(1e-5),
+            "queries": 8,
+            "queries_left": 5,
+            "yours": 3,
+            "yours_used": 3,
+        }
+        assert (await client.ask("question 0?", "globex")).status_code == 200  # the others have theirs
+
+
+async def test_the_same_question_is_free_for_its_tenant_alone(config: Path, ledger: str) -> None:
+    async with asking(config, ledger) as client:
+        answers = [(await client.ask("card?", who)).json() for who in ("acme", "acme", "globex")]
+        assert [one["source"] for one in answers] == ["release", "memo", "release"]
+        assert [one["queries_left"] for one in answers] == [7, 7, 6]
+        assert {one["answer"] for one in answers} <= {*LABELS}
+        client.running.service.budget.budget.check_receipt(answers[0]["receipt"])
+        with pytest.raises(PrivacyBudgetError):
+            client.running.service.budget.budget.check_receipt({**answers[0]["receipt"], "entry_hash": "0" * 64})
+
+
+async def test_the_key_decides_who_asks_and_nothing_else_does(config: Path, ledger: str) -> None:
+    async with asking(config, ledger) as client:
+        for who in ("guessed", None, "operator"):
+            refused = await client.send("GET", "/budget", who)
+            assert (refused.status_code, refused.json()["error"]) == (401, "unknown_key")
+            assert (await client.ask("?", who or "")).status_code == 401
+        body = {"question": "?", "tenant": "globex", "configurable": {"tenant": "globex"}}
+        assert (await client.send("POST", "/ask?tenant=globex", json=body)).status_code == 200
+        assert (await client.get("/budget", "globex"))["components"]["ask"]["yours_used"] == 0
+        assert (await client.get("/budget"))["components"]["ask"]["yours_used"] == 1
+    for key in KEYS.values():
+        assert key not in repr(vars(client.running.service)) + repr(vars(client.running.service.tenants))
+
+
+async def test_what_is_no_question_is_refused_before_anything_is_charged(config: Path, ledger: str) -> None:
+    async with asking(config, ledger) as client:
+        for wrong in ({"question": ""}, {"question": " "}, {"text": "?"}, {"question": 3}, ["?"]):
+            refused = await client.send("POST", "/ask", json=wrong)
+            assert (refused.status_code, refused.json()["error"]) == (422, "no_question")
+        half = await client.send("POST", "/ask", content=b'{"question": "\\ud800"}')
+        assert (half.status_code, half.json()["error"]) == (422, "no_question")
+        for length, status in ((2000, 200), (2001, 413), (100_000, 413)):
+            assert (await client.ask("x" * length)).status_code == status
+        assert (await client.send("POST", "/answer", json={"question": "?"})).status_code == 404
+        assert (await client.send("GET", "/ask")).status_code == 405
+        assert (await client.get("/budget"))["components"]["ask"]["queries_left"] == 7
+
+
+async def test_a_body_is_refused_before_it_is_read_whole(config: Path, ledger: str) -> None:
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(1000):
+            read += 10_000
+            yield b"x" * 10_000
+
+    async with asking(config, ledger) as client:
+        assert (await client.send("POST", "/ask", content=endless())).status_code == 413
+    assert read < 100_000
+
+
+async def test_who_asks_too_often_is_told_when_to_ask_again(
+    tmp_path: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = new_folder(tmp_path, monkeypatch, more="[service]\nqueries_per_minute = 2\n")
+    async with asking(config, ledger) as client:
+        rate = client.running.service._rate = RateLimit(2, clock=lambda: now)
+        now = 0.0
+        assert [(await client.ask("card?")).status_code for _ in range(3)] == [200, 200, 429]
+        refused = await client.ask("card?")
+        assert (refused.json()["error"], refused.headers["retry-after"]) == ("too_often", "30")
+        assert (await client.ask("card?", "globex")).status_code == 200
+        now = 30.0
+        assert [(await client.ask("card?")).status_code for _ in range(2)] == [200, 429]
+        assert rate.wait("nobody") == 0
+
+
+async def test_outages_are_503_and_charge_nothing(
+    config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asking(config, ledger) as client:
+        assert await client.get("/health", None) == {"status": "ok"}
+        kind = type(client.running.service.doors["ask"])
+        errors = {
+            "model_out": ModelCallError(CANARY),
+            "ledger_out": LedgerUnavailableError(CANARY),
+            "memo_out": MemoError(CANARY),
+        }
+        for code, error in errors.items():
+            with monkeypatch.context() as patch:
+                patch.setattr(kind, "_prepare", lambda *_, error=error: (_ for _ in ()).throw(error))
+                refused = await client.ask("question?")
+            assert (refused.status_code, refused.json()["error"]) == (503, code)
+        assert (await client.ask("question?")).json()["queries_left"] == 7
+        client.running.close()
+        for path, method in (("/health", "GET"), ("/budget", "GET")):
+            refused = await client.send(method, path)
+            assert (refused.status_code, refused.json()["error"]) == (503, "ledger_out")
+        assert (await client.ask("another?")).status_code == 503
+        assert "dpicl_ledger_up" in (metrics := (await client.send("GET", "/metrics", "operator")).text)
+        assert "} 0.0" in metrics.splitlines()[2]
+        assert (await client.get("/standing", "operator"))["ledgers"][0]["readable"] is False
+    for hidden in (CANARY, ledger):
+        assert hidden not in "".join(client.seen) + caplog.text
+
+
+async def test_a_fault_behind_the_public_call_is_charged_and_logged_as_such(
+    config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with asking(config, ledger) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("langchain_dpicl.release.sample.sum_rows", lambda *_: 1 / 0)
+            refused = await client.ask("question?")
+        assert (refused.status_code, refused.json()["error"]) == (503, "model_out")
+        shown = (await client.get("/budget"))["components"]["ask"]
+        assert (shown["queries_left"], shown["yours_used"]) == (7, 1)
+    (told,) = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
+    assert (told["event"], told["tickets"], told["status"]) == ("charged", 1, 503)
+
+
+async def test_operators_see_every_tenant_and_tenants_do_not(config: Path, ledger: str) -> None:
+    async with asking(config, ledger) as client:
+        await client.ask("card?")
+        await client.ask("?", "guessed")
+        for path in ("/standing", "/metrics"):
+            for who in ("acme", "guessed", None):
+                refused = await client.send("GET", path, who)
+                assert refused.status_code == 401
+                assert refused.headers["www-authenticate"].startswith("Basic")
+            basic = base64.b64encode(f"me:{KEYS['operator']}".encode()).decode()
+            opened = await client.send("GET", path, None, headers={"Authorization": f"Basic {basic}"})
+            assert opened.status_code == 200
+        (found,) = (shown := await client.get("/standing", "operator"))["ledgers"]
+        assert (found["epsilon"], found["epsilon_spent"]) == (20.0, 2.0)
+        (component,) = found["components"]
+        assert (component["left"], component["spent"], component["per_day"]) == (7, 0.125, 24.0)
+        assert component["days_left"] == pytest.approx(7 / 24)
+        assert found["tenants"] == [{"component": "ask", "tenant": "acme", "used": 1}]
+        assert {one["status"] for one in shown["refusals"]} == {401}
+        lines = (await client.send("GET", "/metrics", "operator")).text.splitlines()
+        assert next(line for line in lines if line.startswith("dpicl_charged_total")).endswith('component="ask"} 1.0')
+
+
+async def test_without_an_operators_key_nothing_is_shown(config: Path, ledger: str) -> None:
+    change(config, '[operator]\nkey_env = "OPERATOR_KEY"', "")
+    async with asking(config, ledger) as client:
+        for path in ("/standing", "/metrics"):
+            assert (await client.send("GET", path, "operator")).status_code == 404
+
+
+async def test_what_is_offered_stands_in_the_description_and_nothing_else(config: Path, ledger: str) -> None:
+    change(config, "[operator]", 'demonstrations = "demos.json"\n[operator]')
+    async with asking(config, ledger) as client:
+        described = await client.get("/openapi.json", None)
+        assert {*described["paths"]} == {"/health", "/ask", "/demonstrations", "/budget"}
+        assert {*described["paths"]["/ask"]["post"]["responses"]} == {
+            str(status) for status in (200, 401, 402, 404, 413, 422, 429, 503)
+        }
+        assert (await client.get("/demonstrations"))["demonstrations"] == [{"text": "a made-up text", "topic": "card"}]
+        assert (await client.send("GET", "/docs")).status_code == 404  # it would load scripts from elsewhere
+
+
+async def test_two_services_on_one_ledger_grant_what_one_would(
+    tmp_path: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = new_folder(tmp_path, monkeypatch)
+    async with asking(config, ledger) as one:
+        monkeypatch.setattr("langchain_dpicl.privacy.ledger.budget._IDENTITIES", {})  # what another process knows
+        async with asking(config, ledger) as other:
+            both = await asyncio.gather(one.ask_at_once("acme", 6), other.ask_at_once("globex", 6))
+            assert both[0] + both[1] == {200: 8, 402: 4}  # type: ignore[operator]
+            left = [(await each.get("/budget"))["components"]["ask"]["queries_left"] for each in (one, other)]
+            assert left == [0, 0]
+
+
+def test_refusals_of_many_processes_stay_in_a_small_file(tmp_path: Path) -> None:
+    one, other = RefusalLog(tmp_path / "refusals.jsonl"), RefusalLog(tmp_path / "refusals.jsonl")
+    for number in range(6000):
+        (one if number % 2 else other).add({"error": "too_often", "number": number})
+    assert (tmp_path / "refusals.jsonl").stat().st_size < 300_000
+    assert [found["number"] for found in one.last(3)] == [5999, 5998, 5997]
+    (tmp_path / "refusals.jsonl").write_bytes(b"broken\n" + b'{"number": 1}\n')
+    assert one.last() == [{"number": 1}]
+    RefusalLog(tmp_path / "none" / "x").add({})
+    assert RefusalLog(tmp_path / "none" / "x").last() == []
