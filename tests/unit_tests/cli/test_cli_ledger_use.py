@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.budget.budget import Budget
+from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli import ledger_bench
+from langchain_dpicl.exceptions import ConfigurationError, LedgerError
+from langchain_dpicl.privacy.accounting.events import PureEvent
+from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.stores import SQLiteStore
 from tests.ledger_files import Shell, spend
 
@@ -196,3 +200,60 @@ def test_bench_refuses_a_system_that_cannot_fork(dpicl: Shell, tmp_path: Path, m
     code: Any = dpicl("bench", tmp_path, "--seconds", 0.1)
     assert code != 0
     assert "a system that can fork" in dpicl.err
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nearly(tmp_path: Path) -> Path:
+    """A ledger of which an eighth is promised, to a share of which eight tickets of ten are charged."""
+    with SQLiteStore.new(tmp_path / "c.db") as store:
+        budget = Budget(epsilon=4.0, delta=1e-6, store=store, most_held=1)
+        ticket = Ticket("query", PureEvent(0.001), max_count=10, refundable=True)
+        budget.declare("votes", tickets=[ticket], epsilon=0.5).reserve("query", count=8)
+        budget.close()
+    return tmp_path / "c.db"
+
+
+@pytest.mark.parametrize(("warn", "code"), [("0.8", 1), ("0.81", 0), ("0.125", 1), ("1", 0)])
+def test_check_ends_with_one_where_a_share_is_charged_that_far(
+    dpicl: Shell, nearly: Path, warn: str, code: int
+) -> None:
+    assert dpicl("check", nearly, "--warn", warn) == code
+    assert " 80.0%  share 'votes'" in dpicl.out
+    assert ("'votes': 80.0% charged" in dpicl.err) == (code == 1)
+
+
+def test_check_looks_at_the_ledger_and_at_one_share_alone(dpicl: Shell, nearly: Path) -> None:
+    assert dpicl("check", nearly, "--json") == 1
+    found = json.loads(dpicl.out)
+    assert (found["ok"], found["warn"]) == (False, 0.8)
+    assert [(each["component"], each["reached"]) for each in found["parts"]] == [(None, False), ("votes", True)]
+    assert dpicl("check", nearly, "--component", "votes", "--warn", "0.9") == 0
+    assert dpicl("check", nearly, "--component", "vote") == 2
+    assert "'votes'" in dpicl.err
+
+
+@pytest.mark.parametrize("part", ["0", "1.1", "-1", "nan", "much"])
+def test_check_refuses_what_is_no_part(dpicl: Shell, nearly: Path, part: str) -> None:
+    assert dpicl("check", nearly, "--warn", part) == 2
+    assert f"found '{part}'" in dpicl.err
+
+
+def test_a_ledger_is_opened_where_the_environment_says(
+    tmp_path: Path, nearly: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPICL_LEDGER", str(nearly))
+    opened = PrivacyBudgetCallbackHandler.open()
+    assert opened.use().tickets["votes"].left == 2
+    opened.budget.close()
+    monkeypatch.setenv("DPICL_LEDGER", str(tmp_path / "missing.db"))
+    with pytest.raises(LedgerError):
+        PrivacyBudgetCallbackHandler.open()
+    for nothing in ("", None):
+        monkeypatch.delenv("DPICL_LEDGER", raising=False)
+        if nothing is not None:
+            monkeypatch.setenv("DPICL_LEDGER", nothing)
+        with pytest.raises(ConfigurationError, match="set DPICL_LEDGER"):
+            PrivacyBudgetCallbackHandler.open()
