@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
+import json
 import statistics
 import sys
 import tempfile
 import textwrap
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ from langchain_dpicl.reports.plots import plot_budget, plot_epsilon_delta
 OUT = Path(__file__).resolve().parents[1] / "pictures"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 START = datetime(2026, 3, 2, 8, tzinfo=UTC)
+PACKAGE = Path(__file__).resolve().parents[2] / "langchain_dpicl"
 COLORS = 256
 
 # Component, what it released, and how many days after the start; None: declared, and nothing released yet.
@@ -180,6 +183,74 @@ def front() -> Figure:
     return figure
 
 
+STANDING: dict[str, Any] = {
+    "time": "2026-11-20T09:41:00+00:00",
+    "ledgers": [
+        {
+            "name": "support 2026",
+            "ledger_id": "4f1c09d27ab35e80",
+            "adjacency": "add_remove",
+            "readable": True,
+            "epsilon": 4.0,
+            "epsilon_spent": 3.0,
+            "delta": 1e-6,
+            "delta_spent": 7.5e-7,
+            "lines": 5214,
+            "open": 0,
+            "oldest_open": [],
+            "components": [
+                {
+                    "name": "ask",
+                    "left": 212,
+                    "held": 3,
+                    "committed": 1785,
+                    "spent": 0.89,
+                    "per_day": 41.0,
+                    "days_left": 5.2,
+                },
+                {
+                    "name": "answer",
+                    "left": 310,
+                    "held": 0,
+                    "committed": 90,
+                    "spent": 0.23,
+                    "per_day": 6.0,
+                    "days_left": 51.6,
+                },
+            ],
+            "tenants": [
+                {"component": "ask", "tenant": "acme", "used": 1204, "cap": 1400, "left": 196},
+                {"component": "ask", "tenant": "globex", "used": 584, "cap": 600, "left": 16},
+                {"component": "answer", "tenant": "acme", "used": 90, "cap": 200, "left": 110},
+            ],
+        }
+    ],
+    "refusals": [
+        {"time": "2026-11-20T09:38:12+00:00", "tenant": "globex", "door": "ask", "status": 429, "error": "tenant_spent"}
+    ],
+}
+"""What the operators of an invented service see."""
+
+
+def operators(name: str) -> None:
+    """Photographs the page for operators; does nothing where no Chromium is installed."""
+    program = browser.chromium()
+    if program is None:
+        print(f"{name}: left as it is, because no Chromium is installed")
+        return
+    with tempfile.TemporaryDirectory() as folder, browser.served(Path(folder)) as address:
+        Path(folder, "index.html").write_text((PACKAGE / "service" / "page.html").read_text())
+        Path(folder, "standing").write_text(json.dumps(STANDING))
+        with browser.Browser(program) as chromium:
+            chromium.screen(1000, 800)
+            chromium.open(f"{address}/index.html")
+            while not chromium.run("document.querySelector('section h3') !== null"):
+                time.sleep(0.05)
+            chromium.drawn()
+            chromium.screenshot(Path(folder, "page.png"), height=1200)
+        write(Image.open(Path(folder, "page.png")).convert("RGB"), name, width=1000)
+
+
 def save(figure: Figure, name: str, *, width: int) -> None:
     """Writes a small PNG of so many pixels, with 256 colours."""
     whole = io.BytesIO()
@@ -203,6 +274,7 @@ def main() -> None:
     save(plot_budget(found), "budget.png", width=1200)
     save(plot_epsilon_delta(found), "epsilon-delta.png", width=700)
     save(plot_claimed_audited(audited()), "claimed-audited.png", width=800)
+    operators("operators.png")
 
 
 if __name__ == "__main__":

@@ -264,7 +264,7 @@ def running_of(app: App, folder: Path) -> Running:
             opened.callback(others[-1].budget.close)
         metrics = DPICLMetrics(budget, labels={"process": str(os.getpid())})
         service = built(app, budget, metrics=metrics, on_refusal=refusals.add)
-        view = OperatorView([budget.budget, *(other.budget for other in others)], refusals)
+        view = OperatorView([budget.budget, *(other.budget for other in others)], refusals, service.caps())
         return Running(service, metrics, operators, view, opened.pop_all().close)
 
 

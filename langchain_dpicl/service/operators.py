@@ -124,20 +124,24 @@ class OperatorView:
     Args:
       budgets: opened ledgers, that of the service first.
       refusals: of all processes.
+      caps: of the service's ledger: what each tenant may be charged, by share and tenant; None: as much as there is.
     """
 
-    def __init__(self, budgets: Sequence[Budget], refusals: RefusalLog) -> None:
-        self._refusals = refusals
+    def __init__(
+        self, budgets: Sequence[Budget], refusals: RefusalLog, caps: Mapping[tuple[str, str], int | None]
+    ) -> None:
+        self._refusals, self._caps = refusals, caps
         self._paces = [(budget, Pace(budget)) for budget in budgets]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as JSON values; reads the ledgers, and shows which of them cannot be read."""
         now = datetime.now(UTC)
-        ledgers = [_ledger(budget, pace, now) for budget, pace in self._paces]
+        known = [self._caps, *({} for _ in self._paces[1:])]
+        ledgers = [_ledger(budget, pace, now, caps) for (budget, pace), caps in zip(self._paces, known, strict=True)]
         return {"time": now.isoformat(timespec="seconds"), "ledgers": ledgers, "refusals": self._refusals.last()}
 
 
-def _ledger(budget: Budget, pace: Pace, now: datetime) -> dict[str, Any]:
+def _ledger(budget: Budget, pace: Pace, now: datetime, caps: Mapping[tuple[str, str], int | None]) -> dict[str, Any]:
     head = {"name": budget.name, "ledger_id": budget.ledger_id, "adjacency": budget.adjacency}
     try:
         use, tenants, parts = budget.use(), budget.tenants(), budget.spent_parts()
@@ -154,11 +158,13 @@ def _ledger(budget: Budget, pace: Pace, now: datetime) -> dict[str, Any]:
         {"name": name, "pool_left": left, "spent": parts[name], "per_day": None, "days_left": None}
         for name, left in use.pools.items()
     ]
+    used = {
+        (component, tenant): count for component, each in tenants.items() for tenant, count in each.items() if count
+    }
     users = [
-        {"component": component, "tenant": tenant, "used": used}
-        for component, each in sorted(tenants.items())
-        for tenant, used in sorted(each.items(), key=lambda pair: -pair[1])
-        if used
+        {"component": component, "tenant": tenant, "used": count, "cap": (cap := caps.get((component, tenant)))}
+        | {"left": None if cap is None else max(cap - count, 0)}
+        for (component, tenant), count in sorted((dict.fromkeys(caps, 0) | used).items())
     ]
     fields = ("entry", "component", "template", "count", "stamp", "holder")
     return {

@@ -108,8 +108,9 @@ class Keys:
                 found = tenant
         return found
 
-    def __len__(self) -> int:
-        return len(self._owners)
+    def tenants(self) -> list[Tenant]:
+        """Returns all who have a key."""
+        return list(self._owners.values())
 
 
 def digest(key: str) -> str:
@@ -318,16 +319,23 @@ class Service:
         return {"ledger": limits, "tenant": tenant.name, "components": components}
 
     def _standing_of(self, name: str, tenant: Tenant) -> dict[str, Any]:
-        component, cap = self.doors[name], tenant.max_queries
-        own = component.tenants.max_queries
-        caps = [each for each in (own, cap) if each is not None]
+        component = self.doors[name]
         return {
             "epsilon": component.share.epsilon,
             "delta": component.share.delta,
             "queries": component.plan.max_queries,
             "queries_left": component.queries_left,
-            "yours": min(caps, default=None),
+            "yours": _cap_of(component, tenant),
             "yours_used": component.share.used_by(tenant.name),
+        }
+
+    def caps(self) -> dict[tuple[str, str], int | None]:
+        """Returns what each tenant may be charged of each share; None: as much as there is."""
+        known = self.tenants.tenants()
+        return {
+            (component.share.component, tenant.name): _cap_of(component, tenant)
+            for component in self.doors.values()
+            for tenant in known
         }
 
     def released(self, tenant: Tenant) -> dict[str, Any]:
@@ -372,6 +380,11 @@ _LOGGED = ("component", "source", "entry", "index", "queries_left")
 def not_offered(name: str, offered: list[str]) -> RefusedError:
     """Returns the refusal of what this service does not do."""
     return RefusedError(404, "not_offered", f"{name} is not offered here. Offered: {', '.join(offered) or 'nothing'}.")
+
+
+def _cap_of(component: Any, tenant: Tenant) -> int | None:
+    caps = [each for each in (component.tenants.max_queries, tenant.max_queries) if each is not None]
+    return min(caps, default=None)
 
 
 def _shown(result: Any) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import binascii
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Annotated, Any, TypeAlias
 
 from fastapi import APIRouter, Body, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, Field
 from starlette.datastructures import MutableHeaders
@@ -32,6 +33,10 @@ from langchain_dpicl.service.service import (
 )
 
 _OF_OPERATORS = frozenset({"/", "/standing", "/metrics"})
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
@@ -105,10 +110,11 @@ def _operator(request: Request, here: Here) -> None:
     """Lets operators in, by their key as a bearer token or as the password that a browser asks for."""
     if here.operators is None:
         raise RefusedError(404, "not_offered", "No key of an operator is configured, so nothing is shown here.")
-    if here.operators.owner(_key_in(request.headers.get("authorization", ""))) is None:
-        raise here.service.refuse(
-            RefusedError(401, "unknown_key", "Expected the key of an operator."), door="operators"
-        )
+    given = request.headers.get("authorization", "")
+    if here.operators.owner(_key_in(given)) is None:
+        refused = RefusedError(401, "unknown_key", "Expected the key of an operator.")
+        # A browser first asks without a key, to learn that one is wanted.
+        raise here.service.refuse(refused, door="operators") if given else refused
 
 
 def _key_in(header: str) -> str | None:
@@ -178,6 +184,12 @@ def _metrics(here: Here) -> PlainTextResponse:
 @operators.get("/standing")
 def _standing(here: Here) -> JSONResponse:
     return JSONResponse(here.view.to_dict())
+
+
+@operators.get("/")
+def _page() -> HTMLResponse:
+    page = (files("langchain_dpicl.service") / "page.html").read_text(encoding="utf-8")
+    return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -198,6 +198,7 @@ async def test_a_fault_behind_the_public_call_is_charged_and_logged_as_such(
 
 
 async def test_operators_see_every_tenant_and_tenants_do_not(config: Path, ledger: str) -> None:
+    change(config, 'key_env = "ACME_KEY"', 'key_env = "ACME_KEY"\nmax_queries = 3')
     async with asking(config, ledger) as client:
         await client.ask("card?")
         await client.ask("?", "guessed")
@@ -214,8 +215,12 @@ async def test_operators_see_every_tenant_and_tenants_do_not(config: Path, ledge
         (component,) = found["components"]
         assert (component["left"], component["spent"], component["per_day"]) == (7, 0.125, 24.0)
         assert component["days_left"] == pytest.approx(7 / 24)
-        assert found["tenants"] == [{"component": "ask", "tenant": "acme", "used": 1}]
-        assert {one["status"] for one in shown["refusals"]} == {401}
+        assert found["tenants"] == [
+            {"component": "ask", "tenant": "acme", "used": 1, "cap": 3, "left": 2},
+            {"component": "ask", "tenant": "globex", "used": 0, "cap": None, "left": None},
+        ]
+        # The one of the tenant's address, and two at each address of the operators: no key at all is only asked for one.
+        assert [one.get("door") for one in shown["refusals"]] == ["operators"] * 4 + [None]
         lines = (await client.send("GET", "/metrics", "operator")).text.splitlines()
         assert next(line for line in lines if line.startswith("dpicl_charged_total")).endswith('component="ask"} 1.0')
 
