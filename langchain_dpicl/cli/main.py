@@ -38,7 +38,7 @@ from langchain_dpicl.cli.runs import (
     run_label,
     run_train,
 )
-from langchain_dpicl.cli.serve import add_serve, run_serve
+from langchain_dpicl.cli.serve import add_mcp, add_serve, run_mcp, run_serve
 from langchain_dpicl.cli.vote import add_vote, run_vote
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
@@ -102,6 +102,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
 
     service = CommandGroup(commands, "serve")
     add_serve(service, run=functools.partial(run_serve, complain=_complain))
+    add_mcp(service, run=functools.partial(run_mcp, complain=_complain))
 
     budgets = CommandGroup(commands, "budgets")
     add_ledger(budgets, run=_ledger, bench=functools.partial(run_bench, say=_say))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import importlib
 import json
@@ -32,7 +33,7 @@ from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
-    from langchain_dpicl.service.service import Keys, Service
+    from langchain_dpicl.service.service import Keys, Service, Tenant
     from langchain_dpicl.service.web import Running
 
 _METHODS = {
@@ -165,6 +166,8 @@ def _door(name: str, table: Any, shared: Mapping[str, Any]) -> Settings:
 def _keys(tables: Mapping[str, Access]) -> Keys:
     from langchain_dpicl.service.service import Keys, Tenant
 
+    if not tables:
+        raise fail("tenants", "a tenant with a key: [tenants.NAME]", "none")
     owners: dict[str, Tenant] = {}
     for name, access in tables.items():
         hashed = _hash_of(name, access)
@@ -201,18 +204,18 @@ def open_ledger(app: App) -> PrivacyBudgetCallbackHandler:
     return PrivacyBudgetCallbackHandler.open(app.ledger, anchor=app.limits.anchor)
 
 
-def built(app: App, budget: PrivacyBudgetCallbackHandler, **observers: Any) -> Service:
+def built(app: App, budget: PrivacyBudgetCallbackHandler, tenants: Keys, **observers: Any) -> Service:
     """Reads records, makes models, declares the shares, and returns the service.
 
     Args:
       app: the settings.
       budget: the opened ledger.
+      tenants: whose keys open what.
       observers: `metrics` and `on_refusal` of `Service`.
     """
     from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
     from langchain_dpicl.service.service import Limits, Service
 
-    tenants = _keys(app.tenants)
     released = None if app.demonstrations is None else ReleasedDemonstrations.load(app.demonstrations)
     records, models, doors = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     for name, settings in app.doors.items():
@@ -253,7 +256,7 @@ def running_of(app: App, folder: Path) -> Running:
     from langchain_dpicl.service.operators import OperatorView, RefusalLog
     from langchain_dpicl.service.web import Running
 
-    operators = None if app.operator is None else _keys({"operator": app.operator})
+    tenants, operators = _keys(app.tenants), None if app.operator is None else _keys({"operator": app.operator})
     refusals = RefusalLog(folder / "refusals.jsonl")
     with contextlib.ExitStack() as opened:
         budget = open_ledger(app)
@@ -263,7 +266,7 @@ def running_of(app: App, folder: Path) -> Running:
             others.append(PrivacyBudgetCallbackHandler.open(where))
             opened.callback(others[-1].budget.close)
         metrics = DPICLMetrics(budget, labels={"process": str(os.getpid())})
-        service = built(app, budget, metrics=metrics, on_refusal=refusals.add)
+        service = built(app, budget, tenants, metrics=metrics, on_refusal=refusals.add)
         view = OperatorView([budget.budget, *(other.budget for other in others)], refusals, service.caps())
         return Running(service, metrics, operators, view, opened.pop_all().close)
 
@@ -312,8 +315,6 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
     import uvicorn
 
     app = read_app(arguments.config, arguments.ledger)
-    if not app.tenants:
-        raise fail("tenants", "a tenant with a key: [tenants.NAME]", "none")
     _check_workers(app, arguments.workers)
     how = {"host": arguments.host, "port": arguments.port, "timeout_graceful_shutdown": _GRACE, **_QUIET}
     with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name:
@@ -388,3 +389,41 @@ def needed(*packages: str, extra: str) -> None:
 
 
 # -- dpicl mcp -------------------------------------------------------------------------------------------------------
+
+
+def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object]) -> int:
+    """Serves agents until they close the connection, or over HTTP until it is stopped; returns the exit code."""
+    needed("mcp", "uvicorn", extra="mcp")
+    from langchain_dpicl.service.service import Keys
+    from langchain_dpicl.service.tools import create_app, serve_stdio
+
+    app = read_app(arguments.config, arguments.ledger)
+    tenant = None if arguments.http else _only_tenant(app, arguments.tenant)
+    tenants = Keys({}) if tenant is not None else _keys(app.tenants)
+    log_charges()
+    budget = open_ledger(app)
+    try:
+        service = built(app, budget, tenants)
+        if tenant is not None:
+            asyncio.run(serve_stdio(service, tenant))
+            return DONE
+        import uvicorn
+
+        complain(f"serving tools at http://{arguments.host}:{arguments.port}/mcp")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
+        how = {"host": arguments.host, "port": arguments.port, "timeout_graceful_shutdown": _GRACE, **_QUIET}
+        uvicorn.run(create_app(service, host=arguments.host), **how)
+        return DONE
+    finally:
+        budget.budget.close()
+
+
+def _only_tenant(app: App, name: str | None) -> Tenant:
+    """Returns for whom a server without keys answers: the one that is named, or the only one there is."""
+    from langchain_dpicl.service.service import Tenant
+
+    if name is None and len(app.tenants) == 1:
+        (name,) = app.tenants
+    if name is None or name not in app.tenants:
+        raise fail("--tenant", f"one of {sorted(app.tenants)}", name, "Name who asks, or give --http.")
+    return Tenant(name, app.tenants[name].max_queries)

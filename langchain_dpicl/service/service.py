@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +24,7 @@ from typing_extensions import override
 from langchain_dpicl.budget.events import CHARGED
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
+    CapabilityError,
     ConfigurationError,
     DPICLError,
     LedgerError,
@@ -31,6 +32,7 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetExceededError,
     TenantCapExceededError,
+    UnsilencableModelError,
 )
 from langchain_dpicl.privacy._validate import fail
 
@@ -118,6 +120,12 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def bearer_of(header: str) -> str | None:
+    """Returns the key in a header `Authorization: Bearer KEY`; None: it holds none."""
+    kind, _, key = header.partition(" ")
+    return key.strip() or None if kind.lower() == "bearer" else None
+
+
 class RateLimit:
     """Lets each tenant ask so often a minute in this process, all at once or spread out.
 
@@ -156,13 +164,14 @@ class Limits:
     queries_per_minute: int | None = None
 
 
-@dataclass
 class _Charge(BaseCallbackHandler):
     """Counts the tickets of one question, whatever becomes of it."""
 
-    tickets: int = field(default=0)
-
     run_inline = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tickets = 0
 
     @override
     def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
@@ -289,7 +298,7 @@ class Service:
         if isinstance(error, ModelCallError):
             # Nearly always the public call, which costs nothing; behind it the ticket is burnt.
             return RefusedError(503, "model_out", "The model gave no answer. The budget shows what was charged.")
-        if isinstance(error, ConfigurationError):
+        if isinstance(error, ConfigurationError) and not isinstance(error, CapabilityError | UnsilencableModelError):
             return RefusedError(422, "no_question", "The question cannot be asked of this component.")
         logger.warning("%s: %s", door, type(error).__name__)
         return RefusedError(500, "fault", "The question could not be answered. The budget shows what was charged.")

@@ -30,6 +30,7 @@ from langchain_dpicl.service.service import (
     RefusedError,
     Service,
     Tenant,
+    bearer_of,
 )
 
 _OF_OPERATORS = frozenset({"/", "/standing", "/metrics"})
@@ -119,10 +120,8 @@ def _operator(request: Request, here: Here) -> None:
 
 def _key_in(header: str) -> str | None:
     kind, _, given = header.partition(" ")
-    if kind.lower() == "bearer":
-        return given.strip()
     if kind.lower() != "basic":
-        return None
+        return bearer_of(header)
     try:
         return base64.b64decode(given, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):

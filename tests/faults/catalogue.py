@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import (
+    agents,
     contention,
     copies,
     disks,
@@ -110,6 +111,7 @@ SQLITE = [
     Fault("L7 L14 no ledger, not this one, SQLite", openings.open_all, _folder, 1, 1),
     # Last, and in a test in a process of its own: it imports all of the package, which makes forks slow.
     Fault("L2 kill -9 of whole components, SQLite", storms.storm, _folder, 0, 1_000),
+    Fault("L2 kill -9 of agents and their server, SQLite", agents.storm, _folder, 0, 300),
 ]
 
 

@@ -33,16 +33,28 @@ WORKING = 0.9
 _EPSILON, _SHARE, _RUN = 1e6, 1e4, 100.0
 
 
-def _voting(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+def voting_component(budget: Budget, note: Callable[[], object]) -> Any:
+    """Returns a voter that notes its private calls."""
     from langchain_dpicl import DPVotingRunnable
     from langchain_dpicl.options import Serving
-    from tests.labelling_doubles import CARD, Spy, examples, loud
+    from tests.labelling_doubles import Spy, examples, loud
 
     spy = Spy()
     spy.at_private = note
-    component = DPVotingRunnable.from_private_examples(
-        examples(), llm=spy, budget=budget, max_queries=QUERIES, serving=Serving(memo_size=0), **_cheap(loud())
+    return DPVotingRunnable.from_private_examples(
+        examples(dataset_id="queues"),
+        llm=spy,
+        budget=budget,
+        max_queries=QUERIES,
+        serving=Serving(memo_size=0),
+        **_cheap(loud()),
     )
+
+
+def _voting(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+    from tests.labelling_doubles import CARD
+
+    component = voting_component(budget, note)
     return lambda: component.invoke(CARD)
 
 
@@ -57,9 +69,11 @@ def _labelling(budget: Budget, note: Callable[[], object]) -> Callable[[], objec
     return lambda: component.label(next(left))
 
 
-def _free_form(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+def free_form_component(budget: Budget, note: Callable[[], object]) -> Any:
+    """Returns a component that answers in free form and notes its private calls."""
     from langchain_dpicl.options import Serving
-    from tests.free_form_doubles import WORDS, Writer, build
+    from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+    from tests.free_form_doubles import RECORDS, WORDS, Writer, build
 
     class Noting(Writer):
         def complete(self, prompts: Any, **options: Any) -> Any:
@@ -68,11 +82,17 @@ def _free_form(budget: Budget, note: Callable[[], object]) -> Callable[[], objec
             return super().complete(prompts, **options)
 
     options = {"llm": Noting(), "budget": budget, "answers": WORDS, "max_queries": QUERIES, "epsilon": _SHARE}
-    component = build(serving=Serving(memo_size=0), **options)
+    private = PrivateExamples(RECORDS, public_size=len(RECORDS), dataset_id="advice")
+    return build(private=private, serving=Serving(memo_size=0), **options)
+
+
+def _free_form(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+    component = free_form_component(budget, note)
     return lambda: component.invoke("what now?")
 
 
-def _retrieval(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+def retrieval_component(budget: Budget, note: Callable[[], object]) -> Any:
+    """Returns a component that answers from retrieved documents and notes its private calls."""
     from langchain_dpicl.backends.fake import FakeBackend
     from tests.retrieval_doubles import CANARY, LABELS, QUIET, examples, records, says_what_it_reads, voter
 
@@ -83,9 +103,13 @@ def _retrieval(budget: Budget, note: Callable[[], object]) -> Callable[[], objec
             return super().score_choices(prompts, choices)
 
     engine = Noting(says_what_it_reads, vocabulary=[f" {label}" for label in LABELS])
-    private = examples(*records("cough", "yes", 8), *records("fever", "no", 8))
+    private = examples(*records("cough", "yes", 8), *records("fever", "no", 8), dataset_id="letters")
     # What each document took part in is known to its process alone, so that each has a share of its own.
-    component = voter(private, llm=engine, budget=budget, component=f"retrieval {os.getpid()}", **_cheap(QUIET))
+    return voter(private, llm=engine, budget=budget, component=f"retrieval {os.getpid()}", **_cheap(QUIET))
+
+
+def _retrieval(budget: Budget, note: Callable[[], object]) -> Callable[[], object]:
+    component = retrieval_component(budget, note)
     return lambda: component.invoke("cough")
 
 

@@ -41,6 +41,17 @@ def test_components_that_are_killed_make_no_more_private_calls_than_the_ledger_h
     assert sum(found.seen.values()) >= 5
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.loopback
+def test_agents_that_are_killed_with_their_server_get_no_answer_without_a_ticket(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    with Afresh() as process:
+        found = process.count("L2 kill -9 of agents and their server, SQLite", tmp_path, trials=8)
+    assert found.violations == []
+    assert found.seen["private calls of agents"] >= 4
+    assert found.seen["answers"] >= 1
+
+
 def test_a_private_call_without_a_ticket_is_found(tmp_path: Path) -> None:
     ledger = storms.KilledLedger(tmp_path / "b.db", "voting")
     ledger.check()

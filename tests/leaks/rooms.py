@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
 from langchain_core.language_models import BaseLLM
 from langchain_core.messages import HumanMessage
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
@@ -44,6 +45,7 @@ from langchain_dpicl.distributed.executor import WorkerFactory, Workplace
 from langchain_dpicl.documents.synthesizer import DocumentSynthesizer
 from langchain_dpicl.evaluation import Exact, Judge, dp_achoose, dp_aevaluate, dp_choose, dp_evaluate
 from langchain_dpicl.evolution.evolution import PrivateEvolution
+from langchain_dpicl.exceptions import ModelCallError, UnsilencableModelError
 from langchain_dpicl.free_form.runnable import DPFreeFormRunnable
 from langchain_dpicl.generation.synthesizer import DemonstrationSynthesizer
 from langchain_dpicl.options import Evolution, Student, Topics
@@ -298,6 +300,81 @@ def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
     found: Any = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given).with_receipts()
     scene.objects += [found, found.task, found.rows, found.tenants, found.plan, backend, found.memo, kept.store]
     return _answering(scene, found)
+
+
+def served(scene: Scene) -> Runnable[Any, Any]:
+    """A voter behind `dpicl serve`: a question goes in over HTTP, and everything that comes back goes on."""
+    from langchain_dpicl.budget.metrics import DPICLMetrics
+    from langchain_dpicl.service.operators import OperatorView, RefusalLog
+    from langchain_dpicl.service.web import Running, create_app
+
+    service, folder = _service(scene), Path(_FOLDER.name)
+    metrics, refusals = DPICLMetrics(service.budget), RefusalLog(folder / "refusals.jsonl")
+    view = OperatorView([service.budget.budget], refusals, service.caps())
+    service._metrics, service._on_refusal = metrics, refusals.add
+    running = Running(service, metrics, service.tenants, view, lambda: None)
+    app = create_app(running)
+    scene.objects += [running, app.state]
+
+    async def ask(_: Any) -> str:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            headers = {"Authorization": f"Bearer {_KEY}"}
+            answer = await client.post("/ask", json={"question": "one ?"}, headers=headers)
+            shown = [
+                await client.get(path, headers=headers)
+                for path in ("/budget", "/standing", "/metrics", "/openapi.json")
+            ]
+        scene.saw(*(each.text for each in (answer, *shown)))
+        return _whole(answer.status_code, answer.text)
+
+    return RunnableLambda(ask)
+
+
+def agents_tools(scene: Scene) -> Runnable[Any, Any]:
+    """The same behind `dpicl mcp`, asked by the official client in this process."""
+    from mcp import Client
+
+    from langchain_dpicl.service.service import Tenant
+    from langchain_dpicl.service.tools import create_server
+
+    service = _service(scene)
+    server = create_server(service, Tenant("acme"))
+    scene.objects += [server]
+
+    async def ask(_: Any) -> str:
+        async with Client(server) as client:
+            listed, shown = await client.list_tools(), await client.call_tool("budget")
+            found = await client.call_tool("ask", {"question": "one ?"})
+        scene.saw(*(each.model_dump_json() for each in (listed, shown, found)))
+        status = {"model_out": 503, "fault": 500}.get(found.structured_content.get("error"), 200)
+        return _whole(status, found.model_dump_json())
+
+    return RunnableLambda(ask)
+
+
+_KEY = "key-of-the-leak-matrix"
+
+
+def _service(scene: Scene) -> Any:
+    from langchain_dpicl.service.service import Keys, Service, Tenant, digest
+
+    backend = engine(scene, "chat")
+    budget = PrivacyBudgetCallbackHandler(epsilon=40.0, delta=1e-4)
+    given = {**VOTED, "answers": LabelAnswers(calibrate=True, scores=True), "budget": budget}
+    found = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given)
+    service = Service(budget, {"ask": found}, tenants=Keys({digest(_KEY): Tenant("acme")}))
+    scene.objects += [service, service.tenants, budget, found, found.tenants, backend]
+    return service
+
+
+def _whole(status: int, text: str) -> str:
+    """Returns what was answered, or raises what a refusal stands for."""
+    if status == 500:
+        raise UnsilencableModelError("the service could not ask its model")
+    if status != 200:
+        raise ModelCallError("the service gave no answer")
+    return text
 
 
 def free_form_by_embeddings(scene: Scene) -> Runnable[Any, Any]:
@@ -732,6 +809,9 @@ def _kept(scene: Scene) -> PrivateExamples:
 TWO_WAYS = ("invoke", "abatch")
 """For rooms that share all their entry points with another one: one that blocks, one that awaits."""
 
+AWAITED = ("ainvoke", "abatch")
+"""For rooms that a server calls, which awaits what it is asked."""
+
 ONE_INPUT_EACH = ("stream", "ainvoke")
 """The same for a room that makes many calls for an input."""
 
@@ -748,6 +828,8 @@ ROOMS = (
     Room("voting in a process", TWO_WAYS, voting_in_a_process, needs="", may_refuse=False),
     Room("voting by text", TWO_WAYS, voting_by_text, needs="text"),
     Room("voting by decisions", TWO_WAYS, voting_by_decisions, needs="decisions"),
+    Room("voting over HTTP", AWAITED, served),
+    Room("voting by agents", AWAITED, agents_tools),
     Room("free form by embeddings", ENTRIES, free_form_by_embeddings, needs="text"),
     Room("free form by keywords", TWO_WAYS, free_form_by_keywords, needs="text"),
     Room("votes of documents", TWO_WAYS, votes_of_documents),

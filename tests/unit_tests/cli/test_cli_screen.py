@@ -20,7 +20,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 SPENDING = ("vote", "label", "generate", "documents", "discover", "evaluate", "choose", "evolve", "train")
-COMMANDS = (*SPENDING, "try", "rehearse", "plan", "check", "serve", "ledger", "audit", "epsilon")
+COMMANDS = (*SPENDING, "try", "rehearse", "plan", "check", "serve", "mcp", "ledger", "audit", "epsilon")
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

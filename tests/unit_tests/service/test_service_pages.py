@@ -14,8 +14,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from langchain_dpicl.cli.main import main
+from langchain_dpicl.cli.main import _parser, main
 from langchain_dpicl.cli.serve import read_app, running_of
+from langchain_dpicl.service.service import DOORS
 from langchain_dpicl.service.web import create_app
 from tests.served import Client
 
@@ -65,6 +66,19 @@ def test_the_settings_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.M
     assert {*app.doors} == {"ask"}
     assert app.doors["ask"].model.private_process
     assert {*tomllib.loads(shown)} == {"ledger", "service", "operator", "tenants", "model", "data", "ask"}
+
+
+def test_the_page_on_agents_starts_the_command_by_options_that_it_has() -> None:
+    page = (ROOT / "docs" / "agents.md").read_text().partition("## Agents in other programs")[2].partition("\n## ")[0]
+    (shown,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (over_http,) = re.findall(r"^dpicl (mcp .*)$", page, re.MULTILINE)
+    command = json.loads(shown)["mcpServers"]["private-answers"]
+    assert command["command"] == "dpicl"
+    for arguments in (command["args"], over_http.split()):
+        parsed = _parser(arguments).parse_args(arguments)
+        assert parsed.config == Path("service.toml")
+    assert (parsed.http, parsed.port) == (True, 8001)
+    assert {*re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)} == {*DOORS, "demonstrations", "budget"}
 
 
 def test_the_page_lists_every_refusal() -> None:

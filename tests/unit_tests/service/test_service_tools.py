@@ -1,0 +1,184 @@
+"""The service as tools of MCP, asked by the official client: in process, over HTTP and over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+pytest.importorskip("fastapi")
+import httpx
+import httpx2
+import uvicorn
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.service.service import Keys, Service, Tenant
+from langchain_dpicl.service.tools import create_app, create_server
+from tests import ledgers
+from tests.faults.storms import free_form_component, retrieval_component, voting_component
+from tests.free_form_doubles import budget_of
+from tests.served import CANARY, KEYS, new_folder, new_ledger, running
+
+pytestmark = pytest.mark.traced
+
+ROOT = Path(__file__).resolve().parents[3]
+TOOLS = {"ask", "demonstrations", "budget"}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return new_folder(tmp_path, monkeypatch, more='demonstrations = "demos.json"\n')
+
+
+@pytest.fixture
+def service(config: Path) -> Iterator[Service]:
+    with running(config, new_ledger("budget.db")) as found:
+        yield found.service
+
+
+def told(result: Any) -> Any:
+    assert not result.is_error, result.structured_content
+    return result.structured_content
+
+
+def refused(result: Any) -> str:
+    assert result.is_error
+    assert result.content[0].text == result.structured_content["detail"]
+    return str(result.structured_content["error"])
+
+
+async def test_every_tool_answers_its_tenant(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with Client(create_server(service, Tenant("acme", 2))) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert {*tools} == TOOLS
+        assert tools["ask"].input_schema["additionalProperties"] is False
+        assert tools["ask"].input_schema["properties"]["question"]["maxLength"] == 2000
+        answer = await client.call_tool("ask", {"question": "my card?"})
+        assert answer.content[0].text == told(answer)["answer"]
+        assert told(await client.call_tool("ask", {"question": "my card?"}))["source"] == "memo"
+        assert told(await client.call_tool("budget"))["components"]["ask"]["yours_used"] == 1
+        assert told(await client.call_tool("demonstrations"))["demonstrations"][0]["topic"] == "card"
+        assert told(await client.call_tool("ask", {"question": "another?"}))["source"] == "release"
+        assert refused(await client.call_tool("ask", {"question": "a third?"})) == "tenant_spent"
+    assert CANARY not in caplog.text
+    charged = [record.message for record in caplog.records if record.name.endswith("service.charges")]
+    assert len(charged) == 4
+    assert not [line for line in charged if "card" in line]
+
+
+async def test_a_tenant_in_the_arguments_is_refused_and_nothing_is_charged(service: Service) -> None:
+    async with Client(create_server(service, Tenant("acme"))) as client:
+        for door, more in (("ask", {"question": "?"}), ("budget", {}), ("demonstrations", {})):
+            given = {**more, "tenant": "globex"}
+            assert refused(await client.call_tool(door, given)) == "tenant_given"
+            assert refused(await client.call_tool(door, {**more, "config": {"configurable": {}}})) == "no_question"
+        for wrong in ({}, {"question": 3}, {"question": " "}, {"question": None}):
+            assert refused(await client.call_tool("ask", wrong)) == "no_question"
+        assert refused(await client.call_tool("ask", {"question": "x" * 2001})) == "too_long"
+        assert refused(await client.call_tool("answer", {"question": "?"})) == "not_offered"
+        shown = told(await client.call_tool("budget"))
+        assert (shown["tenant"], shown["components"]["ask"]["queries_left"]) == ("acme", 8)
+
+
+async def test_free_answers_and_retrieved_ones_are_tools_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledgers.accounting, "epsilon_bound", ledgers.free_price)
+    noted: list[int] = []
+    budget = budget_of(epsilon=1e6, delta=1e-4)
+    made = {"ask": voting_component, "answer": free_form_component, "retrieve_and_answer": retrieval_component}
+    doors = {name: make(budget, lambda: noted.append(1)) for name, make in made.items()}
+    service = Service(budget, doors, tenants=Keys({}))
+    async with Client(create_server(service, Tenant("acme"))) as client:
+        for number, door in enumerate(doors, start=1):
+            found = told(await client.call_tool(door, {"question": "cough"}))
+            assert (found["source"], found["receipt"]["component"]) == ("release", doors[door].share.component)
+            assert len(noted) == number
+        assert {*told(await client.call_tool("budget"))["components"]} == {*doors}
+
+
+@asynccontextmanager
+async def over_http(address: str, key: str) -> AsyncIterator[Client]:
+    async with (
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=60) as http,
+        Client(streamable_http_client(f"{address}/mcp", http_client=http)) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def address(service: Service) -> Iterator[str]:
+    server = uvicorn.Server(uvicorn.Config(create_app(service, host="127.0.0.1"), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(60)
+
+
+@pytest.mark.loopback
+async def test_over_http_the_tenant_is_whose_token_it_is(service: Service, address: str) -> None:
+    async with over_http(address, KEYS["acme"]) as acme, over_http(address, KEYS["globex"]) as globex:
+        assert {tool.name for tool in (await acme.list_tools()).tools} == TOOLS
+        asked = [client.call_tool("ask", {"question": "card?"}) for client in (acme, globex, acme)]
+        sources = [told(each)["source"] for each in await asyncio.gather(*asked)]
+        assert sorted(sources) == ["memo", "release", "release"]
+        assert told(await globex.call_tool("budget"))["tenant"] == "globex"
+        assert refused(await globex.call_tool("budget", {"tenant": "acme"})) == "tenant_given"
+    used = service.budget.budget.tenants()["ask"]
+    assert used == {"acme": 1, "globex": 1}
+
+
+@pytest.mark.loopback
+def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": f"Basic {KEYS['acme']}"}):
+        answer = httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=headers)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert answer.json()["error"] == "unknown_key"
+    ours = {"Authorization": f"Bearer {KEYS['acme']}", "Host": "elsewhere.example"}
+    assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=ours).status_code == 421
+
+
+@pytest.mark.loopback
+async def test_over_standard_input_the_command_says_for_whom_it_answers(config: Path) -> None:
+    new_ledger("budget.db")
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    code = "import sys; from langchain_dpicl.cli.main import main; sys.exit(main())"
+    arguments = ["-c", code, "mcp", "budget.db", "--config", str(config), "--tenant", "acme"]
+    # Neither key is set there: none is needed.
+    command = StdioServerParameters(command=sys.executable, args=arguments, env={"PYTHONPATH": paths}, cwd=Path.cwd())
+    async with Client(command, read_timeout_seconds=120) as client:
+        assert {tool.name for tool in (await client.list_tools()).tools} == TOOLS
+        assert told(await client.call_tool("ask", {"question": "card?"}))["source"] == "release"
+        shown = told(await client.call_tool("budget"))
+        assert (shown["tenant"], shown["components"]["ask"]["yours_used"]) == ("acme", 1)
+        assert refused(await client.call_tool("ask", {"question": "?", "tenant": "globex"})) == "tenant_given"
+
+
+def test_over_standard_input_somebody_has_to_be_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new_ledger("budget.db")
+    for more in ((), ("--tenant", "nobody")):
+        assert main(["mcp", "budget.db", "--config", str(config), *more]) == 2
+        assert "one of ['acme', 'globex']" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    assert main(["mcp", "budget.db", "--config", str(config)]) == 2
+    assert "pip install 'langchain-dpicl[mcp]'" in capsys.readouterr().err
