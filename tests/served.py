@@ -16,6 +16,8 @@ from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.serve import read_app, running_of
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+from tests.free_form_doubles import Writer
+from tests.retrieval_doubles import TopicEmbeddings
 from tests.sealed_files import paid
 
 CANARY = "Quxbadger"
@@ -23,6 +25,9 @@ KEYS = {"acme": "acme-key-0000000001", "globex": "globex-key-00000001", "operato
 LABELS = ("card", "transfer")
 MODEL = FakeBackend(scripted({" card": 0.9, " transfer": 0.1}), vocabulary=[" card", " transfer"])
 """Named by settings files as tests.served:MODEL."""
+WRITER = Writer()
+"""Completes text; named as tests.served:WRITER."""
+EMBEDDINGS = TopicEmbeddings()
 EPSILON, DELTA = 20.0, 1e-4
 SETTINGS = f"""
 [operator]
@@ -51,6 +56,24 @@ max_queries = {queries}
 noise = {{multiplier = 0.4}}
 rows = {{units = 20}}
 answers = {{calibrate = false}}
+"""
+
+
+FREE_ANSWERS = """
+[answer]
+epsilon = 2.0
+max_queries = 4
+noise = {multiplier = 1.5}
+rows = {units = 4}
+answers = {keywords = ["card", "transfer", "fee"], num_keywords = 1}
+model = {name = "tests.served:WRITER"}
+
+[retrieve_and_answer]
+epsilon = 8.0
+max_queries = 4
+answers = {keywords = ["card", "transfer", "fee"], num_keywords = 1}
+model = {name = "tests.served:WRITER", embeddings = "tests.served:EMBEDDINGS"}
+retrieval = {similarity_threshold = 0.5, participations = 2, slots = 4}
 """
 
 

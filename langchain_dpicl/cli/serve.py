@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,17 +147,25 @@ def _tables(name: str, value: Any) -> Mapping[str, Any]:
 
 def _door(name: str, table: Any, shared: Mapping[str, Any]) -> Settings:
     """Returns the settings of a component; a table of its own stands in place of a shared one."""
-    try:
+    with _named(name):
         settings = settings_of({**shared, **_tables(name, table)}, methods=_METHODS[name])
-    except ConfigurationError as error:
-        fault = str(error)
-    else:
         if settings.get("epsilon") is None:
-            raise fail(f"{name}.epsilon", "this component's share of the ledger", None)
+            raise fail("epsilon", "this component's share of the ledger", None)
         if settings.data.file is None:
             raise fail("data.file", "the file of the records", None)
         return settings
-    raise ConfigurationError(f"[{name}]: {fault}")
+
+
+@contextlib.contextmanager
+def _named(table: str) -> Iterator[None]:
+    """Says which table of the settings file an error is about."""
+    try:
+        yield
+    except ConfigurationError as error:
+        fault = str(error)
+    else:
+        return
+    raise ConfigurationError(f"[{table}] {fault}")
 
 
 # -- who may ask -----------------------------------------------------------------------------------------------------
@@ -224,7 +232,9 @@ def built(app: App, budget: PrivacyBudgetCallbackHandler, tenants: Keys, **obser
             records[data] = private_examples(settings)
         if model not in models:
             models[model] = load_model(settings.model)
-        doors[name] = _component(name, settings, app.limits, budget=budget, private=records[data], llm=models[model])
+        given = {"budget": budget, "private": records[data], "llm": models[model]}
+        with _named(name):
+            doors[name] = _component(name, settings, app.limits, **given)
     limits = Limits(max_query_chars=app.limits.max_query_chars, queries_per_minute=app.limits.queries_per_minute)
     return Service(budget, doors, tenants=tenants, limits=limits, demonstrations=released, **observers)
 
@@ -320,7 +330,7 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
     with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name:
         folder = Path(name)
         running = running_of(app, folder)  # a fault ends here, with one line, and not in each worker again
-        complain(f"serving {', '.join(running.service.doors)} at http://{arguments.host}:{arguments.port}")
+        complain(f"serving {', '.join(running.service.offered)} at http://{arguments.host}:{arguments.port}")
         # uvicorn sends itself the signal again when it has stopped, which would leave the folder behind.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
         if arguments.workers == 1:
@@ -409,7 +419,7 @@ def run_mcp(arguments: argparse.Namespace, *, complain: Callable[[str], object])
             return DONE
         import uvicorn
 
-        complain(f"serving tools at http://{arguments.host}:{arguments.port}/mcp")
+        complain(f"serving {', '.join(service.offered)} at http://{arguments.host}:{arguments.port}/mcp")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
         how = {"host": arguments.host, "port": arguments.port, "timeout_graceful_shutdown": _GRACE, **_QUIET}
         uvicorn.run(create_app(service, host=arguments.host), **how)

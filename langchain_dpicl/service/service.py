@@ -225,6 +225,11 @@ class Service:
         """Closes the ledger; what is asked afterwards is refused."""
         self.budget.budget.close()
 
+    @property
+    def offered(self) -> list[str]:
+        """The names of what it answers, of what is free too."""
+        return [*self.doors, *(["demonstrations"] if self.demonstrations is not None else []), "budget"]
+
     def tenant_of(self, key: str | None) -> Tenant:
         """Returns whose key it is.
 
@@ -264,7 +269,7 @@ class Service:
     async def _asked(self, door: str, question: Any, tenant: Tenant, charge: _Charge) -> Any:
         component = self._answering.get(door)
         if component is None:
-            raise not_offered(door, [*self.doors])
+            raise not_offered(door, self.offered)
         self._check(question)
         if wait := self._rate.wait(tenant.name):
             most = self.limits.queries_per_minute
@@ -354,7 +359,7 @@ class Service:
           RefusedError: there are none.
         """
         if self.demonstrations is None:
-            raise self._noted(not_offered("demonstrations", [*self.doors]), tenant=tenant.name)
+            raise self._noted(not_offered("demonstrations", self.offered), tenant=tenant.name)
         found = self.demonstrations
         return {"demonstrations": list(found.examples), "epsilon": found.epsilon, "delta": found.delta}
 
@@ -388,7 +393,7 @@ _LOGGED = ("component", "source", "entry", "index", "queries_left")
 
 def not_offered(name: str, offered: list[str]) -> RefusedError:
     """Returns the refusal of what this service does not do."""
-    return RefusedError(404, "not_offered", f"{name} is not offered here. Offered: {', '.join(offered) or 'nothing'}.")
+    return RefusedError(404, "not_offered", f"{name} is not offered here. Offered: {', '.join(offered)}.")
 
 
 def _cap_of(component: Any, tenant: Tenant) -> int | None:

@@ -71,9 +71,8 @@ def tools_of(service: Service) -> list[Tool]:
 
 
 async def _answered(service: Service, name: str, arguments: Mapping[str, Any], tenant: Tenant) -> dict[str, Any]:
-    offered = [tool.name for tool in tools_of(service)]
-    if name not in offered:
-        raise service.refuse(not_offered("This tool", offered), tenant=tenant.name)
+    if name not in service.offered:
+        raise service.refuse(not_offered("This tool", service.offered), tenant=tenant.name)
     if "tenant" in arguments:
         detail = "The tenant is no argument: it is whose key the token is, or the one that the server was started for."
         raise service.refuse(RefusedError(422, "tenant_given", detail), door=name, tenant=tenant.name)

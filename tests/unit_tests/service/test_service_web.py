@@ -14,12 +14,13 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import LedgerUnavailableError, MemoError, ModelCallError, PrivacyBudgetError
 from langchain_dpicl.service.operators import RefusalLog
 from langchain_dpicl.service.service import RateLimit
 from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import open_store
-from tests.served import CANARY, KEYS, LABELS, Client, change, new_folder, new_ledger, running
+from tests.served import CANARY, FREE_ANSWERS, KEYS, LABELS, Client, change, new_folder, new_ledger, running
 
 pytestmark = pytest.mark.traced
 
@@ -242,6 +243,26 @@ async def test_what_is_offered_stands_in_the_description_and_nothing_else(config
         }
         assert (await client.get("/demonstrations"))["demonstrations"] == [{"text": "a made-up text", "topic": "card"}]
         assert (await client.send("GET", "/docs")).status_code == 404  # it would load scripts from elsewhere
+
+
+async def test_free_and_retrieved_answers_have_tables_of_their_own(config: Path, ledger: str) -> None:
+    change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
+    async with asking(config, ledger) as client:
+        for door in ("answer", "retrieve_and_answer"):
+            answer = (await client.ask("cough?", door=door)).json()
+            assert (answer["source"], answer["queries_left"], answer["receipt"]["component"]) == ("release", 3, door)
+            assert answer["keywords"] is None or len(answer["keywords"]) <= 1
+        assert {*(await client.get("/budget"))["components"]} == {"ask", "answer", "retrieve_and_answer"}
+        assert {"/ask", "/answer", "/retrieve_and_answer"} < {*(await client.get("/openapi.json", None))["paths"]}
+    assert CANARY not in "".join(client.seen)
+
+
+def test_workers_share_the_balances_of_documents_or_are_refused(
+    config: Path, ledger: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(config, "[ask]", f"{FREE_ANSWERS}\n[ask]")
+    assert main(["serve", ledger, "--config", str(config), "--workers", "2"]) == 2
+    assert "balances: expected a file, with several workers" in capsys.readouterr().err
 
 
 async def test_two_services_on_one_ledger_grant_what_one_would(
