@@ -128,6 +128,7 @@ def test_it_says_so_when_the_service_is_gone(browser: Any, served: str) -> None:
     browser.block("*/standing")
     browser.run("refresh()")
     assert "older" in await_text(browser, "does not answer")
+    assert browser.run("document.getElementById('state').className") == "late"
 
 
 def test_it_is_one_file_that_loads_nothing_and_changes_nothing() -> None:
