@@ -14,8 +14,6 @@ from langchain_dpicl.budget.metrics import INSTRUMENTS, DPICLMetrics
 from langchain_dpicl.exceptions import ConfigurationError, LedgerUnavailableError
 from tests.ledger_files import spend
 
-pytestmark = pytest.mark.traced
-
 SHOWN: dict[str, Any] = {
     CHARGED: {"component": "DPVotingRunnable", "tickets": 2, "share": {"name": "votes"}},
     REFUSED: {"component": "DPVotingRunnable", "error": "TenantCapExceededError"},

@@ -417,6 +417,32 @@ def test_a_reservation_names_its_process(path: Path) -> None:
     assert [(each.holder, each.mine) for each in memory.dangling()] == [(None, True)]
 
 
+def test_tenants_are_counted_by_component_without_what_is_held_for_them(budget: Budget) -> None:
+    votes, other = declare(budget, count=1_000), declare(budget, "other")
+    votes.reserve("query", count=2, tenant="acme")
+    for _ in range(3):
+        votes.reserve("query", tenant="globex")
+    other.reserve("query")
+    given = votes.reserve("query", tenant="gone")
+    given.give_back()
+    found = {
+        component: {tenant: count for tenant, count in each.items() if count}
+        for component, each in budget.tenants().items()
+    }
+    assert found == {"votes": {"acme": 2, "globex": 3}, "other": {"": 1}}
+
+
+def test_parts_are_those_that_hooks_wait_for(budget: Budget) -> None:
+    share, parts = declare(budget), list[float]()
+    assert budget.spent_parts() == {None: 0.0}
+    budget.on_spent(0.3, lambda use: parts.append(budget.spent_parts()["votes"]), component="votes")
+    share.reserve("query", count=2)
+    assert budget.spent_parts()["votes"] == 0.2
+    assert budget.spent_parts()[None] == pytest.approx(0.25)
+    share.reserve("query", count=2)
+    assert parts == [0.4]
+
+
 # --- Prometheus -------------------------------------------------------------------------------------------------------
 
 

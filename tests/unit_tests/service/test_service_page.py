@@ -20,7 +20,7 @@ import uvicorn
 from langchain_dpicl.service.web import create_app
 from tests.served import CANARY, KEYS, change, new_folder, new_ledger, running
 
-pytestmark = [pytest.mark.traced, pytest.mark.loopback]
+pytestmark = pytest.mark.loopback
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "langchain_dpicl" / "service" / "page.html"

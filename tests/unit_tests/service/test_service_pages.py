@@ -20,8 +20,6 @@ from langchain_dpicl.service.service import DOORS
 from langchain_dpicl.service.web import create_app
 from tests.served import Client
 
-pytestmark = pytest.mark.traced
-
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "examples" / "README.md").read_text()
 PRODUCTION = (ROOT / "docs" / "production.md").read_text()

@@ -31,8 +31,6 @@ from tests.faults.storms import free_form_component, retrieval_component, voting
 from tests.free_form_doubles import budget_of
 from tests.served import CANARY, KEYS, new_folder, new_ledger, running
 
-pytestmark = pytest.mark.traced
-
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = {"ask", "demonstrations", "budget"}
 

@@ -22,8 +22,6 @@ from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import open_store
 from tests.served import CANARY, FREE_ANSWERS, KEYS, LABELS, Client, change, new_folder, new_ledger, running
 
-pytestmark = pytest.mark.traced
-
 
 @contextlib.asynccontextmanager
 async def asking(config: Path, ledger: str) -> AsyncIterator[Client]:
