@@ -66,6 +66,12 @@ def test_the_settings_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.M
     assert {*tomllib.loads(shown)} == {"ledger", "service", "operator", "tenants", "model", "data", "ask"}
 
 
+def test_the_settings_of_the_containers_are_read() -> None:
+    app = read_app(ROOT / "deploy" / "app.toml", None)
+    assert ({*app.doors}, {*app.tenants}) == ({"ask"}, {"acme"})
+    assert app.operator is not None
+
+
 def test_the_page_on_agents_starts_the_command_by_options_that_it_has() -> None:
     page = (ROOT / "docs" / "agents.md").read_text().partition("## Agents in other programs")[2].partition("\n## ")[0]
     (shown,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
