@@ -38,7 +38,7 @@ from langchain_dpicl.privacy._validate import fail
 
 logger = logging.getLogger(__name__)
 charges = logging.getLogger("langchain_dpicl.service.charges")
-"""One JSON line for each question, at level INFO: who asked what, what was charged, what was refused."""
+"""One JSON line for each question, at level INFO: its tenant, its component, what was charged, what was refused."""
 
 DOORS: Mapping[str, str] = {
     "ask": "Answers a question with one of the declared labels, by a private vote of prompts of private records.",
@@ -74,7 +74,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks.
+    """A caller that is known by its key.
 
     Attributes:
       name: public; the ledger's lines hold it.
