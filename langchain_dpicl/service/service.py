@@ -250,20 +250,20 @@ class Service:
           RefusedError: nothing was answered; whether something was charged stands in the log and in `standing`.
         """
         charge = _Charge()
-        told: dict[str, Any] = {"door": door, "tenant": tenant.name}
+        facts: dict[str, Any] = {"door": door, "tenant": tenant.name}
         try:
             result = await self._asked(door, question, tenant, charge)
         except RefusedError as refused:
-            told |= {"event": "charged" if charge.tickets else "refused", "error": refused.code}
-            self._log({**told, "status": refused.status, "tickets": charge.tickets})
+            facts |= {"event": "charged" if charge.tickets else "refused", "error": refused.code}
+            self._log({**facts, "status": refused.status, "tickets": charge.tickets})
             raise self._noted(refused, door=door, tenant=tenant.name) from None
         except BaseException as error:  # a cancelled request, or a fault: what was charged is logged all the same
-            told |= {"event": "charged" if charge.tickets else "failed", "error": type(error).__name__}
-            self._log({**told, "tickets": charge.tickets})
+            facts |= {"event": "charged" if charge.tickets else "failed", "error": type(error).__name__}
+            self._log({**facts, "tickets": charge.tickets})
             raise
         receipt = result.receipt
-        told |= {"event": "charged" if receipt.tickets else "free", "status": 200, "tickets": receipt.tickets}
-        self._log({**told, **{name: getattr(receipt, name) for name in _LOGGED}})
+        facts |= {"event": "charged" if receipt.tickets else "free", "status": 200, "tickets": receipt.tickets}
+        self._log({**facts, **{name: getattr(receipt, name) for name in _LOGGED}})
         return _shown(result)
 
     async def _asked(self, door: str, question: Any, tenant: Tenant, charge: _Charge) -> Any:
@@ -384,8 +384,8 @@ class Service:
         return refused
 
     @staticmethod
-    def _log(told: Mapping[str, Any]) -> None:
-        charges.info("%s", json.dumps({"time": _now(), **told}))
+    def _log(facts: Mapping[str, Any]) -> None:
+        charges.info("%s", json.dumps({"time": _now(), **facts}))
 
 
 _LOGGED = ("component", "source", "entry", "index", "queries_left")

@@ -46,7 +46,7 @@ def service(config: Path) -> Iterator[Service]:
         yield found.service
 
 
-def told(result: Any) -> Any:
+def answered(result: Any) -> Any:
     assert not result.is_error, result.structured_content
     return result.structured_content
 
@@ -65,11 +65,11 @@ async def test_every_tool_answers_its_tenant(service: Service, caplog: pytest.Lo
         assert tools["ask"].input_schema["additionalProperties"] is False
         assert tools["ask"].input_schema["properties"]["question"]["maxLength"] == 2000
         answer = await client.call_tool("ask", {"question": "my card?"})
-        assert answer.content[0].text == told(answer)["answer"]
-        assert told(await client.call_tool("ask", {"question": "my card?"}))["source"] == "memo"
-        assert told(await client.call_tool("budget"))["components"]["ask"]["yours_used"] == 1
-        assert told(await client.call_tool("demonstrations"))["demonstrations"][0]["topic"] == "card"
-        assert told(await client.call_tool("ask", {"question": "another?"}))["source"] == "release"
+        assert answer.content[0].text == answered(answer)["answer"]
+        assert answered(await client.call_tool("ask", {"question": "my card?"}))["source"] == "memo"
+        assert answered(await client.call_tool("budget"))["components"]["ask"]["yours_used"] == 1
+        assert answered(await client.call_tool("demonstrations"))["demonstrations"][0]["topic"] == "card"
+        assert answered(await client.call_tool("ask", {"question": "another?"}))["source"] == "release"
         assert refused(await client.call_tool("ask", {"question": "a third?"})) == "tenant_spent"
     assert CANARY not in caplog.text
     charged = [record.message for record in caplog.records if record.name.endswith("service.charges")]
@@ -87,7 +87,7 @@ async def test_a_tenant_in_the_arguments_is_refused_and_nothing_is_charged(servi
             assert refused(await client.call_tool("ask", wrong)) == "no_question"
         assert refused(await client.call_tool("ask", {"question": "x" * 2001})) == "too_long"
         assert refused(await client.call_tool("answer", {"question": "?"})) == "not_offered"
-        shown = told(await client.call_tool("budget"))
+        shown = answered(await client.call_tool("budget"))
         assert (shown["tenant"], shown["components"]["ask"]["queries_left"]) == ("acme", 8)
 
 
@@ -100,10 +100,10 @@ async def test_free_answers_and_retrieved_ones_are_tools_too(monkeypatch: pytest
     service = Service(budget, doors, tenants=Keys({}))
     async with Client(create_server(service, Tenant("acme"))) as client:
         for number, door in enumerate(doors, start=1):
-            found = told(await client.call_tool(door, {"question": "cough"}))
+            found = answered(await client.call_tool(door, {"question": "cough"}))
             assert (found["source"], found["receipt"]["component"]) == ("release", doors[door].share.component)
             assert len(noted) == number
-        assert {*told(await client.call_tool("budget"))["components"]} == {*doors}
+        assert {*answered(await client.call_tool("budget"))["components"]} == {*doors}
 
 
 @asynccontextmanager
@@ -133,9 +133,9 @@ async def test_over_http_the_tenant_is_whose_token_it_is(service: Service, addre
     async with over_http(address, KEYS["acme"]) as acme, over_http(address, KEYS["globex"]) as globex:
         assert {tool.name for tool in (await acme.list_tools()).tools} == TOOLS
         asked = [client.call_tool("ask", {"question": "card?"}) for client in (acme, globex, acme)]
-        sources = [told(each)["source"] for each in await asyncio.gather(*asked)]
+        sources = [answered(each)["source"] for each in await asyncio.gather(*asked)]
         assert sorted(sources) == ["memo", "release", "release"]
-        assert told(await globex.call_tool("budget"))["tenant"] == "globex"
+        assert answered(await globex.call_tool("budget"))["tenant"] == "globex"
         assert refused(await globex.call_tool("budget", {"tenant": "acme"})) == "tenant_given"
     used = service.budget.budget.tenants()["ask"]
     assert used == {"acme": 1, "globex": 1}
@@ -161,8 +161,8 @@ async def test_over_standard_input_the_command_says_for_whom_it_answers(config: 
     command = StdioServerParameters(command=sys.executable, args=arguments, env={"PYTHONPATH": paths}, cwd=Path.cwd())
     async with Client(command, read_timeout_seconds=120) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == TOOLS
-        assert told(await client.call_tool("ask", {"question": "card?"}))["source"] == "release"
-        shown = told(await client.call_tool("budget"))
+        assert answered(await client.call_tool("ask", {"question": "card?"}))["source"] == "release"
+        shown = answered(await client.call_tool("budget"))
         assert (shown["tenant"], shown["components"]["ask"]["yours_used"]) == ("acme", 1)
         assert refused(await client.call_tool("ask", {"question": "?", "tenant": "globex"})) == "tenant_given"
 

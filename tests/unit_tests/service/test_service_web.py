@@ -54,10 +54,10 @@ async def test_exactly_as_many_answers_are_given_as_there_are_tickets(
         assert sum(used) == 8
     with open_store(ledger) as store:
         assert [line.kind for line in store.records()].count("reserve") == 8
-    told = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
-    assert [one["event"] for one in told].count("charged") == 8
-    assert [one["event"] for one in told].count("refused") == 13
-    assert {one["entry"] for one in told if one["event"] == "charged"} >= {3}
+    logged = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
+    assert [one["event"] for one in logged].count("charged") == 8
+    assert [one["event"] for one in logged].count("refused") == 13
+    assert {one["entry"] for one in logged if one["event"] == "charged"} >= {3}
     for hidden in (CANARY, ledger, "question ", "one more?", *KEYS.values()):
         assert hidden not in "".join(client.seen) + caplog.text
 
@@ -192,8 +192,8 @@ async def test_a_fault_behind_the_public_call_is_charged_and_logged_as_such(
         assert (refused.status_code, refused.json()["error"]) == (503, "model_out")
         shown = (await client.get("/budget"))["components"]["ask"]
         assert (shown["queries_left"], shown["yours_used"]) == (7, 1)
-    (told,) = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
-    assert (told["event"], told["tickets"], told["status"]) == ("charged", 1, 503)
+    (logged,) = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
+    assert (logged["event"], logged["tickets"], logged["status"]) == ("charged", 1, 503)
 
 
 async def test_operators_see_every_tenant_and_tenants_do_not(config: Path, ledger: str) -> None:
