@@ -79,7 +79,7 @@ retrieval = {similarity_threshold = 0.5, participations = 2, slots = 4}
 
 def new_folder(folder: Path, monkeypatch: Any, *, more: str = "", queries: int = 8) -> Path:
     """Writes records and settings into a folder, goes there, and sets the keys; returns the settings file."""
-    rows = [("my card was declined", "card"), ("my transfer is late", "transfer"), (CANARY, "card")] * 100
+    rows = [(f"my card was declined {CANARY}", "card"), (f"my transfer is late {CANARY}", "transfer")] * 150
     (folder / "records.jsonl").write_text("\n".join(json.dumps({"text": text, "topic": topic}) for text, topic in rows))
     ReleasedDemonstrations(({"text": "a made-up text", "topic": "card"},), paid(1.5), {}).save(folder / "demos.json")
     monkeypatch.chdir(folder)

@@ -192,6 +192,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
 
 @pytest.mark.loopback
 async def test_a_provider_votes_and_only_it_sees_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record has the canary, and 20 are drawn on average: fewer than two in less than one run of ten million."""
     config = new_folder(tmp_path, monkeypatch)
     change(config, "tests.served:MODEL", "openai:gpt-4.1-mini")
     monkeypatch.setenv("OPENAI_API_KEY", "none")
