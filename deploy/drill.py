@@ -149,7 +149,7 @@ class Drill:
 
 
 def _address_of(server: str, database: str) -> str:
-    """Returns the address of a database of a server, as libpq reads it: `?dbname=` would lead the drill to a live one."""
+    """Returns the address of a database of a server, as libpq reads it: `?dbname=` would lead to a live one."""
     address = urlunsplit(urlsplit(server)._replace(path=f"/{database}"))
     found: dict[str, Any] = {}
     if server.startswith(("postgresql://", "postgres://")):

@@ -67,8 +67,8 @@ def belief(prior: float, epsilon: float, delta: float = 0.0) -> float:
     Formal guarantees:
       - What is (epsilon, delta)-differentially private can be made from an answer that tells everything with
         probability delta, and else is (epsilon, 0)-differentially private. Of the first, certainty is counted; of the
-        second, prior odds times e^epsilon. At delta 0 no single release brings more; else one can, and for Gaussian noise
-        more often than delta says.
+        second, prior odds times e^epsilon. At delta 0 no single release brings more; else one can, and with Gaussian
+        noise more often than delta says.
 
     Args:
       prior: belief before, in (0, 1).

@@ -103,7 +103,7 @@ def _check_text(name: str, value: Any) -> str:
     if isinstance(value, str) and value.strip() and len(value) <= MOST_OF_ABOUT and value.isprintable():
         return value
     found = f"a text of {len(value)} characters" if isinstance(value, str) else type(value).__name__
-    raise fail(f"about: {name}", f"a printable text of 1 to {MOST_OF_ABOUT} characters, in one line and not blank", found)
+    raise fail(f"about: {name}", f"one line of printable text, not blank, of at most {MOST_OF_ABOUT} characters", found)
 
 
 @dataclass(frozen=True, slots=True)
