@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
 from langchain_dpicl import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main as dpicl
 from langchain_dpicl.exceptions import LedgerRollbackError
@@ -45,7 +48,7 @@ class Drill:
     def __init__(self, server: str, programs: Path | None, folder: Path) -> None:
         self._server, self._programs, self._folder = server, programs, folder
         self._name = f"dpicl_drill_{os.getpid()}_{int(time.time())}"
-        self._ledger = urlunsplit(urlsplit(server)._replace(path=f"/{self._name}"))
+        self._ledger = _address_of(server, self._name)
         self._anchor = folder / "anchor.json"
         self.failed: list[str] = []
 
@@ -143,6 +146,18 @@ class Drill:
 
     def _drop(self) -> None:
         self._tool("dropdb", "--force", "--if-exists", f"--maintenance-db={self._server}", self._name)
+
+
+def _address_of(server: str, database: str) -> str:
+    """Returns the address of a database of a server, as libpq reads it: `?dbname=` would lead to a live one."""
+    address = urlunsplit(urlsplit(server)._replace(path=f"/{database}"))
+    found: dict[str, Any] = {}
+    if server.startswith(("postgresql://", "postgres://")):
+        with contextlib.suppress(ProgrammingError):
+            found = conninfo_to_dict(address)
+    if found.get("dbname") != database:
+        raise SystemExit("server: expected postgresql://user@host/postgres without dbname=, found something else.")
+    return address
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -156,7 +156,11 @@ def _plain(name: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Does all of a release but the upload.")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "release", help="folder to make anew")
-    parser.add_argument("--tag", help="such as v0.1.0: it has to be that of the version, and the changelog dated")
+    parser.add_argument(
+        "--tag",
+        default=os.environ.get("RELEASE_TAG"),
+        help="such as v0.1.0: it has to be that of the version, and the changelog dated (default: RELEASE_TAG)",
+    )
     given = parser.parse_args()
     if changed := run("git", "status", "--porcelain").strip():
         sys.exit(f"expected a working tree without changes, as a commit is released, found\n{changed}")

@@ -66,6 +66,8 @@ def _sign(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.reports.signatures import sign_file
 
     file = _file_in(arguments.file)
+    for problem in _problems_beside(file, arguments.out):
+        raise ConfigurationError(f"{problem}. A signature of this folder would not verify.")
     with _ledger(arguments) as store:
         signature = sign_file(file, key=arguments.key, ledger=store, signer=arguments.signer)
     out = arguments.out or _beside(file)
@@ -98,7 +100,7 @@ def _verify(arguments: argparse.Namespace) -> CommandOutput:
     words = ["  prices     not computed anew: this is a page; verify the JSON report too"]
     if not is_page:
         words, problems = _recomputed(data)
-        problems.extend(_problems_beside(file))
+        problems.extend(_problems_beside(file, arguments.signature))
     if arguments.key is None:
         words.append("  signature  not verified: no --key was given")
     else:
@@ -118,16 +120,30 @@ def _recomputed(data: bytes) -> tuple[list[str], list[str]]:
     return [f"  prices     {price}, computed anew from the tickets"], list(found.problems)
 
 
-def _problems_beside(file: Path) -> Iterator[str]:
-    """Says what is wrong with the files beside that of a soft prompt, of which it holds the digests."""
+def _problems_beside(file: Path, signature: Path | None) -> Iterator[str]:
+    """Says what is wrong with the files beside that of a soft prompt, of which it holds the digests.
+
+    Formal guarantees:
+      - Nothing means that the folder holds the three files of a prompt, those of PEFT byte for byte as they are
+        written, and at most a signature beside them: a digest of numbers is none of a file.
+    """
+    from langchain_dpicl._plain_files import MAX_ARRAYS, read_plain
     from langchain_dpicl.released.soft_prompt import OURS, SoftPrompt
 
     if file.name != OURS:
         return
     try:
-        SoftPrompt.load(file.parent)
+        written = SoftPrompt.load(file.parent).files_of_peft()
+        for name, data in written.items():
+            if read_plain(file.parent / name, MAX_ARRAYS) != data:
+                yield f"{name}: expected the file as SoftPrompt.save writes it, found another with the same content"
     except (ConfigurationError, OSError) as error:
         yield str(error)
+    else:
+        known = {file, _beside(file), *(file.parent / name for name in written)} | ({signature} if signature else set())
+        kept = {path.name for path in known if path.parent.resolve() == file.parent.resolve()}
+        if strange := sorted({path.name for path in file.parent.iterdir()} - kept):
+            yield f"{file.parent}: expected the files of a prompt alone, found {strange[:5]}, which nothing signs"
 
 
 def _unsigned(data: bytes, file: Path, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:

@@ -291,14 +291,14 @@ class SoftPrompt(Released):
             written.
           OSError: it cannot be written; what was at `path` is then still there.
         """
-        write_folder(
-            path,
-            {
-                PEFT_CONFIG: (json.dumps(self.peft_config, indent=2, sort_keys=True) + "\n").encode("ascii"),
-                PEFT_ARRAYS: array_bytes(self._numbers),
-                OURS: self.to_json().encode("ascii"),
-            },
-        )
+        write_folder(path, {**self.files_of_peft(), OURS: self.to_json().encode("ascii")})
+
+    def files_of_peft(self) -> dict[str, bytes]:
+        """Returns the files that `save` writes for PEFT, whole, by name."""
+        return {
+            PEFT_CONFIG: (json.dumps(self.peft_config, indent=2, sort_keys=True) + "\n").encode("ascii"),
+            PEFT_ARRAYS: array_bytes(self._numbers),
+        }
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

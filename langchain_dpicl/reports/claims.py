@@ -273,7 +273,9 @@ def _check_ledger(ledger: Any) -> None:
     if not isinstance(ledger, Mapping) or not set(ledger) >= _LEDGER:
         raise fail("ledger", f"a JSON object with {sorted(_LEDGER)}", ledger)
     if "about" in ledger:
-        LedgerAbout.parse(ledger["about"])
+        about = LedgerAbout.parse(ledger["about"])
+        if about is None or about.to_dict() != ledger["about"]:
+            raise fail("about", "what a ledger declares, without an empty member", "another form of it")
 
 
 def round_up_sum(values: Any) -> float:

@@ -67,7 +67,8 @@ def belief(prior: float, epsilon: float, delta: float = 0.0) -> float:
     Formal guarantees:
       - What is (epsilon, delta)-differentially private can be made from an answer that tells everything with
         probability delta, and else is (epsilon, 0)-differentially private. Of the first, certainty is counted; of the
-        second, prior odds times e^epsilon. At delta 0 no single release brings more.
+        second, prior odds times e^epsilon. At delta 0 no single release brings more; else one can, and with Gaussian
+        noise more often than delta says.
 
     Args:
       prior: belief before, in (0, 1).
@@ -222,13 +223,14 @@ def _belief(data: Json) -> Iterator[str]:
     }[data["adjacency"]]
     yield (
         f"<p>Somebody who sees every output, knows all other records and the code, and asks {asked}, can be brought to "
-        "believe at most this, when the whole limit is spent:</p>"
+        "believe at most this, on average over what is released, when the whole limit is spent:</p>"
     )
     rows = ((f"{prior * 100:g} %", _percent_up(belief(prior, epsilon, delta))) for prior in _PRIORS)
     yield _table(("belief before", "belief afterwards, at most"), rows)
     yield (
         f"<p><small>Delta, {delta:g}, is the chance that everything may come out about a unit; the table counts it as "
-        "certainty. The bound is for the worst case; most attackers get less.</small></p>"
+        "certainty. A single output can, seldom, bring more. The bound is for the worst case; most "
+        "attackers get less.</small></p>"
     )
 
 

@@ -112,6 +112,27 @@ def test_planted_bugs_make_the_drill_fail(
     assert databases(postgres) == []
 
 
+@pytest.mark.parametrize("name", ["dbname", "%64bname"])
+def test_an_address_that_names_a_live_database_twice_is_refused(
+    name: str, drill: ModuleType, address: str, postgres: PostgresServer
+) -> None:
+    live = postgres.new_database()
+    try:
+        with pytest.raises(SystemExit, match="server: expected"):
+            run(drill, f"{address}&{name}={live}", postgres)
+        with psycopg.connect(postgres.conninfo(live)) as there:
+            assert there.execute("SELECT to_regclass('dpicl.dpicl_ledgers')").fetchone() == (None,)
+    finally:
+        postgres.execute(f"DROP DATABASE {live} WITH (FORCE)")
+    assert databases(postgres) == []
+
+
+@pytest.mark.parametrize("server", ["host=db dbname=app", "budget.db", "sqlite:///app"])
+def test_anything_but_an_address_of_a_server_is_refused(server: str, drill: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="server: expected"):
+        drill.main([server])
+
+
 def test_a_missing_program_is_named_and_nothing_is_left(
     drill: ModuleType, address: str, postgres: PostgresServer, tmp_path: Path
 ) -> None:

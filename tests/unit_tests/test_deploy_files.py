@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -41,6 +42,17 @@ def test_only_the_service_and_the_model_can_see_a_prompt(compose: dict[str, Any]
     assert {name for name, network in compose["networks"].items() if network.get("internal")} == {"prompts", "ledger"}
 
 
+def test_no_proxy_of_the_host_sees_a_prompt(compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = compose["services"]["service"]["environment"]
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://proxy.example:3128")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, environment.get(name, "localhost"))
+    client = httpx.Client()
+    assert client._transport_for_url(httpx.URL(environment["MODEL_URL"])) is client._transport
+    assert client._transport_for_url(httpx.URL("http://other.example")) is not client._transport
+
+
 def test_one_door_is_open_and_only_to_this_host(compose: dict[str, Any]) -> None:
     doors = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
     assert doors == {"service": ["127.0.0.1:8000:8000"]}
@@ -55,6 +67,23 @@ def test_every_container_is_tight(compose: dict[str, Any]) -> None:
         for volume in service.get("volumes", []):
             written = "ledger:/var/lib/postgresql/data", "anchor:/anchor"
             assert volume.endswith(":ro") or volume in written, (name, volume)
+
+
+def test_nothing_runs_as_root(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        if "build" not in service:  # the image of the others says it, as another test reads
+            assert service["user"] in {"postgres", "10001:10001"}, name
+    # Libraries of the model ask for a name, which its user has in no list of the image.
+    assert compose["services"]["model"]["environment"]["USER"]
+
+
+def test_a_command_inside_the_ledger_has_the_password_that_its_server_asks_for(compose: dict[str, Any]) -> None:
+    page = (DEPLOY / "README.md").read_text().replace("\\\n", " ")
+    commands = [line for line in page.splitlines() if "exec" in line and "psql" in line]
+    assert len(commands) == 2
+    assert "--auth=scram-sha-256" in compose["services"]["ledger"]["environment"]["POSTGRES_INITDB_ARGS"]
+    for command in commands:
+        assert 'PGPASSWORD="$(cat "$POSTGRES_PASSWORD_FILE")" psql' in command, command
 
 
 def test_no_password_stands_in_a_file_an_address_or_a_command(compose: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -125,12 +126,45 @@ def test_each_job_has_only_its_rights_and_no_stored_secret(jobs: dict[str, Any])
         "attest": {"id-token": "write", "attestations": "write"},
         "publish": {"id-token": "write"},
         "page": {"contents": "write"},
-        "docs": {"contents": "write"},
+        "site": {"contents": "write"},
     }
     assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text()
-    for name in ("build", "test"):
-        checkout = jobs[name]["steps"][0]
-        assert checkout["with"] == {"persist-credentials": False}, name
+    for name, job in jobs.items():
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False, name
+
+
+def test_every_action_is_named_by_its_commit(jobs: dict[str, Any]) -> None:
+    used = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
+    assert [one for one in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", one)] == []
+
+
+def test_no_command_is_made_of_the_name_of_a_tag(jobs: dict[str, Any]) -> None:
+    for job in jobs.values():
+        for step in job["steps"]:
+            command = step.get("run", "")
+            assert "${{" not in command
+            assert not re.search(r"make .*GITHUB_REF_NAME", command)  # make hands its variables to a shell
+
+
+def test_a_job_that_may_write_runs_nothing_of_the_index(jobs: dict[str, Any]) -> None:
+    for name, job in jobs.items():
+        if "permissions" in job:
+            commands = [step.get("run", "") for step in job["steps"]]
+            assert not [one for one in commands if re.search(r"\b(make|pip|python|mike)\b", one)], name
+
+
+def test_the_tag_comes_from_the_environment_unread(jobs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    [step] = [step for step in jobs["build"]["steps"] if "release-check" in step.get("run", "")]
+    assert step["env"] == {"RELEASE_TAG": "${{ github.ref_name }}"}
+    tag = "v1$(shell;touch${IFS}made);`touch${IFS}made`"
+    monkeypatch.setenv("RELEASE_TAG", tag)
+    monkeypatch.setattr(release, "run", lambda *_: "")
+    monkeypatch.setattr(sys, "argv", ["check_release.py"])
+    with pytest.raises(SystemExit) as refused:
+        release.main()
+    assert f"found {tag}" in str(refused.value)
 
 
 def test_every_file_is_attested_and_the_bill_goes_with_the_wheel(jobs: dict[str, Any]) -> None:

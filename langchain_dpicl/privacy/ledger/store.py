@@ -51,8 +51,8 @@ def _stamp_of(second: float) -> str:
     raise LedgerError(msg)
 
 
-MOST_OF_ABOUT = 500
-"""Characters of one declared text."""
+MOST_OF_ABOUT, MOST_HOSTS = 500, 100
+"""Characters of one declared text, and hosts with a country: a first line is read often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ class LedgerAbout:
         """Reads texts by name, and `countries` as a mapping from host to country; nothing declared is None.
 
         Raises:
-          ConfigurationError: a name is another, or a text is empty, not printable, or longer than 500 characters.
+          ConfigurationError: a name is another, a text is blank, not printable, or longer than 500 characters, or there
+            are more than 100 hosts.
         """
         if about is not None and not isinstance(about, Mapping):
             raise fail("about", "a mapping", type(about).__name__, f"Its names are {', '.join(_public_fields(cls))}.")
@@ -86,6 +87,8 @@ class LedgerAbout:
         countries = given.pop("countries", {})
         if not isinstance(countries, Mapping):
             raise fail("about: countries", "a mapping from host to country", type(countries).__name__)
+        if len(countries) > MOST_HOSTS:
+            raise fail("about: countries", f"at most {MOST_HOSTS} hosts", len(countries))
         pairs = ((check_name("about: host", host), _check_text(host, place)) for host, place in countries.items())
         made = cls(**{name: _check_text(name, value) for name, value in given.items()}, countries=tuple(sorted(pairs)))
         return None if made == cls() else made
@@ -97,10 +100,10 @@ class LedgerAbout:
 
 
 def _check_text(name: str, value: Any) -> str:
-    if isinstance(value, str) and 0 < len(value) <= MOST_OF_ABOUT and value.isprintable():
+    if isinstance(value, str) and value.strip() and len(value) <= MOST_OF_ABOUT and value.isprintable():
         return value
     found = f"a text of {len(value)} characters" if isinstance(value, str) else type(value).__name__
-    raise fail(f"about: {name}", f"a printable text of 1 to {MOST_OF_ABOUT} characters, in one line", found)
+    raise fail(f"about: {name}", f"one line of printable text, not blank, of at most {MOST_OF_ABOUT} characters", found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,8 @@ class LedgerHeader:
                 later["stream"] = StreamTerms.from_dict(data["stream"])
             if "about" in data:
                 later["about"] = LedgerAbout.parse(data["about"])
-            if any(later[name] is None for name in _LATER & set(data)):
+            # One form alone: the digest is taken of what was read, and has to tell another text apart.
+            if any(later[name] is None or later[name].to_dict() != data[name] for name in _LATER & set(data)):
                 raise LedgerError("expected no empty member")
         except (DPICLError, TypeError) as error:
             fault = str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,39 @@ TERMS = [
     "plan",
     "budget",
 ]
+
+
+def a_second_file_of_weights(folder: Path) -> None:
+    (folder / "adapter_model.bin").write_bytes(b"x")
+
+
+def a_folder_inside(folder: Path) -> None:
+    (folder / "inside").mkdir()
+
+
+def a_changed_header_of_the_weights(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"format":"pt"', b'"format":"tf"'))
+    assert path.read_bytes() != whole
+
+
+def a_key_twice_in_the_configuration(folder: Path) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text('{"peft_type": "LORA",' + path.read_text().removeprefix("{"))
+
+
+def weights_that_are_missing(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+
+
+FOLDER_HARMS = (
+    a_second_file_of_weights,
+    a_folder_inside,
+    a_changed_header_of_the_weights,
+    a_key_twice_in_the_configuration,
+    weights_that_are_missing,
+)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +146,15 @@ class TestEveryReleasedValue:
             assert main(verify) != 0, file.name
             file.write_bytes(kept)
         assert main(verify) == 0
+
+        if place.is_dir():
+            for harm in FOLDER_HARMS:
+                harmed = tmp_path / harm.__name__
+                shutil.copytree(place, harmed)
+                harm(harmed)
+                assert main([*verify[:2], str(harmed), *verify[3:]]) == 1, harm.__name__
+                (harmed / "soft_prompt.json.signature.json").unlink()
+                assert main(["report", "sign", str(harmed), "--key", str(tmp_path / "key")]) == 2, harm.__name__
 
     def test_shows_its_report_as_a_table(self, values: Mapping[str, Any], name: str) -> None:
         assert str(values[name].report["component"]) in values[name]._repr_html_()

@@ -97,6 +97,8 @@ def test_a_header_is_read_as_it_was_written(texts: dict[str, str], countries: di
     [
         {"reason": "x"},
         {"purpose": ""},
+        {"approver": "  "},
+        {"countries": {f"host{number}": "Germany" for number in range(101)}},
         {"purpose": "a\nb"},
         {"purpose": "x" * 501},
         {"purpose": 3},
@@ -121,7 +123,12 @@ def test_a_text_that_is_refused_is_not_quoted() -> None:
     assert "Ann" not in str(refused.value)
 
 
-@pytest.mark.parametrize("member", [{"about": None}, {"about": {}}, {"about": {"x": "y"}}, {"about": "x"}])
+EMPTY = {"purpose": "x", "countries": {}}
+
+
+@pytest.mark.parametrize(
+    "member", [{"about": None}, {"about": {}}, {"about": {"x": "y"}}, {"about": "x"}, {"about": EMPTY}]
+)
 def test_a_header_with_a_broken_declaration_is_refused(member: dict[str, Any]) -> None:
     with pytest.raises(LedgerError, match="header is broken"):
         LedgerHeader.from_dict({**header().to_dict(), **member})
@@ -171,7 +178,7 @@ def test_the_command_refuses_a_country_without_its_host(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("about", [{"x": "y"}, {"purpose": ""}, "support"])
+@pytest.mark.parametrize("about", [{"x": "y"}, {"purpose": ""}, "support", None, {}, EMPTY])
 def test_a_report_with_another_declaration_does_not_verify(about: Any) -> None:
     data = Budget(epsilon=4.0, delta=1e-6, about=ABOUT).report().to_dict()
     data["ledger"]["about"] = about
