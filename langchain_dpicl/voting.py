@@ -22,8 +22,9 @@ from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serv
 from langchain_dpicl.options.base import LLM, TemplateLike, option_of
 from langchain_dpicl.options.rows import NoiseName, noise_of
 from langchain_dpicl.planning.share_plan import Cost
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.streams import RollingRange
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release
@@ -31,12 +32,20 @@ from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.rehearsal.choice import ChosenRows, chosen_rows
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 from langchain_dpicl.release.curator import release_once
-from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.release.declare_share import (
+    answering_range,
+    check_run,
+    declare_share,
+    runs_per_window,
+    share_of_delta,
+    stream_runs,
+)
 from langchain_dpicl.results import Receipt, VotingResult
 from langchain_dpicl.runs.answer_memo import AnswerMemo, scope_of_plan, traits_of
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries
 from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, calls_at_once, served
+from langchain_dpicl.runs.stream_runs import AnsweringRuns
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.labels import (
     VoteOutcome,
@@ -143,10 +152,10 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
     """Share of the expected votes that an answer needs; None: the label with the most noisy votes is the answer."""
 
     @classmethod
-    @door("DPVotingRunnable")
+    @door("DPVotingRunnable", streams=True)
     def from_private_examples(
         cls,
-        private: PrivateExamples,
+        private: PrivateExamples | RollingRange,
         *,
         llm: LLM,
         max_queries: int,
@@ -167,10 +176,12 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         All parameters are public and must not be chosen by looking at the records.
 
         Args:
-          private: the examples; bound to the budget's ledger here. All of them may be drawn, whatever their label.
+          private: the examples; bound to the budget's ledger here. All of them may be drawn, whatever their label. Or a
+            range of a stream: of `stream.rolling(...)` each answer reads the newest run, which begins every `every`
+            blocks, and no answer of an earlier run is given again.
           llm: an engine, an object that carries one, a LangChain model, or its name ("openai:gpt-4o"); see
             `backends.resolve.as_choice_backend`. It receives the private prompts.
-          max_queries: queries that the share pays for.
+          max_queries: queries that the share pays for; of a rolling range, those of each run.
           budget: a PrivacyBudgetCallbackHandler or Budget, or a RunnableConfig whose callbacks hold one; None: that of
             the context.
           epsilon: this component's share of the budget (its noise is calibrated to it).
@@ -196,6 +207,8 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         Source: Panda et al. (2023), Differentially Private In-Context Learning.
         """
         spender = resolve_budget(budget)
+        per_window, source = runs_per_window(private, spender), private
+        private = answering_range(private, spender, component=component)
         answers = option_of("answers", answers, LabelAnswers)
         rows = rows if isinstance(rows, Rehearsal) else option_of("rows", rows, Rows)
         voting = VotingTask.of(private, FewShotTask.of(task, example_prompt, suffix, prefix), answers)
@@ -208,7 +221,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
             "epsilon": epsilon,
             "delta": share_of_delta(spender, epsilon=epsilon, delta=noise.delta),
             "adjacency": spender.adjacency,
-            "max_queries": max_queries,
+            "max_queries": check_int("max_queries", max_queries, low=1) * (per_window or 1),
         }
         engine = choice_engine(llm, voting)
         chosen = chosen_rows(
@@ -226,12 +239,19 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
         chosen.check(voting, reading, plan)
         released = {"with_scores": answers.scores, "abstain_below": below}
         public = {**plan.to_dict(), **voting.to_dict(), **reading, **released, **chosen.reported}
+        runs = None
+        if per_window is not None and private.blocks is not None:
+            check_run(component, plan.design.sampling)
+            how: dict[str, Any] = {"per_window": per_window, "queries": max_queries}
+            runs = stream_runs(source, private.blocks, spender, component=str(component), **how)
         component = component if component is not None else spender.fresh_name("voting")
-        share = declare_share(
-            private, spender, plan, component=component, epsilon=epsilon, public=public, engines=[scorer]
-        )
+        paid: dict[str, Any] = {"component": component, "epsilon": epsilon, "runs": runs}
+        share = declare_share(private, spender, plan, public=public, engines=[scorer], **paid)
+        memo = vote_memo(store, voting, llm, private=private, public=public, budget=spender, share=share)
+        if isinstance(source, RollingRange) and runs is not None:
+            options["runs"] = AnsweringRuns(source, runs.extent[0])
         return cls(
-            private=private,
+            private=private if isinstance(source, PrivateExamples) else source,  # no run outlives the next one
             budget=spender,
             share=share,
             plan=plan,
@@ -241,7 +261,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
             answers=answers,
             source=chosen.source,
             abstain_below=below,
-            memo=vote_memo(store, voting, llm, private=private, public=public, budget=spender, share=share),
+            memo=memo,
             **options,
         )
 

@@ -56,6 +56,7 @@ from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.curator import open_block
 from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
 from langchain_dpicl.release.declare_share import (
+    check_run,
     declare_share,
     range_of,
     runs_per_window,
@@ -727,7 +728,8 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         shape, writing = option_of("rows", rows, Rows), option_of("decoding", decoding, Decoding)
         wording = GenerationTask.of(task, instruction)
         if per_window is not None:
-            _check_run(shape, component, checkpoint=checkpoint, executor=executor)
+            elsewhere_too = None if isinstance(executor, LocalExecutor) else executor
+            check_run(component, shape.sampling, checkpoint=checkpoint, executor=elsewhere_too)
         script = make_script(
             private, as_backend(llm), task=wording, max_tokens=max_tokens, noise=mechanism, decoding=writing
         )
@@ -797,19 +799,6 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
     def _value(self) -> ReleasedDemonstrations:
         shown = {**self.plan.to_dict(), **self._script.to_dict()}
         return ReleasedDemonstrations(tuple(self.demonstrations), self.report, shown)
-
-
-def _check_run(rows: Rows, component: str | None, *, checkpoint: object, executor: object) -> None:
-    """Refuses what a run on a stream cannot do: it is one ticket, of one process."""
-    if component is None:
-        raise fail("component", "the name of the share that all runs on a stream have", None)
-    if rows.sampling != "poisson":
-        advice = "How many people a range has is private, and may change."
-        raise fail("sampling", "'poisson' on a stream", rows.sampling, advice)
-    for name, given in {"checkpoint": checkpoint, "executor": executor}.items():
-        if given is not None and not isinstance(given, LocalExecutor):
-            advice = "A run on a stream is one ticket of one process; what was released is in `error.run`."
-            raise fail(name, "None on a stream", type(given).__name__, advice)
 
 
 def _elsewhere(

@@ -13,7 +13,7 @@ from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.data.streams import RollingRange
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
-from langchain_dpicl.privacy.extensions.run_tickets import RunShare, run_ticket
+from langchain_dpicl.privacy.extensions.run_tickets import QueryShare, RunShare, run_ticket
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.blocks import Blocks, Extent
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
@@ -41,7 +41,7 @@ def declare_share(
 
     `epsilon` is the share (None: the plan's cost), `public` what reports show, and `engines` are the models and
     embeddings that get private text, whose hosts reports name. Of a stream `runs` says what one run is: `plan` is of
-    all runs that can touch one window, and what is returned grants the parts of one.
+    all runs that can touch one window, and what is returned grants the parts, or the queries, of one.
     """
     check_name("component", component)
     private.check_delta(budget.delta)
@@ -53,7 +53,8 @@ def declare_share(
         check_fixed_size(private, plan.release, ledger_id=budget.ledger_id)
     tickets = plan.tickets()
     if runs is not None:
-        tickets = (run_ticket(tickets, runs=runs.per_window, adjacency=budget.adjacency),)
+        if runs.queries is None:
+            tickets = (run_ticket(tickets, runs=runs.per_window, adjacency=budget.adjacency),)
         public = {**public, "stream": runs.to_dict()}
     declared = budget.declare(
         component,
@@ -65,7 +66,11 @@ def declare_share(
         public={**public, **({"seen_by": recipients(*engines)} if engines else {})},
         extent=None if runs is None else runs.extent,
     )
-    return declared if runs is None else RunShare(declared, runs.parts, runs.blocks)
+    if runs is None:
+        return declared
+    if runs.queries is not None:
+        return QueryShare(declared, runs.blocks, runs.queries)
+    return RunShare(declared, runs.parts, runs.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,9 @@ class StreamRuns:
       blocks: that its present run reads.
       extent: that its share may read.
       per_window: runs that can touch one window.
-      parts: the tickets of one run.
+      parts: the tickets of one run, which pays for them with one; none where it answers queries.
       every: blocks from one run to the next one; None: there is one run.
+      queries: of one run, each with a ticket of its own; None: it answers none.
     """
 
     blocks: Blocks
@@ -85,16 +91,44 @@ class StreamRuns:
     per_window: int
     parts: tuple[Ticket, ...]
     every: int | None
+    queries: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what reports show."""
         length = self.blocks[1] - self.blocks[0] + 1
-        return {"length": length, "every": self.every, "runs_per_window": self.per_window}
+        shown = {"length": length, "every": self.every, "runs_per_window": self.per_window}
+        return shown if self.queries is None else {**shown, "queries_per_run": self.queries}
 
 
 def range_of(private: PrivateExamples | RollingRange) -> PrivateExamples:
     """Returns the examples of a run: of a rolling range the latest ones."""
     return private.latest() if isinstance(private, RollingRange) else private
+
+
+def answering_range(
+    private: PrivateExamples | RollingRange, budget: LedgerBudget, *, component: str | None
+) -> PrivateExamples:
+    """Returns the examples of a run that answers until the next one begins; of a rolling range the newest run."""
+    if not isinstance(private, RollingRange):
+        return private
+    return private.first_run(None if component is None else budget.sealed_extent(component))
+
+
+def check_run(component: str | None, sampling: str, **given: object) -> None:
+    """Refuses what a run on a stream cannot do: it is one ticket, of one process, or has tickets that are queries.
+
+    Raises:
+      ConfigurationError: the component has no name, samples have a fixed size, or an option is given that is not None.
+    """
+    if component is None:
+        raise fail("component", "the name of the share that all runs on a stream have", None)
+    if sampling != "poisson":
+        advice = "How many people a range has is private, and may change."
+        raise fail("sampling", "'poisson' on a stream", sampling, advice)
+    for name, value in given.items():
+        if value is not None:
+            advice = "A run on a stream is one ticket of one process; what was released is in `error.run`."
+            raise fail(name, "None on a stream", type(value).__name__, advice)
 
 
 def runs_per_window(private: PrivateExamples | RollingRange, budget: LedgerBudget) -> int | None:
@@ -118,7 +152,8 @@ def stream_runs(
     *,
     component: str,
     per_window: int,
-    parts: Sequence[Ticket],
+    parts: Sequence[Ticket] = (),
+    queries: int | None = None,
 ) -> StreamRuns:
     """Returns the runs of a component: of a rolling range without end, from its first run on; of another range, one."""
     extent: Extent = blocks
@@ -126,7 +161,7 @@ def stream_runs(
     if isinstance(private, RollingRange):
         every = private.every
         extent = budget.sealed_extent(component) or (blocks[0], None)
-    return StreamRuns(blocks, extent, per_window, tuple(parts), every)
+    return StreamRuns(blocks, extent, per_window, tuple(parts), every, queries)
 
 
 def _check_sizes_known(private: PrivateExamples, plan: SharePlan) -> None:

@@ -172,11 +172,8 @@ def _plan_problems(component: Component, book: VerificationContext) -> Iterator[
     shown = component.parameters
     plan = shown_plan(shown)
     made = plan.to_dict()
-    runs, expected = component.public.get("stream"), plan.tickets()
-    if component.extent is not None and runs is not None:
-        expected = (run_ticket(expected, runs=runs["runs_per_window"], adjacency=book.adjacency),)
-    if component.tickets != expected:
-        yield f"shows a plan of {plan.method} that makes other tickets than it has"
+    runs = component.public.get("stream")
+    yield from _ticket_problems(component, plan, runs, book.adjacency)
     if not is_same_number(component.implementation_delta, gap := plan.implementation_delta):
         yield f"implementation_delta: expected {gap!r}, found {component.implementation_delta!r}"
     if plan.method in _WITHOUT_OTHERS and (others := sorted(set(shown) - set(made))):
@@ -194,6 +191,18 @@ def _plan_problems(component: Component, book: VerificationContext) -> Iterator[
             yield f"shows public_size {size!r}{of_label}, its data set declares {known!r}"
     if (check := _OF_DATASETS.get(plan.method)) is not None:
         yield from check(plan, declared)
+
+
+def _ticket_problems(component: Component, plan: Any, runs: Any, adjacency: Adjacency) -> Iterator[str]:
+    """Compares tickets with those of the plan; on a stream they are of the runs of a window, or of their queries."""
+    expected = plan.tickets()
+    each = None if runs is None else runs.get("queries_per_run")
+    if each is not None and each * runs["runs_per_window"] != plan.max_queries:
+        yield f"shows {each!r} queries per run, its plan has {plan.max_queries!r} per window"
+    if component.extent is not None and runs is not None and each is None:
+        expected = (run_ticket(expected, runs=runs["runs_per_window"], adjacency=adjacency),)
+    if component.tickets != expected:
+        yield f"shows a plan of {plan.method} that makes other tickets than it has"
 
 
 def shown_differences(

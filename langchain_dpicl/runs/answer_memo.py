@@ -22,6 +22,7 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, MemoError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger.amounts import is_written
+from langchain_dpicl.privacy.ledger.blocks import Blocks
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.stores import memo_at
 from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo, query_of, scope_of, tenant_of
@@ -117,6 +118,12 @@ class TenantRegistry:
         if tenant.cap is not None and self.used(tenant.name) >= tenant.cap:
             msg = f"tenant {tenant.name!r}: requested 1 query, remaining 0 of {tenant.cap} in this process."
             raise TenantCapExceededError(msg + " Raise the tenant's cap.", requested=1, remaining=0)
+
+    def of_run(self) -> TenantRegistry:
+        """Returns a registry without cached answers, whose tenants have the caps and counts of this one."""
+        other = TenantRegistry(max_queries=self.max_queries, memo_size=self.memo_size)
+        other._lock, other._used = self._lock, self._used
+        return other
 
     @contextmanager
     def seat(self, tenant: Tenant) -> Iterator[TenantSlot]:
@@ -288,6 +295,14 @@ class AnswerMemo:
         self._unpacked = unpacked
         self._unsaved: dict[tuple[str, Query], _StoredOutcome] = {}
         self._lock = threading.Lock()
+
+    def of_run(self, blocks: Blocks) -> AnswerMemo:
+        """Returns the cache of the answers of one run on a stream, whose keys hold its blocks.
+
+        An answer that could not be stored is kept as long as its run.
+        """
+        scope = {"of": self._scope, "blocks": list(blocks)}
+        return AnswerMemo(self._memo, scope=scope, packed=self._packed, unpacked=self._unpacked)
 
     def recall(self, tenant: Tenant, query: Query) -> Any:
         """Returns the outcome that any process stored for the tenant's query, or None."""

@@ -26,8 +26,9 @@ UNDECLARED = (
 
 
 NO_STREAM = (
-    "Of a stream only DPFewShotPromptTemplate, its chat version and DemonstrationSynthesizer read ranges, "
-    "stream.rolling(30, every=7) or stream.last(30). Every other component takes PrivateExamples, on a budget for life."
+    "Of a stream only DPFewShotPromptTemplate, its chat version, DemonstrationSynthesizer and DPVotingRunnable read "
+    "ranges, stream.rolling(30, every=7) or stream.last(30). Every other component takes PrivateExamples, on a budget "
+    "for life."
 )
 
 

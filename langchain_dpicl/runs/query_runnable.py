@@ -23,6 +23,7 @@ from langchain_dpicl.backends.sync_async import (
     EffectGenerator,
     LimitConcurrency,
     run_async,
+    run_in_thread,
     run_sync,
 )
 from langchain_dpicl.budget.budget import Budget
@@ -245,6 +246,9 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     on_exhausted: Exhausted = "raise"
     """What to do when the budget, or the tenant's cap, is spent."""
 
+    runs: Any = Field(default=None, exclude=True, repr=False)
+    """The `AnsweringRuns` on a rolling range, of which answers come from the newest; None: there is one run."""
+
     gives_receipts: bool = Field(default=False, exclude=True, repr=False)
     """Whether answers are results with a receipt; set by `with_receipts`."""
 
@@ -296,8 +300,8 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
 
     @property
     def queries_left(self) -> int:
-        """Queries that the share still pays for; reads the ledger."""
-        return int(self.share.remaining(QUERY_TEMPLATE))
+        """Queries that the share still pays for, on a stream in the present run; reads the ledger."""
+        return int(self._now().share.remaining(QUERY_TEMPLATE))
 
     @property
     def report(self) -> dict[str, Any]:
@@ -382,6 +386,20 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     ) -> list[str]:
         with self._bar(len(inputs)):
             return await super().abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    def _now(self) -> Self:
+        """Returns this component as it answers now: on a rolling range, in the newest run."""
+        return self if self.runs is None else self.runs.of_now(self)
+
+    @override
+    def _run(self, value: QueryInput, config: RunnableConfig, **kwargs: Any) -> str:
+        return super(QueryRunnable, self._now())._run(value, config, **kwargs)
+
+    @override
+    async def _arun(self, value: QueryInput, config: RunnableConfig, **kwargs: Any) -> str:
+        is_due = self.runs is not None and self.runs.is_due
+        now = await run_in_thread(self._now) if is_due else self._now()
+        return await super(QueryRunnable, now)._arun(value, config, **kwargs)
 
     @override
     def _answer(self, value: QueryInput, pay: TicketCharge, config: RunnableConfig, **kwargs: Any) -> str:
@@ -499,7 +517,8 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
             return  # its message is complete: the share is not involved
         price = f"epsilon {self.share.epsilon:.4g} at delta {self.share.delta:.4g}"
         advice = "Build another component for more, or take Serving(on_exhausted='zero_shot')."
-        error.args = (f"{error.args[0]} Its {self.plan.max_queries} queries cost {price} together. {advice}",)
+        queries = f"{self.plan.max_queries} queries" if self._most == self.plan.max_queries else "queries of one window"
+        error.args = (f"{error.args[0]} Its {queries} cost {price} together. {advice}",)
 
     def _read_memo(self, tenant: Tenant, query: Query) -> Any:
         """Returns the cached outcome of this query for the tenant, or None."""
@@ -600,9 +619,14 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
         """Copies the public options only: handles, engines and caches are shared by all copies."""
         return self.__copy__()
 
+    @property
+    def _most(self) -> int:
+        """Queries of one run of a stream, or of all."""
+        return int(getattr(self.share, "most", self.plan.max_queries))
+
     def __repr__(self) -> str:
-        queries_left = describe_tickets_left(lambda: self.share.remaining(QUERY_TEMPLATE))
-        of_all = f"queries_left={queries_left} of {self.plan.max_queries}"
+        queries_left = describe_tickets_left(lambda: self.queries_left)
+        of_all = f"queries_left={queries_left} of {self._most}"
         return f"{type(self).__name__}(component={self.share.component!r}, {of_all})"
 
     __str__ = __repr__

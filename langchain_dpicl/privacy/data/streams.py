@@ -32,7 +32,7 @@ from langchain_dpicl.privacy.data.units import (
     reduce_groups,
     unit_name,
 )
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, LENGTHS, LIFE, Blocks, StreamTerms
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, LENGTHS, LIFE, Blocks, Extent, StreamTerms
 
 __all__ = ["PrivateRange", "PrivateStream", "RollingRange"]
 
@@ -82,7 +82,7 @@ class PrivateStream(Opaque):
       PrivateRange(dataset_id='tickets', 2026-11-01 to 2026-11-07, content=<private>)
     """
 
-    __slots__ = ("_bond", "_declared", "_extend", "_identity", "_range", "_remove", "_terms")
+    __slots__ = ("_bond", "_declared", "_extend", "_identity", "_kept", "_range", "_remove", "_terms")
 
     def __init__(
         self,
@@ -123,6 +123,7 @@ class PrivateStream(Opaque):
         if terms is None:
             raise fail("block", f"another period than {LIFE!r}", block)
         self._terms = terms
+        self._kept = retention
         self._identity = object()
         self._bond = UnitBinding(lambda *_: None)
         self._extend, self._range, self._remove = _make_opaque_stream(self._declared, terms, grace, retention)
@@ -214,6 +215,12 @@ class PrivateStream(Opaque):
         if name is None:
             raise fail("person", f"a value of {self._declared.unit_key!r}", type(person).__name__)
         self._remove(name)
+
+    @property
+    def _closed(self) -> int:
+        """The last block that can be read now."""
+        grace = 0 if self._declared.stream is None else self._declared.stream.grace
+        return self._terms.block_at(time.time()) - 1 - grace
 
     def _ranged(self, first: int | None, length: int) -> PrivateRange:
         made: list[PrivateRange] = []
@@ -319,6 +326,43 @@ class RollingRange(Opaque):
         if self._end is None:
             return self.stream.last(self.length)
         return self.stream._ranged(self._end - self.length + 1, self.length)  # noqa: SLF001  its own module
+
+    def run_start(self, first: int) -> int:
+        """Returns the first block of the newest run of those that begin with `first` and every `every` blocks later.
+
+        Args:
+          first: first block of the first run; public, and the same in every process.
+        """
+        if self._end is not None:
+            return self._end - self.length + 1
+        return first + (self.stream._closed - self.length + 1 - first) // self.every * self.every  # noqa: SLF001
+
+    def first_run(self, extent: Extent | None) -> PrivateRange:
+        """Returns the newest run of a component that answers until the next one begins.
+
+        Args:
+          extent: of its share, if another process has sealed it; None: this run is the first one.
+
+        Raises:
+          ConfigurationError: as `check_kept`, or a block cannot be read yet, or `retention` has dropped one.
+        """
+        self.check_kept()
+        return self.latest() if extent is None else self.run_from(self.run_start(extent[0]))
+
+    def run_from(self, start: int) -> PrivateRange:
+        """Returns the blocks of the run that begins with `start`."""
+        return self.stream._ranged(start, self.length)  # noqa: SLF001
+
+    def check_kept(self) -> None:
+        """Refuses a stream that drops blocks before the run that reads them is followed by the next one.
+
+        Raises:
+          ConfigurationError: `retention` is too short.
+        """
+        kept, grace = self.stream._kept, self.stream._declared.stream  # noqa: SLF001
+        least = self.length + self.every - 1 + (0 if grace is None else grace.grace)
+        if kept is not None and kept < least:
+            raise fail("retention", f"at least {least} blocks, which a run that answers until the next one needs", kept)
 
     def runs_per_window(self, window: int) -> int:
         """Returns how many runs can touch one window: those whose last block is in it, or less than a run behind it.

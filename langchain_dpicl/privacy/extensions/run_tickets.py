@@ -1,4 +1,4 @@
-"""Makes one ticket of a whole run over all labels, as streams need it, and hands its parts out inside one process."""
+"""Grants what one run of a component on a stream may release: parts of one ticket over all labels, or queries."""
 
 from __future__ import annotations
 
@@ -112,6 +112,37 @@ class RunShare(Share):
         """Lets parts that never burnt be reserved again, in this run."""
         with self._guard:
             self._parts_left[part.template, part.label] += count
+
+
+class QueryShare(Share):
+    """The share of a component on a stream that answers queries, seen from one of its runs.
+
+    A query is a ticket of its own, on the run's blocks: it reads all people, whatever their label.
+
+    Formal guarantees:
+      - A ticket that was leased on the blocks of one run pays for no query of another one.
+      - Of one run at most `most` tickets are granted, in all processes together. That is no part of the promise: the
+        ledger counts what each window may have, and the counts of all runs that touch one add to that.
+    """
+
+    def __init__(self, share: Share, blocks: Blocks, most: int) -> None:
+        super().__init__(share._desk, share._component, share._standing)  # noqa: SLF001  its own base
+        self._blocks = blocks
+        self.most = most
+
+    def of_run(self, blocks: Blocks) -> QueryShare:
+        """Returns the same share, seen from the run on other blocks."""
+        return QueryShare(self, blocks, self.most)
+
+    def remaining(self, template: str, *, label: str | None = None, blocks: Blocks | None = None) -> int:
+        """Returns how many queries of this run can still be paid for."""
+        del blocks
+        return int(self._desk.remaining(self._component, (template, label), self._blocks, self.most))
+
+    def reserve(self, template: str, *, label: str | None = None, count: int = 1, **whose: Any) -> Reservation:
+        """Charges queries of the run."""
+        of_run: dict[str, Any] = {"blocks": self._blocks, "run_cap": self.most}
+        return super().reserve(template, label=label, count=count, **{**whose, **of_run})
 
 
 class _PartOfRun(Reservation):

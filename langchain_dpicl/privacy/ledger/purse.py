@@ -34,7 +34,7 @@ _FEW_LOTS = 1024
 
 
 class PurseKey(NamedTuple):
-    """All that the line of a reservation names, and the cap that it was compared with."""
+    """All that the line of a reservation names, and the caps that it was compared with."""
 
     component: str
     slot: Slot
@@ -43,6 +43,7 @@ class PurseKey(NamedTuple):
     cap: int | None
     wrappers: tuple[str, ...]
     blocks: Blocks | None = None
+    run_cap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,11 +205,13 @@ class Holding(Uncopyable):
         tenant: str | None = None,
         cap: int | None = None,
         blocks: Blocks | None = None,
+        run_cap: int | None = None,
     ) -> Reservation:
         delta = self._standing.usable_terms(self.component).delta
         mine = self._standing, self._component, slot
         how: dict[str, Any] = {"refundable": refundable, "blocks": blocks}
-        grant = self._desk.reserve(*mine, count=count, amount=amount, tenant=tenant, tenant_cap=cap, **how)
+        asked: dict[str, Any] = {"amount": amount, "tenant": tenant, "tenant_cap": cap, "run_cap": run_cap, **how}
+        grant = self._desk.reserve(*mine, count=count, **asked)
         how |= {"count": count, "event": event, "delta": delta}
         return Reservation(self._desk, grant, self._component, slot, **how)
 
@@ -264,6 +266,7 @@ class Share(Holding):
         tenant: str | None = None,
         tenant_cap: int | None = None,
         blocks: Blocks | None = None,
+        run_cap: int | None = None,
     ) -> Reservation:
         """Charges tickets, atomically and durably, before any private record is read.
 
@@ -277,6 +280,7 @@ class Share(Holding):
           tenant: public name of who asks; the ledger counts each tenant's tickets. None: no tenant, "".
           tenant_cap: most tickets of this share that the tenant may have, those of every process together.
           blocks: of a stream: the first and last block that the tickets may read, inside the extent of the share.
+          run_cap: most tickets for these blocks, those of every process together; None: as many as a window may have.
 
         Raises:
           PrivacyBudgetExceededError: fewer tickets are left, to all or to the tenant, or the share no longer fits the
@@ -296,7 +300,7 @@ class Share(Holding):
         self._check_blocks(blocks)
         slot = template, label
         how: dict[str, Any] = {"event": ticket.event, "refundable": ticket.refundable}
-        return self._take(slot, count, tenant=tenant, cap=tenant_cap, blocks=blocks, **how)
+        return self._take(slot, count, tenant=tenant, cap=tenant_cap, blocks=blocks, run_cap=run_cap, **how)
 
     def _check_blocks(self, blocks: Blocks | None) -> None:
         """Refuses blocks that the share may not read."""

@@ -269,6 +269,18 @@ class LedgerState:
             return full
         return full - (totals.taken.largest() if blocks is None else totals.taken.largest(self.windows.touched(blocks)))
 
+    def left_of_run(self, component: str, slot: Slot, blocks: Blocks, cap: Amount) -> Amount:
+        """Returns what a run on blocks of a stream may still reserve, of at most `cap`.
+
+        What the run has taken is read where no run before it is counted: in the last window that touches its blocks.
+        Runs on later blocks are counted there too, so that a process that is behind them is refused early.
+        """
+        totals, left = self._slots[component, *slot], self.left(component, slot, blocks)
+        if totals.taken is None or self.windows is None:
+            return left
+        _, last = self.windows.touched(blocks)
+        return min(left, cap - totals.taken.largest((last, last)))
+
     def taken(self, component: str, slot: Slot) -> Amount:
         """Returns what was reserved of a slot and not given back, over the ledger's life."""
         totals = self._slots[component, *slot]

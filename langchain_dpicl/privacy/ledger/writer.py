@@ -559,6 +559,7 @@ class LedgerWriter:
         tenant_cap: int | None = None,
         refundable: bool = False,
         blocks: Blocks | None = None,
+        run_cap: int | None = None,
     ) -> Grant:
         """Reserves tickets durably, with a line or from the purse; the first reservation seals the share.
 
@@ -569,7 +570,8 @@ class LedgerWriter:
         write_dropped()
         if self._is_broken:
             self.verify()
-        key = PurseKey(component.name, slot, float(amount), tenant, tenant_cap, tuple(self._allowed_wrappers()), blocks)
+        wrappers = tuple(self._allowed_wrappers())
+        key = PurseKey(component.name, slot, float(amount), tenant, tenant_cap, wrappers, blocks, run_cap)
         is_leased = refundable and count == 1 and self._purse.most_held > 1 and self.store.durable
         if is_leased and (grant := self._from_purse(standing, component, key)) is not None:
             return grant
@@ -637,6 +639,12 @@ class LedgerWriter:
             if state.windows is not None and state.windows.is_retired(name):
                 raise SealedShareError(f"{name!r}: it was retired. Declare another component for a new share.")
             remaining = state.left(name, slot, key.blocks)
+        if key.blocks is not None and key.run_cap is not None:
+            of_run = key.run_cap if sealed is None else state.left_of_run(name, slot, key.blocks, key.run_cap)
+            if of_run <= remaining and of_run < unit * count:
+                what = f"tickets {slot[0]!r} of one run of {name!r}"
+                raise budget_exceeded(what, count, max(of_run, 0), "The next run has its own.")
+            remaining = min(remaining, of_run)
         if unit * count > remaining:
             held = state.unsettled(name, slot) - self._waiting_of(state, name, slot)
             raise too_few(component, slot, unit * count, remaining, held)
@@ -769,10 +777,12 @@ class LedgerWriter:
         entries = {*self._waiting, *(entry for each in self._doubtful for entry in each.commits)}
         return sum(self.waiting(entry) for entry in entries if state.is_of(entry, component, slot))
 
-    def remaining(self, component: Component, slot: Slot, blocks: Blocks | None = None) -> Amount:
+    def remaining(
+        self, component: Component, slot: Slot, blocks: Blocks | None = None, run_cap: int | None = None
+    ) -> Amount:
         """Returns what of a slot can still be reserved here: what the ledger has left, and what is in the purse.
 
-        Of a stream: for these blocks; None: for any.
+        Of a stream: for these blocks, at most `run_cap` of them; None: for any.
         """
         full = allowance(component, slot)  # refuses a slot that the component has not
         state = self.refresh()
@@ -780,6 +790,10 @@ class LedgerWriter:
             left = state.left(component.name, slot, blocks) if component.name in state.shares else full
             if state.windows is not None and blocks is None:
                 return left
+            if blocks is not None and run_cap is not None:
+                is_sealed = component.name in state.shares
+                of_run = state.left_of_run(component.name, slot, blocks, run_cap) if is_sealed else run_cap
+                left = max(min(left, of_run), 0)
             return left + self._purse.cost(component.name, slot, blocks)
 
     def used_by(self, tenant: str, component: str) -> int:

@@ -16,7 +16,7 @@ from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 
-from langchain_dpicl import DPVotingRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
+from langchain_dpicl import DPFreeFormRunnable, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.baselines import demonstrations_without_privacy, real_demonstrations_without_privacy
 from langchain_dpicl.budget.budget import Budget
@@ -308,7 +308,7 @@ def test_a_component_that_reads_no_streams_says_so(kind: str) -> None:
     engine = FakeBackend(scripted({" a": 0.6}), max_top_k=5)
     budget = Budget(epsilon=1.0, delta=1e-6, per="30 days")
     with pytest.raises(ConfigurationError, match="only DPFewShotPromptTemplate"):
-        DPVotingRunnable.from_private_examples(given, llm=engine, budget=budget, epsilon=1.0, max_queries=3)
+        DPFreeFormRunnable.from_private_examples(given, llm=engine, budget=budget, epsilon=1.0, max_queries=3)
     assert not budget._store.records()
 
 

@@ -1,0 +1,56 @@
+"""Keeps the run that a component on a rolling range answers from, until the blocks of the next one are closed."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from langchain_dpicl._opaque import Opaque
+from langchain_dpicl.privacy.data.streams import RollingRange
+
+if TYPE_CHECKING:
+    from langchain_dpicl.runs.query_runnable import QueryRunnable
+
+RunnableT = TypeVar("RunnableT", bound="QueryRunnable[Any]")
+
+
+class AnsweringRuns(Opaque):
+    """The runs of a component that answers queries on a rolling range; all copies of the component share it.
+
+    Formal guarantees:
+      - A run begins every `every` blocks from the component's first one on, by the clock and public numbers alone, so
+        that it is the same in every process.
+      - Range, tickets and kept answers of a query are those of one run.
+    """
+
+    def __init__(self, source: RollingRange, first: int) -> None:
+        self._source = source
+        self._first = first
+        self._lock = threading.Lock()
+        self._current: tuple[int, dict[str, Any]] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `of_now` has to read another range first."""
+        current = self._current
+        return current is None or current[0] != self._source.run_start(self._first)
+
+    def of_now(self, component: RunnableT) -> RunnableT:
+        """Returns a component as it answers in the newest run."""
+        start = self._source.run_start(self._first)
+        with self._lock:
+            if self._current is None or self._current[0] != start:
+                self._current = None  # what the last run read is dropped before more is
+                private = self._source.run_from(start)
+                memo = component.memo
+                self._current = (
+                    start,
+                    {
+                        "private": private,
+                        "share": component.share.of_run(private.blocks),
+                        "memo": None if memo is None else memo.of_run(private.blocks),
+                        "tenants": component.tenants.of_run(),
+                        "runs": None,
+                    },
+                )
+            return component.model_copy(update=self._current[1])

@@ -1,0 +1,291 @@
+"""Votes of a stream read the newest run, on a standing share that never runs out, and no answer outlives its run."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import DPVotingRunnable, PrivacyBudgetCallbackHandler
+from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    PrivacyBudgetExceededError,
+    PrivacyBudgetMismatchError,
+    SealedShareError,
+    TenantCapExceededError,
+)
+from langchain_dpicl.options import Rows, Serving
+from langchain_dpicl.privacy._validate import Adjacency
+from langchain_dpicl.privacy.data import streams
+from langchain_dpicl.privacy.extensions.run_tickets import QueryShare
+from langchain_dpicl.privacy.ledger import purse as purses
+from langchain_dpicl.privacy.ledger import writer as writers
+from langchain_dpicl.reports import verify_report
+from langchain_dpicl.reports.ledger_audit import check_ledger
+from langchain_dpicl.streams import PrivateRange, PrivateStream
+
+pytestmark = pytest.mark.traced
+
+DAY = 86_400
+START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
+LABELS = ("card", "transfer")
+
+
+def leaning(prompt: str, prefix: Any) -> dict[str, float]:
+    return {" card": 0.7, " transfer": 0.2}
+
+
+ENGINE = FakeBackend(leaning, vocabulary=[" card", " transfer"])
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that a stream reads."""
+    now = [START]
+    monkeypatch.setattr(streams, "time", type("Clock", (), {"time": staticmethod(lambda: now[0])}))
+    return now
+
+
+def stream(**declared: Any) -> PrivateStream:
+    given = {"dataset_id": "d", "time_key": "at", "unit_key": "user", "public_size": {7: 3000, 30: 9000}}
+    some = PrivateStream(**{**given, "label_key": "queue", "labels": LABELS, **declared})
+    rng = random.Random(0)
+    some.extend(
+        {"at": START - 60 * DAY + rng.random() * 400 * DAY, "user": n, "text": "hello", "queue": LABELS[n % 2]}
+        for n in range(800)
+    )
+    return some
+
+
+def ledger(**options: Any) -> PrivacyBudgetCallbackHandler:
+    return PrivacyBudgetCallbackHandler(4.0, 1e-6, **{"per": "30 days", **options})
+
+
+def voter(source: Any, budget: Any, **options: Any) -> DPVotingRunnable:
+    given = {"llm": ENGINE, "budget": budget, "epsilon": 2.0, "max_queries": 5, "component": "votes", **options}
+    return DPVotingRunnable.from_private_examples(source, **{"rows": Rows(slots=10, shots=2), **given})
+
+
+def lines(budget: Any, kind: str) -> list[Any]:
+    return [line.body for line in budget.budget._store.records() if line.kind == kind]
+
+
+def ask(made: DPVotingRunnable, *queries: str, **configurable: Any) -> list[str]:
+    return [made.invoke(query, {"configurable": configurable} if configurable else None) for query in queries]
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_every_run_has_its_queries_and_the_share_never_runs_out(adjacency: Adjacency, clock: list[float]) -> None:
+    budget, some = ledger(adjacency=adjacency), stream()
+    made = voter(some.rolling(30, every=7), budget, serving=Serving(memo_size=0))
+    for week in range(12):
+        assert made.queries_left == 5
+        ask(made, *(f"{week} {n}" for n in range(5)))
+        with pytest.raises(PrivacyBudgetExceededError, match=r"of one run.*The next run has its own"):
+            made.invoke("one more")
+        clock[0] += 7 * DAY
+    (seal,), reserved = lines(budget, "seal"), lines(budget, "reserve")
+    (ticket,) = seal["components"][0]["tickets"]
+    assert (ticket["template"], ticket["label"], ticket["max_count"]) == ("query", None, 45)
+    spans = [line["blocks"] for line in reserved]
+    assert len(spans) == 60
+    first = seal["components"][0]["extent"][0]
+    assert spans == [[first + 7 * week, first + 7 * week + 29] for week in range(12) for _ in range(5)]
+    assert budget.remaining_epsilon == 2.0
+    budget.budget.verify()
+    verified = verify_report(budget.budget.report())
+    assert verified.ok, verified.problems
+    assert check_ledger(budget.budget._store).problems == ()
+
+
+def test_the_run_is_the_same_wherever_it_is_asked_and_begins_with_the_first_one(clock: list[float]) -> None:
+    budget, some = ledger(), stream()
+    ask(voter(some.rolling(30, every=7), budget), "first")
+    clock[0] += 5 * DAY  # another process begins in the middle of the run, with records of its own
+    ask(voter(some.rolling(30, every=7), budget), "second")
+    clock[0] += 2 * DAY
+    ask(voter(some.rolling(30, every=7), budget), "third")
+    first, second, third = (line["blocks"] for line in lines(budget, "reserve"))
+    assert first == second
+    assert third[0] == first[0] + 7
+
+
+def test_kept_answers_belong_to_their_run(clock: list[float], tmp_path: Any) -> None:
+    budget = PrivacyBudgetCallbackHandler.create(tmp_path / "l.db", epsilon=4.0, delta=1e-6, per="30 days")
+    some = stream()
+    how = {"budget": budget, "serving": Serving(memo=tmp_path / "answers.db")}
+    made = voter(some.rolling(30, every=7), **how)
+    for part in (made, copy.copy(made), made, voter(some.rolling(30, every=7), **how)):
+        ask(part, "same")
+    assert len(lines(budget, "reserve")) == 1
+    clock[0] += 7 * DAY
+    for part in (made, copy.copy(made), made, voter(some.rolling(30, every=7), **how)):
+        ask(part, "same")
+    assert [line["blocks"][0] for line in lines(budget, "reserve")] == [
+        START // DAY - 11_323 - 31 + 7 * week for week in range(2)
+    ]
+    asyncio.run(made.ainvoke("same"))
+    assert len(lines(budget, "reserve")) == 2
+    budget.close()
+
+
+def test_an_answer_reads_the_newest_run_alone(clock: list[float]) -> None:
+    some = PrivateStream(
+        dataset_id="d", time_key="at", unit_key="user", public_size={7: 20}, label_key="queue", labels=LABELS
+    )
+    for week in range(3):
+        some.extend(
+            {
+                "at": START + (7 * week - 1.5) * DAY - d * DAY,
+                "user": f"{week}-{d}-{n}",
+                "text": f"week{week}",
+                "queue": "card",
+            }
+            for d in range(1, 7)
+            for n in range(10)
+        )
+    seen: list[str] = []
+
+    def watched(prompt: str, prefix: Any) -> dict[str, float]:
+        seen.append(prompt)
+        return leaning(prompt, prefix)
+
+    budget, spy = (
+        PrivacyBudgetCallbackHandler(4.0, 1e-3, per="30 days"),
+        FakeBackend(watched, vocabulary=[" card", " transfer"]),
+    )
+    made = voter(some.rolling(7, every=7), budget, llm=spy, max_queries=3, rows=Rows(slots=4, shots=2))
+    for week in range(3):
+        seen.clear()
+        asyncio.run(made.ainvoke("q")) if week % 2 else made.invoke("q")
+        found = "".join(seen)
+        assert f"week{week}" in found
+        assert not any(f"week{other}" in found for other in range(3) if other != week)
+        clock[0] += 7 * DAY
+
+
+def test_a_range_that_does_not_roll_answers_its_queries_once(clock: list[float]) -> None:
+    budget, some = ledger(), stream()
+    made = voter(some.last(30), budget)
+    ask(made, *"abcde")
+    clock[0] += 7 * DAY
+    with pytest.raises(PrivacyBudgetExceededError):
+        made.invoke("f")
+    (seal,) = lines(budget, "seal")
+    assert all(line["blocks"] == seal["components"][0]["extent"] for line in lines(budget, "reserve"))
+    with pytest.raises(SealedShareError):
+        ask(voter(some.last(30), budget), "g")
+    assert verify_report(budget.budget.report()).ok
+
+
+def test_a_leased_ticket_is_void_once_the_run_changes(
+    clock: list[float], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = type("Clock", (), {"monotonic": staticmethod(lambda: 1000.0)})
+    for module in (purses, writers):
+        monkeypatch.setattr(module, "time", stopped)
+    budget = PrivacyBudgetCallbackHandler.create(tmp_path / "l.db", epsilon=4.0, delta=1e-6, per="30 days")
+    made = voter(stream().rolling(30, every=7), budget, max_queries=400, serving=Serving(memo_size=0))
+    ask(made, *map(str, range(4)))
+    leased = [line for line in lines(budget, "reserve") if line["count"] > 1]
+    assert leased, "no line leased"
+    held = sum(budget.budget._desk.kept().values())
+    assert held
+    assert made.queries_left == 396
+    clock[0] += 7 * DAY
+    assert made.queries_left == 400  # the tickets that it holds are of the run before
+    ask(made, "next run")
+    (given,) = lines(budget, "give_back")
+    assert given["count"] == held
+    last = lines(budget, "reserve")[-1]
+    assert last["blocks"][0] == leased[0]["blocks"][0] + 7
+    budget.budget.verify()
+    budget.close()
+
+
+def test_a_ticket_of_another_run_pays_for_nothing(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a component that goes on reserving for the run before."""
+    monkeypatch.setattr(QueryShare, "of_run", lambda self, blocks: self)
+    made = voter(stream().rolling(30, every=7), ledger())
+    ask(made, "a")
+    clock[0] += 7 * DAY
+    with pytest.raises(PrivacyBudgetMismatchError, match="blocks"):
+        made.invoke("b")
+
+
+def test_a_run_is_capped_in_all_processes_together_and_late_ones_are_refused(clock: list[float]) -> None:
+    budget, some = ledger(), stream()
+    one, other = (voter(some.rolling(30, every=7), budget) for _ in range(2))
+    ask(one, *"abc")
+    ask(other, *"de")
+    for each in (one, other):
+        with pytest.raises(PrivacyBudgetExceededError, match="of one run"):
+            each.invoke("f")
+    share: Any = one.share
+    start = lines(budget, "reserve")[0]["blocks"][0]
+    later, sooner = share.of_run((start + 7, start + 36)), share.of_run((start, start + 29))
+    later.reserve("query")
+    assert (later.remaining("query"), sooner.remaining("query")) == (4, 0)
+
+
+def test_a_tenant_has_its_cap_over_all_runs(clock: list[float]) -> None:
+    made = voter(stream().rolling(30, every=7), ledger(), serving=Serving(tenant_max_queries=3))
+    ask(made, "a", "b", tenant="ann")
+    clock[0] += 7 * DAY
+    ask(made, "a", tenant="ann")
+    with pytest.raises(TenantCapExceededError):
+        ask(made, "b", tenant="ann")
+    ask(made, "b", tenant="bob")
+
+
+def test_when_a_run_is_spent_zero_shot_answers_are_given_until_the_next(clock: list[float]) -> None:
+    serving = Serving(on_exhausted="zero_shot", memo_size=0)
+    made = voter(stream().rolling(30, every=7), ledger(), serving=serving, max_queries=1).with_receipts()
+    assert [made.invoke(q).receipt.source for q in "ab"] == ["release", "zero-shot"]
+    clock[0] += 7 * DAY
+    assert made.invoke("c").receipt.source == "release"
+
+
+@pytest.mark.parametrize(
+    ("options", "declared", "expected"),
+    [
+        ({"component": None}, {}, "component"),
+        ({"rows": Rows(slots=4, shots=2, sampling="fixed")}, {}, "sampling"),
+        ({"epsilon": 9.0}, {}, "epsilon"),
+        ({"max_queries": 0}, {}, "max_queries"),
+        ({}, {"retention": 36}, "retention"),
+    ],
+)
+def test_what_votes_on_a_stream_cannot_do_is_refused_before_anything_is_charged(
+    options: dict[str, Any], declared: dict[str, Any], expected: str
+) -> None:
+    budget = ledger(adjacency="replace_one")
+    with pytest.raises((ConfigurationError, PrivacyBudgetExceededError), match=expected):
+        voter(stream(**declared).rolling(30, every=7), budget, **options)
+    assert not lines(budget, "bind")
+
+
+def test_the_shortest_retention_that_is_accepted_suffices_for_the_last_day_of_a_run(clock: list[float]) -> None:
+    made = voter(stream(retention=37).rolling(30, every=7), ledger(), serving=Serving(memo_size=0))
+    for day in range(15):
+        ask(made, str(day) if day % 7 < 5 else "again") if day % 7 in {0, 6} else None
+        clock[0] += DAY
+
+
+def test_a_run_in_use_is_the_only_one_that_is_held(clock: list[float]) -> None:
+    some = stream()
+    made = voter(some.rolling(30, every=7), ledger())
+    ask(made, "a")
+    runs: Any = made.runs
+    clock[0] += 7 * DAY
+    ask(made, "b")
+    gc.collect()
+    held = [each for each in gc.get_objects() if isinstance(each, PrivateRange) and each._stream is some]
+    assert held == [runs._current[1]["private"]]
+    assert "private" in repr(runs)
