@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -23,7 +23,14 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
-from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, GaussianEvent, PureEvent
+from langchain_dpicl.privacy.accounting.events import (
+    ComposedEvent,
+    Event,
+    FailureEvent,
+    GaussianEvent,
+    PureEvent,
+    RepeatedEvent,
+)
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,
@@ -74,6 +81,8 @@ class DocumentsPlan(SharePlan):
       pairs: the same of pairs of released words; None: no pairs.
       generation: the plan of the texts, by place of a topic; None: no texts leave.
       least_units: minimum noisy count of a topic; None: topics are words, which have a threshold.
+      runs: so many times all of it is released, each with topics of its own: the runs that can touch one window of a
+        stream. The texts of `generation` are those of all runs.
     """
 
     method: ClassVar[str] = "documents"
@@ -84,6 +93,7 @@ class DocumentsPlan(SharePlan):
     pairs: WordRelease | None
     generation: GenerationPlan | None
     least_units: int | None
+    runs: int = 1
 
     @property
     def release(self) -> CountPlan | WordRelease:
@@ -97,17 +107,23 @@ class DocumentsPlan(SharePlan):
 
     @property
     def documents_per_topic(self) -> int:
-        """Texts of each topic."""
-        return 0 if self.generation is None else self.generation.shots_per_label
+        """Texts of each topic, in one run."""
+        return 0 if self.generation is None else self.generation.shots_per_label // self.runs
+
+    def one_run(self) -> DocumentsPlan:
+        """Returns the plan of one run; its price is that of all."""
+        texts = self.generation
+        if texts is not None:
+            texts = dataclasses.replace(texts, shots_per_label=self.documents_per_topic)
+        return dataclasses.replace(self, generation=texts, runs=1)
 
     @property
     def implementation_delta(self) -> float:
         """Declared gap between ideal and drawn noise, of all steps that one unit takes part in."""
         of_words = sum(one.implementation_delta for one in (self.words, self.pairs) if one is not None)
         of_texts = 0.0 if self.generation is None else self.generation.implementation_delta
-        return (
-            self.topics.implementation_delta + of_words * _branches(self.num_topics, self.topics.adjacency) + of_texts
-        )
+        of_places = of_words * _branches(self.num_topics, self.topics.adjacency)
+        return self.runs * (self.topics.implementation_delta + of_places) + of_texts
 
     @property
     def deviation(self) -> float:
@@ -126,10 +142,11 @@ class DocumentsPlan(SharePlan):
 
     def tickets(self) -> tuple[Ticket, ...]:
         """Returns the tickets of the share: topics of all units, then words, pairs and texts of each place."""
-        first = Ticket(template=self.topic_template, event=self.topics.event, refundable=True)
+        how: dict[str, Any] = {"max_count": self.runs, "refundable": True}
+        first = Ticket(template=self.topic_template, event=self.topics.event, **how)
         of_topics = ((WORDS_OF_TOPIC_TEMPLATE, self.words), (PAIRS_OF_TOPIC_TEMPLATE, self.pairs))
         words = (
-            Ticket(template=template, event=release.event, label=place, refundable=True)
+            Ticket(template=template, event=release.event, label=place, **how)
             for place in places(self.num_topics)
             for template, release in of_topics
             if release is not None
@@ -192,6 +209,7 @@ class DocumentsPlan(SharePlan):
             "pairs": None if self.pairs is None else self.pairs.to_dict(),
             "least_units": self.least_units,
             "generation": None if self.generation is None else self.generation.to_dict(),
+            **({} if self.runs == 1 else {"runs": self.runs}),
         }
 
     @classmethod
@@ -218,7 +236,10 @@ class DocumentsPlan(SharePlan):
                 raise fail("generation", f"the terms of its topics: {terms}, {topics.adjacency!r}", found)
             if list(generation.sizes) != list(places(num_topics)):
                 raise fail("generation", f"texts of the {num_topics} places of topics", list(generation.sizes))
-        return _priced(cls(topics, num_topics, words, pairs, generation, least, epsilon=0.0, **terms))
+        runs = check_int("runs", shown.get("runs", 1), low=1)
+        if generation is not None and generation.shots_per_label % runs:
+            raise fail("runs", f"a divisor of {generation.shots_per_label} texts of a topic", runs)
+        return _priced(cls(topics, num_topics, words, pairs, generation, least, runs, epsilon=0.0, **terms))
 
 
 def _topics_shown(shown: Mapping[str, Any]) -> CountPlan | WordRelease:
@@ -292,6 +313,7 @@ def plan_documents(
     max_tokens: int = 60,
     candidates: int = 101,
     partition: str = "private-examples by topic",
+    runs: int = 1,
 ) -> DocumentsPlan:
     """Chooses the noise of all steps so that together they cost at most `epsilon`.
 
@@ -322,6 +344,7 @@ def plan_documents(
       max_tokens: cap of a text.
       candidates: width of the public domain per token.
       partition: public name under which topics split the units.
+      runs: how often all of it is released; of a stream the runs that can touch one window.
 
     Raises:
       ConfigurationError: a public parameter is out of range, or the noise costs more than epsilon.
@@ -337,6 +360,7 @@ def plan_documents(
     check_int("public_size", public_size, low=1)
     check_int("num_topics", num_topics, low=1, high=MOST_TOPICS)
     check_int("documents_per_topic", documents_per_topic, low=0)
+    check_int("runs", runs, low=1)
     if vocabulary is not None and (isinstance(vocabulary, str) or not isinstance(vocabulary, Iterable)):
         raise fail("vocabulary", "a sequence of public keywords", type(vocabulary).__name__)
     if topic_share is not None:
@@ -354,7 +378,7 @@ def plan_documents(
         raise fail("min_units, noise", "None where topics are released words", (least_units, topic_noise), advice)
     releases = _first_releases(
         None if vocabulary is None else tuple(vocabulary),
-        _WordTerms(text_key, denied, keywords_per_unit, most, pairs, num_topics, delta, adjacency),
+        _WordTerms(text_key, denied, keywords_per_unit, most, pairs, num_topics, delta, adjacency, runs),
         epsilon=target,
         topic_share=topic_share,
         topic_noise=topic_noise,
@@ -379,13 +403,13 @@ def plan_documents(
             mechanism=kind,
             design=_coin_drawn_design(design),
             redraw_every=redraw_every,
-            shots_per_label=documents_per_topic,
+            shots_per_label=documents_per_topic * runs,
             segments=(Segment("text", max_tokens),),
             candidates=candidates,
             partition=partition,
         )
     terms: dict[str, Any] = {"partition": partition, "epsilon": 0.0, "delta": delta}
-    draft = DocumentsPlan(topics, num_topics, *releases[1:], generation, least_units, **terms)
+    draft = DocumentsPlan(topics, num_topics, *releases[1:], generation, least_units, runs, **terms)
     return _price_plan(draft, target, calibrates=noise_multiplier is None and not kind.fixes_noise)
 
 
@@ -425,6 +449,7 @@ class _WordTerms:
     num_topics: int
     delta: float
     adjacency: Adjacency
+    runs: int
 
     def release(self, most: int, noise: float, failure: float) -> WordRelease:
         """Returns a release of at most so many words of a unit."""
@@ -436,10 +461,11 @@ class _WordTerms:
         """Returns what topics, if they are words, and the words and pairs of all places cost after other events."""
         # Every threshold that `release` finds has at most this chance.
         one = ComposedEvent((GaussianEvent(noise), FailureEvent(failure)))
-        tickets = [Ticket(f"first {place}", event) for place, event in enumerate(first)]
-        tickets += [Ticket("topics", one)] if has_topics else []
+        runs = self.runs
+        tickets = [Ticket(f"first {place}", event, max_count=runs) for place, event in enumerate(first)]
+        tickets += [Ticket("topics", one, max_count=runs)] if has_topics else []
         of_place = ("words", "pairs")[: (2 if self.has_pairs else 1) if self.words else 0]
-        tickets += [Ticket(name, one, label=place) for place in places(self.num_topics) for name in of_place]
+        tickets += [Ticket(n, one, label=place, max_count=runs) for place in places(self.num_topics) for n in of_place]
         return event_of_tickets(tickets, partition="units by topic")
 
 
@@ -455,7 +481,7 @@ def _first_releases(
     """Returns the releases of topics, of the words of one topic, and of pairs of these."""
     adjacency, delta = terms.adjacency, terms.delta
     rounds = (2 if terms.has_pairs else 1) * _branches(terms.num_topics, adjacency) if terms.words else 0
-    failure = delta * _FOR_THRESHOLDS / max(1, rounds + (vocabulary is None))
+    failure = delta * _FOR_THRESHOLDS / max(1, rounds + (vocabulary is None)) / terms.runs
     left = effective_delta(delta, _GAPS_OF_WORDS)
 
     def noise_for(share: float, *, has_topics: bool, own: _WordTerms = terms, first: Sequence[Event] = ()) -> float:
@@ -470,7 +496,8 @@ def _first_releases(
     if vocabulary is not None:
         most = min(check_int("keywords_per_unit", terms.topic_words, low=1), max(1, len(vocabulary)))
         rule = UnitKeywords(terms.text_key, most, vocabulary)
-        topics = _histogram(rule, epsilon * (topic_share or _TOPIC_SHARE), delta, adjacency, topic_noise)
+        share = epsilon * (topic_share or _TOPIC_SHARE)
+        topics = _histogram(rule, share, delta, adjacency, topic_noise, runs=terms.runs)
     elif topic_share is not None or not terms.words:
         alone = dataclasses.replace(terms, words=0)
         noise = noise_for(topic_share or _TOPIC_SHARE, has_topics=True, own=alone)
@@ -507,19 +534,25 @@ def _coin_drawn_design(design: RowDesign | None) -> RowDesign:
 
 
 def _histogram(
-    rule: UnitKeywords, epsilon: float, delta: float, adjacency: Adjacency, noise: TopicNoise | None
+    rule: UnitKeywords, epsilon: float, delta: float, adjacency: Adjacency, noise: TopicNoise | None, *, runs: int
 ) -> CountPlan:
-    """Returns the histogram with the least noise that costs `epsilon` by itself."""
+    """Returns the histogram with the least noise that costs `epsilon` by itself, over all runs."""
+
+    def scale(event: Callable[[float], Event]) -> float:
+        def of_all(noise: float) -> Event:
+            return event(noise) if runs == 1 else RepeatedEvent(event(noise), runs)
+
+        return accounting.calibrate(of_all, epsilon=epsilon, delta=delta, adjacency=adjacency)
+
     if noise is not None:
         check_choice("topic_noise", noise, TOPIC_NOISES)
     # Which noise deviates less depends on delta and the keywords per unit, so both are calibrated and compared.
     plans = []
     if noise != "gaussian":
-        laplace = accounting.calibrate(lambda x: PureEvent(1.0 / x), epsilon=epsilon, delta=delta, adjacency=adjacency)
+        laplace = scale(lambda x: PureEvent(1.0 / x))
         plans.append(CountPlan(rule, DiscreteLaplaceMechanism(laplace), adjacency))
     if noise != "discrete_laplace":
-        normal = accounting.calibrate(GaussianEvent, epsilon=epsilon, delta=delta, adjacency=adjacency)
-        plans.append(CountPlan(rule, GaussianCountMechanism(normal), adjacency))
+        plans.append(CountPlan(rule, GaussianCountMechanism(scale(GaussianEvent)), adjacency))
     return min(plans, key=_deviation)
 
 

@@ -27,6 +27,7 @@ from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.data.streams import RollingRange
 from langchain_dpicl.privacy.extensions.count_histograms import CountPlan
 from langchain_dpicl.privacy.extensions.topic_partition import (
     PAIRS_OF_TOPIC_TEMPLATE,
@@ -39,16 +40,23 @@ from langchain_dpicl.privacy.extensions.unit_values import words_of
 from langchain_dpicl.privacy.extensions.word_release import Weight, WordRelease
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.release.count_release import release_counts, release_words
-from langchain_dpicl.release.declare_share import declare_share, share_of_delta
+from langchain_dpicl.release.declare_share import (
+    check_run,
+    declare_share,
+    range_of,
+    runs_per_window,
+    share_of_delta,
+    stream_runs,
+)
 from langchain_dpicl.released.base import release_id
-from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText
+from langchain_dpicl.released.documents import SyntheticDocuments, SyntheticText, blocks_of
 from langchain_dpicl.released.words import WordGroup, without_words
 from langchain_dpicl.reports.public_words import public_words
 from langchain_dpicl.reports.verify import problems_in
 from langchain_dpicl.reports.verify_released import topic_problems, topic_word_problems
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.journal import RunJournal
-from langchain_dpicl.runs.release_run import RunCall, report_of
+from langchain_dpicl.runs.release_run import RunCall, reads_of, report_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +180,14 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         self._trees: dict[str | None, WordTree] | None = {} if is_open else None
         if script is not None and self._trees is not None:
             script = dataclasses.replace(script, trees=self._trees)
-        super().__init__(private, script, plan=plan, generation=plan.generation, first=[self._found], **run)
+        super().__init__(private, script, plan=plan, generation=plan.one_run().generation, first=[self._found], **run)
         self._resume()
 
     @classmethod
-    @door("DocumentSynthesizer")
+    @door("DocumentSynthesizer", streams=True)
     def from_private_examples(
         cls,
-        private: PrivateExamples,
+        private: PrivateExamples | RollingRange,
         *,
         documents_per_topic: int,
         llm: LLM | None = None,
@@ -200,7 +208,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
 
         Args:
           private: the documents, declared without labels, such as `PrivateExamples(loader, ...)`; bound
-            to the budget's ledger here.
+            to the budget's ledger here. Or a range of a stream: of `stream.rolling(7, every=7)` this week's run, which
+            new records alone pay for; its documents say which days they are of, and go into the same store.
           documents_per_topic: 0 releases words of each topic alone: no text and no model; they hold facts at a few
             dozen units. 1 or more writes so many texts of each topic: sentences, for several times the epsilon; their
             costs compose. `topics=Topics(words=8)` releases both.
@@ -235,6 +244,10 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         mechanism = noise_of(noise, Noise, LogitNoise)
         shape, writing = option_of("rows", rows, Rows), option_of("decoding", decoding, Decoding)
         wording = GenerationTask.of(task, instruction)
+        per_window, source = runs_per_window(private, spender), private
+        private = range_of(private)
+        if per_window is not None:
+            check_run(component, shape.sampling, checkpoint=checkpoint)
         named = component if component is not None else RunJournal.component_in(checkpoint)
         name = spender.fresh_name("documents") if named is None else named
         total = private.public_size_of(None)
@@ -280,6 +293,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             max_tokens=max_tokens,
             candidates=101 if made is None else made.candidates,
             partition=by_topic.dataset_id,
+            runs=per_window or 1,
         )
         if writing.released_words is True and plan.words is None:
             raise fail("Decoding.released_words", "True where words of topics leave", True, "Give Topics(words=8).")
@@ -293,7 +307,13 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         terms = {"component": name, "ledger_id": spender.ledger_id, "dataset_id": by_topic.dataset_id, "plan": public}
         journal = RunJournal.open(checkpoint, **terms)
         engines = [] if script is None else [script]
-        share = declare_share(by_topic, spender, plan, component=name, epsilon=epsilon, public=public, engines=engines)
+        runs = None
+        if per_window is not None and private.blocks is not None:
+            how: dict[str, Any] = {"per_window": per_window, "parts": plan.one_run().tickets()}
+            runs = stream_runs(source, private.blocks, spender, component=name, **how)
+            public = {**public, "stream": runs.to_dict()}
+        paid: dict[str, Any] = {"component": name, "epsilon": epsilon, "runs": runs}
+        share = declare_share(by_topic, spender, plan, public=public, engines=engines, **paid)
         run = {"share": share, "budget": spender, "journal": journal, "review": found.review}
         return cls(by_topic, script, plan=plan, public=public, **run)
 
@@ -504,7 +524,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
     def _examples(self, item: Any) -> list[Document]:
         if isinstance(item, PartialText):
             is_written = self._is_written(item)
-            return [self._text(item).document(release_id(self._names(), self.topics))] if is_written else []
+            names = self._names()
+            return [self._text(item).document(release_id(names, self.topics), blocks_of(names))] if is_written else []
         return [each for each in self._value().documents if "kind" in each.metadata] if self.words else []
 
     def _steps_left(self) -> int:
@@ -525,11 +546,12 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         topic = self._topics[str(draft.label)]
         return SyntheticText(draft.values[self._script.wording.text_key], topic, draft.number)
 
-    def _names(self) -> dict[str, str]:
+    def _names(self) -> dict[str, Any]:
         return {
             "component": self.component,
             "dataset_id": self.plan.partition,
             "ledger_id": self._budget.ledger_id,
+            **reads_of(self._budget, self.share),
         }
 
     def __repr__(self) -> str:

@@ -48,9 +48,14 @@ class SyntheticText:
         check_name("topic", self.topic)
         check_int("number", self.number, low=0)
 
-    def document(self, release: str) -> Document:
-        """Returns the LangChain document: with `topic`, `number` and `release` as metadata and a stable id."""
-        metadata = {"topic": self.topic, "number": self.number, "release": release}
+    def document(self, release: str, blocks: Mapping[str, Any] | None = None) -> Document:
+        """Returns the LangChain document: with `topic`, `number` and `release` as metadata and a stable id.
+
+        Args:
+          release: name of the release.
+          blocks: further metadata: what a run on a stream read, see `blocks_of`.
+        """
+        metadata = {"topic": self.topic, "number": self.number, "release": release, **(blocks or {})}
         # A UUID, because some stores accept no other ids.
         named = uuid.uuid5(uuid.NAMESPACE_URL, f"{FORMAT}/{release}/{self.number}/{self.topic}")
         return Document(id=str(named), page_content=self.text, metadata=metadata)
@@ -130,11 +135,12 @@ class SyntheticDocuments(Released):
 
         The words of a topic are one document: the topic, its words and, a line each, its pairs. It says which words
         belong to the topic, not how: a model that writes sentences from it makes the rest up. Its `kind` is "words";
-        a text has its `number` instead.
+        a text has its `number` instead. Documents of a stream have its first and last block, `first_block` and
+        `last_block`, by which a retriever may leave old ones out.
         """
-        release = self.release_id
-        of_words = [_of_words(group, release) for group in self.words]
-        return of_words + [text.document(release) for text in self.texts if text.text.strip()]
+        release, blocks = self.release_id, blocks_of(self.report)
+        of_words = [_of_words(group, release, blocks) for group in self.words]
+        return of_words + [text.document(release, blocks) for text in self.texts if text.text.strip()]
 
     def filtered(self, keep: Callable[[Document], bool]) -> SyntheticDocuments:
         """Returns the documents that pass a test; free, also if the test calls public models.
@@ -142,9 +148,9 @@ class SyntheticDocuments(Released):
         Args:
           keep: the test, for instance a model's judgement whether the text is about its topic.
         """
-        release = self.release_id
-        passed = tuple(text for text in self.texts if keep(text.document(release)))
-        words = tuple(group for group in self.words if keep(_of_words(group, release)))
+        release, blocks = self.release_id, blocks_of(self.report)
+        passed = tuple(text for text in self.texts if keep(text.document(release, blocks)))
+        words = tuple(group for group in self.words if keep(_of_words(group, release, blocks)))
         return dataclasses.replace(self, texts=passed, words=words)
 
     def without(self, words: Iterable[str]) -> SyntheticDocuments:
@@ -233,11 +239,17 @@ class SyntheticDocuments(Released):
         )
 
 
-def _of_words(group: WordGroup, release: str) -> Document:
+def blocks_of(report: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the first and the last block of a stream that a release read, by name; nothing of another release."""
+    reads = report.get("reads")
+    return {} if reads is None else {"first_block": reads["first"], "last_block": reads["last"]}
+
+
+def _of_words(group: WordGroup, release: str, blocks: Mapping[str, str]) -> Document:
     """Returns the document of a topic's words; its id depends on them."""
     text = group.text()
     named = uuid.uuid5(uuid.NAMESPACE_URL, f"{FORMAT}/{release}/words/{text}")
-    metadata = {"topic": group.label, "kind": "words", "release": release}
+    metadata = {"topic": group.label, "kind": "words", "release": release, **blocks}
     return Document(id=str(named), page_content=text, metadata=metadata)
 
 

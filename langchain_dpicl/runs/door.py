@@ -26,9 +26,10 @@ UNDECLARED = (
 
 
 NO_STREAM = (
-    "Of a stream only DPFewShotPromptTemplate, its chat version, DemonstrationSynthesizer and DPVotingRunnable read "
-    "ranges, stream.rolling(30, every=7) or stream.last(30). Every other component takes PrivateExamples, on a budget "
-    "for life."
+    "Of a stream only DPFewShotPromptTemplate, its chat version, DemonstrationSynthesizer, DPVotingRunnable and "
+    "DocumentSynthesizer read ranges, stream.rolling(30, every=7) or stream.last(30). For every other component build "
+    "PrivateExamples of the records that it is to read, on a budget for life of their own; of a person who is in both, "
+    "the two budgets add up."
 )
 
 

@@ -41,6 +41,8 @@ from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCall
 from langchain_dpicl.options import LocalExecutor
 from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
+from langchain_dpicl.privacy.extensions.run_tickets import RunShare
+from langchain_dpicl.privacy.ledger.blocks import StreamTerms
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.reports.claims import RELEASE_FORMAT, unit_of
 from langchain_dpicl.runs.journal import RunJournal
@@ -513,9 +515,19 @@ def report_of(budget: Budget, share: Share, plan: SharePlan, **shown: Any) -> di
         "epsilon": share.epsilon,
         "delta": share.delta,
         "plan": plan.to_dict(),
+        **reads_of(budget, share),
         **shown,
         "budget": inner,
     }
+
+
+def reads_of(budget: Budget, share: Share) -> dict[str, Any]:
+    """Returns the blocks that a run on a stream reads, by number and by name; nothing of another share."""
+    terms = StreamTerms.parse(budget.per)
+    if terms is None or not isinstance(share, RunShare):
+        return {}
+    first, last = share.blocks
+    return {"reads": {"blocks": [first, last], "first": terms.name_of(first), "last": terms.name_of(last)}}
 
 
 def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Any:

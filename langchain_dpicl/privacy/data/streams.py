@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.data.private_examples import (
     container_fault,
     each_record,
 )
-from langchain_dpicl.privacy.data.unit_pool import Sealed, make_opaque_pool, run_guarded
+from langchain_dpicl.privacy.data.unit_pool import OpenPool, Sealed, Split, make_opaque_pool, run_guarded
 from langchain_dpicl.privacy.data.units import (
     Declaration,
     Record,
@@ -298,9 +298,7 @@ class PrivateRange(PrivateExamples):
         )
 
     def __repr__(self) -> str:
-        first, last = (self._stream._terms.start_of(block) for block in self._blocks)  # noqa: SLF001
-        is_day = self._stream._terms.name != "hour"  # noqa: SLF001
-        words = " to ".join(str(each.date()) if is_day else f"{each:%Y-%m-%dT%H}" for each in (first, last))
+        words = " to ".join(map(self._stream._terms.name_of, self._blocks))  # noqa: SLF001
         return f"PrivateRange(dataset_id={self.dataset_id!r}, {words}, content=<private>)"
 
 
@@ -450,10 +448,10 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
 class _Kept(Opaque):
     """The pool of a range, which lives as long as one of its functions."""
 
-    __slots__ = ("__weakref__", "_open", "_remove")
+    __slots__ = ("__weakref__", "_open", "_remove", "_split")
 
     def __init__(self, sealed: Sealed) -> None:
-        self._open, self._remove, _ = sealed
+        self._open, self._remove, self._split = sealed
 
     def remove(self, person: str) -> None:
         """Removes a person."""
@@ -463,9 +461,13 @@ class _Kept(Opaque):
         """Opens the pool of a label, or of all."""
         return self._open(label)
 
+    def split(self, labels: tuple[str, ...], rule: Split) -> OpenPool | None:
+        """Splits the people by other labels."""
+        return self._split(labels, rule)
+
     def sealed(self) -> Sealed:
         """Returns functions that keep the pool alive."""
-        return self.open, self.remove, lambda *_: None
+        return self.open, self.remove, self.split
 
 
 def _read(records: Any, declared: Declaration, terms: StreamTerms, found: list[tuple[str, float, str, Record]]) -> str:

@@ -167,7 +167,8 @@ def make_declaration(
     """Checks the public arguments of `PrivateExamples`, or those that a report shows, and freezes them."""
     declared = _check_labels(label_key, labels)
     flow = None if stream is None else make_stream_declaration(**stream)
-    if flow is not None and (unit_key is None or public_size != flow.sizes[-1][1]):
+    is_whole = redeclared is not None or flow is None or public_size == flow.sizes[-1][1]
+    if flow is not None and (unit_key is None or not is_whole):
         raise fail("unit_key, public_size", "a unit_key, and the people of the longest range", (unit_key, public_size))
     return Declaration(
         dataset_id=check_name("dataset_id", dataset_id),

@@ -23,8 +23,8 @@ def run_ticket(tickets: Sequence[Ticket], *, runs: int, adjacency: Adjacency) ->
     """Returns the ticket of one run, of which there are `runs` per window, from the tickets of all these runs.
 
     Formal guarantees:
-      - In one run a unit has one label, and so takes part in the tickets of one label; under `replace_one` it may leave
-        one and join another, and takes part in those of two. The event is the composition of these.
+      - In one run a unit has one label, and so takes part in the tickets of all units and in those of one label; under
+        `replace_one` it may leave one and join another, and takes part in those of two. The event is the composition.
       - Over several runs a unit may have several labels: the runs compose, and no labels run in parallel.
 
     Raises:
@@ -38,15 +38,16 @@ def run_ticket(tickets: Sequence[Ticket], *, runs: int, adjacency: Adjacency) ->
             raise fail("runs", f"a divisor of {ticket.max_count} tickets", runs)
         event = ticket.event if count == 1 else RepeatedEvent(ticket.event, count)
         by_label.setdefault(ticket.label, []).append(event)
+    of_all = by_label.pop(None, [])
     bundles = [compose_events(events) for events in by_label.values()]
-    if not bundles or (None in by_label and len(by_label) > 1):
-        raise fail("tickets", "tickets of all units, or of every label", sorted(map(str, by_label)))
+    if not of_all and not bundles:
+        raise fail("tickets", "at least one", 0)
     if any(bundle != bundles[0] for bundle in bundles):
         advice = "On a stream declare one public_size for all labels, so that they have the same sampling rate."
         raise fail("public_size", "labels that cost the same", sorted(map(str, by_label)), advice)
     may_move = adjacency == "replace_one" and len(bundles) > 1
-    event = compose_events((bundles[0], bundles[0])) if may_move else bundles[0]
-    return Ticket(RUN_TEMPLATE, event, max_count=runs)
+    of_labels = [*bundles[:1], *(bundles[:1] if may_move else [])]
+    return Ticket(RUN_TEMPLATE, compose_events((*of_all, *of_labels)), max_count=runs)
 
 
 class RunShare(Share):
@@ -67,6 +68,11 @@ class RunShare(Share):
         self._guard = threading.Lock()
         self._pid = os.getpid()
         self._run: Reservation | None = None
+
+    @property
+    def blocks(self) -> Blocks:
+        """What the run reads."""
+        return self._blocks
 
     def remaining(self, template: str, *, label: str | None = None, blocks: Blocks | None = None) -> int:
         """Returns how many parts of this run can still be reserved."""

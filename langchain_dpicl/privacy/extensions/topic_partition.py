@@ -60,9 +60,21 @@ class TopicExamples(PrivateExamples):
         before a record is read. Until topics are named, all units can be read together, those of a place by nobody.
       - A unit belongs to one place at most, by a rule that looks at it and at the named topics alone, and topics are
         named once: other ones are refused, here and, where the ledger is durable, in every process.
+      - Of a range of a stream each object is of one run, which is one ticket of one process and has topics of its own.
     """
 
     __slots__ = ()
+
+    @property
+    def blocks(self) -> tuple[int, int] | None:
+        """Those of the first declaration."""
+        return None if self._root is None else self._root.blocks
+
+    def check_delta(self, delta: float) -> None:
+        """As the first declaration does, and for the places of the topics."""
+        if self._root is not None:
+            self._root.check_delta(delta)
+        super().check_delta(delta)
 
     def redeclared(self, **declared: Any) -> NoReturn:  # noqa: ARG002  all are refused
         """Refuses: topics that are named later are no part of another declaration, which could hide two splits.
@@ -77,7 +89,8 @@ class TopicExamples(PrivateExamples):
         """Splits the units by released topics, once, and returns the declaration that says which they are.
 
         A unit belongs to the first of `topics` that occurs in its texts (`TopicSplit`), or to none; topic i has the
-        i-th declared place. Bind what is returned: the ledger then refuses other topics for this split.
+        i-th declared place. Bind what is returned: the ledger then refuses other topics for this split. Of a range it
+        is the declaration without topics, which differ from run to run.
 
         Raises:
           ConfigurationError: the topics are no vocabulary of that size.
@@ -94,6 +107,8 @@ class TopicExamples(PrivateExamples):
             self, declared.dataset_id + _NAMED, declared.label_key, {topic: sizes[place[topic]] for topic in place}
         )
         late.assign(split)
+        if self.blocks is not None:
+            return self
 
         def open_topic(topic: str | None) -> Pool:
             return late(None if topic is None else place[topic])
@@ -119,8 +134,6 @@ def split_by_topics(
     """
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
-    if private.blocks is not None:  # the topics would name no blocks
-        raise fail("private", "examples that are of no stream", type(private).__name__)
     if dataset_id == private.dataset_id:
         raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
     if private.label_key is not None:
@@ -133,12 +146,15 @@ def split_by_topics(
     bond = private._bond  # noqa: SLF001  its own family
     with bond.lock:
         made = bond.by_declaration.get(declared)
-        if not isinstance(made, TopicExamples):
+        if not isinstance(made, TopicExamples) or private.blocks is not None:
             made = TopicExamples.__new__(TopicExamples)
             late = DeferredPools(private._open, private._redeclare)  # noqa: SLF001
             sealed = (late, private._remove, private._redeclare)  # noqa: SLF001
             made._adopt(declared, sealed, bond, private._root or private)  # noqa: SLF001
-            bond.by_declaration[declared] = made
+            if private.blocks is not None:
+                made._identity = private._identity  # noqa: SLF001  ledgers bind the stream
+            else:
+                bond.by_declaration[declared] = made
     return made
 
 
@@ -160,6 +176,7 @@ def _declaration(
         records_per_unit=old.records_per_unit,
         allow_large_delta=old.allow_large_delta,
         redeclared={"from": root.dataset_id, "fold_case": True, "rule": SPLIT_RULE, "by": KEYWORDS},
+        stream=None if old.stream is None else old.stream.to_dict(),
     )
 
 

@@ -93,6 +93,11 @@ class StreamTerms:
         """Returns when a block begins."""
         return ORIGIN + block * LENGTHS[self.name][1]
 
+    def name_of(self, block: int) -> str:
+        """Returns a block's beginning in words: "2026-11-02", of an hour "2026-11-02T09"."""
+        start = self.start_of(block)
+        return f"{start:%Y-%m-%dT%H}" if self.name == "hour" else str(start.date())
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
         return dataclasses.asdict(self)

@@ -31,7 +31,6 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
 from langchain_dpicl.privacy.data import streams
 from langchain_dpicl.privacy.extensions.part_split import split_in_parts
-from langchain_dpicl.privacy.extensions.topic_partition import split_by_topics
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.release.curator import opened
 from langchain_dpicl.streams import PrivateRange, PrivateStream
@@ -328,9 +327,6 @@ def other_readers() -> dict[str, Callable[[Any, Budget], object]]:
         "evaluate": lambda some, budget: dp_evaluate(chain, some, evaluators=same, budget=budget, epsilon=0.1),
         "choose": lambda some, budget: dp_choose({"a": chain, "b": chain}, some, evaluator=same, budget=budget),
         "parts": lambda some, _: split_in_parts(some),
-        "topics": lambda some, _: split_by_topics(
-            some, dataset_id="t", topic_key="topic", public_size={"a": 9, "b": 9}
-        ),
         "without privacy": lambda some, _: demonstrations_without_privacy(some, llm=engine, instruction="Write."),
         "real": lambda some, _: real_demonstrations_without_privacy(some),
     }

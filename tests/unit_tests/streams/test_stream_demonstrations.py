@@ -271,7 +271,7 @@ def test_a_run_over_labels_costs_what_one_person_can_take_part_in(adjacency: Adj
             Ticket("t", GaussianEvent(8.0), label="b", max_count=2),
         ],
         [Ticket("t", GaussianEvent(9.0), label="a", max_count=3)],
-        [Ticket("t", GaussianEvent(9.0), max_count=2), Ticket("t", GaussianEvent(9.0), label="b", max_count=2)],
+        [Ticket("t", GaussianEvent(9.0), max_count=3), Ticket("t", GaussianEvent(9.0), label="b", max_count=2)],
         [],
     ],
 )
