@@ -171,5 +171,6 @@ def check_ticket(
 def pool_without_privacy(private: PrivateExamples, label: str | None) -> Pool:
     """Opens a pool with no charge: only for examples that no ledger protects, and of no stream."""
     if private.blocks is not None:
-        raise fail("private", "examples that are of no stream", type(private).__name__)
+        advice = "A run of DemonstrationSynthesizer pays for what it reads; or build PrivateExamples of public records."
+        raise fail("private", "examples that are of no stream", type(private).__name__, advice)
     return private._pool(label, ledger_id=None)  # noqa: SLF001  the private door

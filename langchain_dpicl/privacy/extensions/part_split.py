@@ -98,7 +98,8 @@ def split_in_parts(private: PrivateExamples) -> PrivateExamples:
     if not isinstance(private, PrivateExamples):
         raise fail("private", "PrivateExamples", type(private).__name__)
     if private.blocks is not None:  # the halves would name no blocks
-        raise fail("private", "examples that are of no stream", type(private).__name__)
+        advice = "Who is in a range differs from run to run: build PrivateExamples of the records instead."
+        raise fail("private", "examples that are of no stream", type(private).__name__, advice)
     old, total = private._declared, private.public_size_of(None)  # noqa: SLF001  its own family
     if total < 2:
         raise fail("public_size", "at least 2 units, for two parts", total)
