@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
+from datetime import date
 from typing import Any, NamedTuple, Self, TypeAlias, cast
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
@@ -340,6 +341,14 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
 
     def _repr_html_(self) -> str:
         return self.budget._repr_html_()
+
+    def remaining_at(self, day: str | date) -> tuple[float, float]:
+        """Returns what every window with a day of the records has left; see `Budget.remaining_at`."""
+        return self.budget.remaining_at(day)
+
+    def retire(self, component: str) -> None:
+        """Ends a component of a stream; see `Budget.retire`."""
+        self.budget.retire(component)
 
     def report(self) -> PrivacyReport:
         """Returns the report of all shares; see `Budget.report`."""

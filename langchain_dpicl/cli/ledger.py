@@ -111,9 +111,11 @@ def _file(text: str) -> Path:
 def _add_create(actions: Any) -> None:
     command = _action(actions, "create", _create, "make a new ledger, once; an existing one is never touched")
     limit = "limit; at most 1/(10 * all declared units)"
-    command.add_argument("--epsilon", type=float, required=True, help="limit for the ledger's whole life")
+    command.add_argument("--epsilon", type=float, required=True, help="limit for the ledger's whole life, or --per")
     command.add_argument("--delta", type=float, required=True, help=limit)
     command.add_argument("--adjacency", choices=("add_remove", "replace_one"), default="add_remove")
+    per = 'promise for windows of the records\' own time, such as "30 days", in place of their life'
+    command.add_argument("--per", default="life", metavar="WINDOW", help=per)
     command.add_argument("--anchor", metavar="FILE", help=_SECOND_PLACE)
     about = command.add_argument_group("public texts for those who approve; they never change, and nothing checks them")
     for name, text in _ABOUT.items():
@@ -143,6 +145,7 @@ def _about(arguments: argparse.Namespace) -> dict[str, Any]:
 def _add_show(actions: Any) -> None:
     command = _action(actions, "show", _show, "limits, what was promised and what is left, shares, open reservations")
     command.add_argument("--anchor", metavar="FILE", help="refuse a ledger that went back behind it")
+    command.add_argument("--day", metavar="DAY", help="of a ledger for windows: what those with this day have left")
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON and nothing else")
     form.add_argument("--markdown", action="store_true", help="print the whole report as Markdown")
@@ -292,7 +295,7 @@ def _create(arguments: argparse.Namespace) -> CommandOutput:
     from langchain_dpicl.budget.handler import make_store_at
 
     where = _place(arguments.where)
-    limits: dict[str, Any] = {name: getattr(arguments, name) for name in ("epsilon", "delta", "adjacency")}
+    limits: dict[str, Any] = {name: getattr(arguments, name) for name in ("epsilon", "delta", "adjacency", "per")}
     limits |= {"name": arguments.name or "budget", "about": _about(arguments)}
     Budget(**limits)  # in memory: refuses bad limits before anything is made
     if arguments.anchor is not None:
@@ -309,9 +312,15 @@ def _create(arguments: argparse.Namespace) -> CommandOutput:
 
 def _creation_lines(budget: Budget, store: LedgerStore, anchor: str) -> Iterator[str]:
     yield f"ledger {budget.name!r} ({budget.ledger_id}), {store.description}"
-    yield f"  limit     epsilon {budget.epsilon:g}, delta {budget.delta:g}, adjacency {budget.adjacency}"
+    per = _per_words(budget.per)
+    yield f"  limit     epsilon {budget.epsilon:g}, delta {budget.delta:g}{per}, adjacency {budget.adjacency}"
     yield from (f"  {name:<9} {text}" for name, text in about_rows(budget.about))
     yield f"  anchor    {anchor}"
+
+
+def _per_words(per: str) -> str:
+    """Returns what a limit is for; nothing where it is for life."""
+    return "" if per == "life" else f" per {per} of the records' time"
 
 
 def _adopt(arguments: argparse.Namespace) -> CommandOutput:
@@ -373,7 +382,10 @@ def _deltas(text: str | None) -> list[float] | None:
 
 
 def _report_text(budget: Budget, report: PrivacyReport, arguments: argparse.Namespace) -> str:
-    remaining = {"epsilon": budget.remaining_epsilon, "delta": budget.remaining_delta}
+    remaining: dict[str, Any] = {"epsilon": budget.remaining_epsilon, "delta": budget.remaining_delta}
+    if arguments.day is not None:
+        left = budget.remaining_at(arguments.day)
+        remaining["at"] = {"day": arguments.day, "epsilon": left[0], "delta": left[1]}
     open_ones = [_plain(entry) for entry in _all_open(budget)]
     _write_files(report, arguments)
     if arguments.json:
@@ -386,7 +398,14 @@ def _report_text(budget: Budget, report: PrivacyReport, arguments: argparse.Name
         return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if arguments.markdown:
         return report.to_markdown().rstrip() + "\n\n" + "\n".join(_operator_markdown(remaining, open_ones))
-    return "\n".join([report.to_text(), "", *remaining_text(budget), *_operator_text(open_ones)])
+    of_day = remaining.get("at")
+    text = [report.to_text(), "", *remaining_text(budget), *([] if of_day is None else [_day_text(of_day)])]
+    return "\n".join([*text, *_operator_text(open_ones)])
+
+
+def _day_text(left: dict[str, Any]) -> str:
+    epsilon, delta = format_rounded_down(left["epsilon"]), format_rounded_down(left["delta"])
+    return f"  left in every window with {left['day']}: epsilon {epsilon}, delta {delta}"
 
 
 def _all_open(budget: Budget) -> Iterator[OpenReservation]:
@@ -445,13 +464,15 @@ def _open_line(entry: dict[str, Any]) -> str:
     return f"    line {entry['entry']}, {entry['stamp']}: {what}{holder}"
 
 
-def _operator_markdown(amounts: dict[str, float], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _operator_markdown(amounts: dict[str, Any], open_ones: Sequence[dict[str, Any]]) -> Iterator[str]:
     from langchain_dpicl.reports.rendering import code_span, table_of
 
     yield "## For the operator"
     yield ""
     remaining = f"epsilon {format_rounded_down(amounts['epsilon'])}, delta {format_rounded_down(amounts['delta'])}"
     yield f"Remaining: {remaining}. Open reservations: {len(open_ones)}."
+    if "at" in amounts:
+        yield _day_text(amounts["at"]).strip() + "."
     yield ""
     names = ("entry", "stamp", "component", "template", "label", "count")
     yield from table_of(names, ([code_span(entry[name]) for name in names] for entry in open_ones))
@@ -485,7 +506,7 @@ def _verification_lines(ledger: LedgerCheckResult, arguments: argparse.Namespace
     header = ledger.header
     yield f"ledger {header.name!r} ({header.ledger_id}): {'NOT ' if ledger.problems else ''}verified"
     yield f"  lines     {ledger.lines}, last {ledger.head}"
-    per = "" if header.stream is None else f" per {header.stream.words} of the records' time"
+    per = _per_words("life" if header.stream is None else header.stream.words)
     yield f"  limit     epsilon {header.epsilon:g}, delta {header.delta:g}{per}, adjacency {header.adjacency}"
     charged = f"epsilon {format_rounded_up(ledger.promised)}, delta {format_rounded_up(ledger.delta)}"
     yield f"  shares    {ledger.shares}, charged {charged}"

@@ -128,8 +128,8 @@ def check_run(component: str | None, sampling: str, **given: object) -> None:
     for name, value in given.items():
         if value is not None:
             advice = (
-                "A run on a stream is one ticket of one process. After an error `error.run` goes on with it; after a kill "
-                "the same call begins another run, which takes another ticket of the same windows."
+                "A run on a stream is one ticket of one process. After an error `error.run` goes on with it; after a "
+                "kill the same call begins another run, which takes another ticket of the same windows."
             )
             raise fail(name, "None on a stream", type(value).__name__, advice)
 

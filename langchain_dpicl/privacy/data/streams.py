@@ -178,9 +178,8 @@ class PrivateStream(Opaque):
         Raises:
           ConfigurationError: it is no range, a block of it cannot be read yet, or `retention` has dropped one.
         """
-        starts = [_day(name, day) for name, day in (("first", first), ("last", last))]
-        end = self._terms.block_at(starts[1] + 86_399)
-        start = self._terms.block_at(starts[0])
+        start, _ = self._terms.blocks_of("first", first)
+        _, end = self._terms.blocks_of("last", last)
         if not 0 <= start <= end:
             raise fail("first, last", "two days in their order, from 2001 on", (str(first), str(last)))
         return self._ranged(start, end - start + 1)
@@ -196,7 +195,7 @@ class PrivateStream(Opaque):
         Raises:
           ConfigurationError: a number is below 1, or `until` is no day.
         """
-        end = None if until is None else self._terms.block_at(_day("until", until) + 86_399)
+        end = None if until is None else self._terms.blocks_of("until", until)[1]
         return RollingRange(self, check_int("length", length, low=1), check_int("every", every, low=1), end)
 
     def remove(self, person: str | int) -> None:
@@ -508,13 +507,3 @@ def _seconds(value: Any) -> float | None:
         return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp()
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
-
-
-def _day(name: str, value: Any) -> float:
-    """Returns the beginning of a public day, in seconds since 1970."""
-    if isinstance(value, date) and not isinstance(value, datetime):
-        value = value.isoformat()
-    seconds = _seconds(value) if isinstance(value, str) and len(value) <= 10 else None
-    if seconds is None:
-        raise fail(name, 'a day, such as "2026-11-23"', value)
-    return seconds

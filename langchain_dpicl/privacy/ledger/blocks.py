@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
 
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
@@ -89,6 +90,11 @@ class StreamTerms:
         length = LENGTHS[self.name][1]
         return int((seconds - ORIGIN.timestamp()) // length.total_seconds())
 
+    def blocks_of(self, name: str, day: Any) -> Blocks:
+        """Returns the first and the last block of a public day, which may be before block 0; see `day_start`."""
+        start = day_start(name, day)
+        return self.block_at(start), self.block_at(start + 86_399)
+
     def start_of(self, block: int) -> datetime:
         """Returns when a block begins."""
         return ORIGIN + block * LENGTHS[self.name][1]
@@ -106,6 +112,25 @@ class StreamTerms:
     def from_dict(cls, data: Mapping[str, Any]) -> StreamTerms:
         """Rebuilds the terms from a header; refuses a member too much or too little."""
         return cls(**data)
+
+
+def day_start(name: str, value: Any) -> float:
+    """Returns the beginning of a public day in seconds since 1970.
+
+    Args:
+      name: of the argument.
+      value: a date, or ISO 8601 text such as "2026-11-23".
+    """
+    day = value
+    if isinstance(value, str) and len(value) <= _LONGEST_DAY:
+        with contextlib.suppress(ValueError):
+            day = date.fromisoformat(value)
+    if not isinstance(day, date) or isinstance(day, datetime):
+        raise fail(name, 'a day, such as "2026-11-23"', value)
+    return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
+
+
+_LONGEST_DAY = 10
 
 
 def hull_of(extents: Sequence[Extent]) -> Extent | None:

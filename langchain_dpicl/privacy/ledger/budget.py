@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from langchain_dpicl._opaque import Uncopyable
@@ -12,7 +13,7 @@ from langchain_dpicl.exceptions import PrivacyBudgetExceededError, PrivacyBudget
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.amounts import check_name, exact, round_down
-from langchain_dpicl.privacy.ledger.blocks import LIFE, Extent, StreamTerms
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, LIFE, Extent, StreamTerms
 from langchain_dpicl.privacy.ledger.declared_shares import DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerAbout, LedgerHeader, LedgerStore
@@ -154,6 +155,25 @@ class LedgerBudget(Uncopyable):
     def remaining_delta(self) -> float:
         """Delta not yet promised to a share; of a stream as `remaining_epsilon`."""
         return round_down(self._promises.room(extent=self._to_come())[1])
+
+    def remaining_at(self, day: str | date) -> tuple[float, float]:
+        """Returns the epsilon and the delta that every window with a day has left: what a dated share of it may cost.
+
+        Args:
+          day: as ISO 8601 text or as a date, in UTC; of the records' time.
+
+        Raises:
+          ConfigurationError: it is no day from 2001 on, or this budget's promise is for life.
+        """
+        stream = self._desk.header.stream
+        if stream is None:
+            advice = "Of a budget for life take remaining_epsilon and remaining_delta."
+            raise fail("budget", "one whose promise is for windows of a stream", f"per={self.per!r}", advice)
+        first, last = stream.blocks_of("day", day)
+        if not 0 <= first <= last <= LAST_BLOCK:
+            raise fail("day", "a day from 2001 on", str(day))
+        epsilon, delta = self._promises.room(extent=(first, last))
+        return round_down(epsilon), round_down(delta)
 
     def _to_come(self) -> Extent | None:
         """Returns the blocks of a stream from the present one on."""

@@ -1,0 +1,88 @@
+"""Operators make a ledger for windows and ask what is left for a day, from Python and from the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_dpicl import Budget, PrivacyBudgetCallbackHandler
+from langchain_dpicl.cli.main import main
+from langchain_dpicl.exceptions import ConfigurationError, SealedShareError
+from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.ledger.blocks import StreamTerms
+from langchain_dpicl.privacy.ledger.tickets import Ticket
+
+pytestmark = pytest.mark.traced
+
+
+def day_of(block: int) -> str:
+    terms = StreamTerms.parse("1 day")
+    assert terms is not None
+    return terms.name_of(block)
+
+
+def declared(budget: Any, name: str, extent: tuple[int, int | None], epsilon: float) -> Any:
+    ticket = Ticket("run", GaussianEvent(50.0))
+    return getattr(budget, "budget", budget).declare(name, tickets=[ticket], epsilon=epsilon, delta=1e-7, extent=extent)
+
+
+def test_what_is_left_for_a_day_is_what_its_windows_have_left() -> None:
+    budget = PrivacyBudgetCallbackHandler(4.0, 1e-6, per="30 days")
+    declared(budget, "dated", (100, 109), 1.0).reserve("run", blocks=(100, 105))
+    share = declared(budget, "standing", (200, None), 2.0)
+    share.reserve("run", blocks=(200, 205))
+    left = {block: budget.remaining_at(day_of(block))[0] for block in (70, 71, 105, 138, 139, 170, 171, 10_000)}
+    # A window with day 71 may reach day 100, one with day 70 does not; after day 138 none touches the dated share.
+    assert left == {70: 4.0, 71: 3.0, 105: 3.0, 138: 3.0, 139: 4.0, 170: 4.0, 171: 2.0, 10_000: 2.0}
+    assert budget.remaining_at(date(2001, 4, 11)) == (3.0, pytest.approx(9e-7))
+    budget.retire("standing")
+    assert budget.remaining_at(day_of(10_000))[0] == 4.0
+    assert budget.remaining_at(day_of(205))[0] == 2.0
+    with pytest.raises(SealedShareError):
+        budget.retire("nobody")
+
+
+def test_hours_and_weeks_have_days_too() -> None:
+    for per in ("48 hours", "2 weeks"):
+        budget = Budget(epsilon=4.0, delta=1e-6, per=per)
+        assert budget.remaining_at("2026-11-23") == (4.0, 1e-6)
+
+
+@pytest.mark.parametrize("day", ["yesterday", "2000-12-31", "2026-11-23T10:00", 20261123, None])
+def test_what_is_no_day_is_refused(day: Any) -> None:
+    with pytest.raises(ConfigurationError, match="a day"):
+        Budget(epsilon=4.0, delta=1e-6, per="30 days").remaining_at(day)
+
+
+def test_a_budget_for_life_has_no_days() -> None:
+    with pytest.raises(ConfigurationError, match="remaining_epsilon"):
+        Budget(epsilon=4.0, delta=1e-6).remaining_at("2026-11-23")
+
+
+def test_the_command_line_makes_a_ledger_for_windows_and_shows_a_day(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(tmp_path / "l.db")
+    limits = ["--epsilon", "4", "--delta", "1e-6"]
+    assert main(["ledger", "create", place, *limits, "--per", "30 days"]) == 0
+    assert "delta 1e-06 per 30 days of the records' time" in capsys.readouterr().out
+    budget = PrivacyBudgetCallbackHandler.open(place)
+    assert budget.budget.per == "30 days"
+    declared(budget, "dated", (100, 109), 1.0).reserve("run", blocks=(100, 105))
+    budget.budget.close()
+    assert main(["ledger", "show", place, "--day", day_of(105)]) == 0
+    assert re.search(rf"every window with {day_of(105)}: epsilon 3\b", capsys.readouterr().out)
+    assert main(["ledger", "show", place, "--day", day_of(105), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["remaining"]["at"]["epsilon"] == 3.0
+    assert main(["ledger", "show", place, "--day", "soon"]) != 0
+    other = str(tmp_path / "life.db")
+    assert main(["ledger", "create", other, *limits, "--per", "30 moons"]) != 0
+    assert not Path(other).exists()
+    assert main(["ledger", "create", other, *limits]) == 0
+    assert "per" not in capsys.readouterr().out.split("limit")[1].split("anchor")[0]
+    assert main(["ledger", "show", other, "--day", "2026-11-23"]) != 0
