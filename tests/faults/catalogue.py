@@ -25,6 +25,7 @@ from tests.faults import (
     stops,
     storms,
     waits,
+    windows,
 )
 from tests.faults.counts import Count
 from tests.faults.places import sqlite_places
@@ -89,6 +90,7 @@ def shared(scene: Callable[[Path], AbstractContextManager[Any]], place: str) -> 
         Fault(f"L1 leases, 6 processes, {place}", leases.share_out, scene, 1, 50),
         Fault(f"L2 kill -9, {place}", kills.kill, scene, 10, 300),
         Fault(f"L2 leases, kill -9, {place}", leases.kill, scene, 6, 300),
+        Fault(f"L2 a stream, kill -9, {place}", windows.kill, scene, 8, 400),
         Fault(f"L8 lock held 10 s, {place}", waits.stuck, scene, 1, 20, {"held": 10.0, "timeout": 0.3}),
         Fault(f"L8 lock held 60 s, {place}", waits.stuck, scene, 0, 1, {"held": 60.0, "timeout": 5.0}),
         Fault(f"L9 clock jumps, {place}", waits.jump, scene, 2, 100),

@@ -20,6 +20,7 @@ class Child:
 
     def __init__(self, action: Action, gate: tuple[int, int] | None = None) -> None:
         self._read, write = os.pipe()
+        self._told = b""
         self.pid = os.fork()
         if self.pid:
             os.close(write)
@@ -38,7 +39,7 @@ class Child:
     def lines(self) -> list[Any]:
         """Returns all that the child reported, once it has ended."""
         with os.fdopen(self._read, "rb") as pipe:
-            told = pipe.read().splitlines(keepends=True)
+            told = (self._told + pipe.read()).splitlines(keepends=True)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         return [json.loads(line) for line in told if line.endswith(b"\n")]
@@ -53,6 +54,11 @@ class Child:
     def wait_for_a_word(self, longest: float = 60.0) -> None:
         """Waits until it tells something, or ends."""
         select.select([self._read], [], [], longest)
+
+    def wait_for_words(self, number: int) -> None:
+        """Waits until it has told so many lines, or ends: how fast it is does not matter."""
+        while self._told.count(b"\n") < number and (more := os.read(self._read, 65_536)):
+            self._told += more
 
     def kill(self) -> None:
         """Ends it at once, wherever it is."""

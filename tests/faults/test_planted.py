@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sqlite3
 import time
 from collections.abc import Callable
@@ -11,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.privacy.data import streams
 from langchain_dpicl.privacy.extensions.ledger_anchor import AnchoredWriter
 from langchain_dpicl.privacy.ledger import store as stores
 from langchain_dpicl.privacy.ledger import writer
+from langchain_dpicl.privacy.ledger.blocks import StreamTerms
+from langchain_dpicl.privacy.ledger.windows import Windows
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 from langchain_dpicl.stores import FileAnchor, sqlite_file, sqlite_ledger
 from langchain_dpicl.stores import rows as _rows
@@ -180,6 +184,28 @@ def forks_taken_as_they_are(patch: Patch) -> None:
     patch.setattr(SQLiteConnection, "_own", lambda link: link.connection)
 
 
+def windows_too_short(patch: Patch) -> None:
+    """A run is charged to all windows that touch it but the last one."""
+    touched = Windows.touched
+
+    def shorter(windows: Windows, extent: Any) -> Any:
+        first, last = touched(windows, extent)
+        return first, max(last - 1, first)
+
+    patch.setattr(Windows, "touched", shorter)
+
+
+def records_that_wander(patch: Patch) -> None:
+    """What comes late belongs to the day on which it comes."""
+    block_at = StreamTerms.block_at
+
+    def of_arrival(terms: StreamTerms, seconds: float) -> int:
+        now = block_at(terms, streams.time.time())
+        return now if random.random() < 0.2 else block_at(terms, seconds)
+
+    patch.setattr(StreamTerms, "block_at", of_arrival)
+
+
 PLANTS: list[tuple[Callable[[Patch], None], str, int]] = [
     (deferred_lock, "L1 64 threads", 3),
     (forgotten_commit, "L1 64 threads", 1),
@@ -201,6 +227,8 @@ PLANTS: list[tuple[Callable[[Patch], None], str, int]] = [
     (charge_forgotten_when_it_fails, "L4 read-only", 1),
     (lock_left_behind, "L10 stop", 12),
     (forks_taken_as_they_are, "L13", 1),
+    (windows_too_short, "L2 a stream", 40),
+    (records_that_wander, "L2 a stream", 20),
 ]
 
 

@@ -124,7 +124,7 @@ class TestCatalogue:
     """A few trials of what `make faults` tries often."""
 
     FORKING = (("L1 64 processes", 1), ("L1 64 of all kinds", 1), ("L2 kill -9", 12), ("L13 forks and copies", 1))
-    LEASES = (("L1 leases, 6 processes", 1), ("L2 leases, kill -9", 6))
+    LEASES = (("L1 leases, 6 processes", 1), ("L2 leases, kill -9", 6), ("L2 a stream, kill -9", 6))
     FEW = (
         ("L2 lost answers", 4),
         ("L2 ended sessions", 8),
