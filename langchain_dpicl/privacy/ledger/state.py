@@ -270,16 +270,16 @@ class LedgerState:
         return full - (totals.taken.largest() if blocks is None else totals.taken.largest(self.windows.touched(blocks)))
 
     def left_of_run(self, component: str, slot: Slot, blocks: Blocks, cap: Amount) -> Amount:
-        """Returns what a run on blocks of a stream may still reserve, of at most `cap`.
+        """Returns what a run on blocks of a stream has left of `cap`, whatever its windows have left.
 
         What the run has taken is read where no run before it is counted: in the last window that touches its blocks.
         Runs on later blocks are counted there too, so that a process that is behind them is refused early.
         """
-        totals, left = self._slots[component, *slot], self.left(component, slot, blocks)
+        totals = self._slots[component, *slot]
         if totals.taken is None or self.windows is None:
-            return left
+            raise LedgerError("expected a ledger of a stream")
         _, last = self.windows.touched(blocks)
-        return min(left, cap - totals.taken.largest((last, last)))
+        return cap - totals.taken.largest((last, last))
 
     def taken(self, component: str, slot: Slot) -> Amount:
         """Returns what was reserved of a slot and not given back, over the ledger's life."""
