@@ -341,25 +341,21 @@ class RollingRange(Opaque):
           extent: of its share, if another process has sealed it; None: this run is the first one.
 
         Raises:
-          ConfigurationError: as `check_kept`, or a block cannot be read yet, or `retention` has dropped one.
+          ConfigurationError: a block cannot be read yet, or `retention` drops one before the next run begins.
         """
-        self.check_kept()
+        kept, declared = self.stream._kept, self.stream._declared.stream  # noqa: SLF001
+        least = self.length + self.every - 1 + (0 if declared is None else declared.grace)
+        if kept is not None and kept < least:
+            raise fail("retention", f"at least {least} blocks, which a run that answers until the next one needs", kept)
         return self.latest() if extent is None else self.run_from(self.run_start(extent[0]))
 
     def run_from(self, start: int) -> PrivateRange:
-        """Returns the blocks of the run that begins with `start`."""
-        return self.stream._ranged(start, self.length)  # noqa: SLF001
+        """Returns the blocks of a run.
 
-    def check_kept(self) -> None:
-        """Refuses a stream that drops blocks before the run that reads them is followed by the next one.
-
-        Raises:
-          ConfigurationError: `retention` is too short.
+        Args:
+          start: its first block.
         """
-        kept, grace = self.stream._kept, self.stream._declared.stream  # noqa: SLF001
-        least = self.length + self.every - 1 + (0 if grace is None else grace.grace)
-        if kept is not None and kept < least:
-            raise fail("retention", f"at least {least} blocks, which a run that answers until the next one needs", kept)
+        return self.stream._ranged(start, self.length)  # noqa: SLF001
 
     def runs_per_window(self, window: int) -> int:
         """Returns how many runs can touch one window: those whose last block is in it, or less than a run behind it.
