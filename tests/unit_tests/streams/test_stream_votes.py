@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import json
+import pickle
 import random
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -289,3 +294,47 @@ def test_a_run_in_use_is_the_only_one_that_is_held(clock: list[float]) -> None:
     held = [each for each in gc.get_objects() if isinstance(each, PrivateRange) and each._stream is some]
     assert held == [runs._current[1]["private"]]
     assert "private" in repr(runs)
+
+
+def test_queries_of_many_threads_and_tasks_over_a_change_of_run_read_what_they_are_charged_for(
+    clock: list[float],
+) -> None:
+    budget, some = ledger(), stream()
+    made = voter(some.rolling(30, every=7), budget, max_queries=60, serving=Serving(memo_size=0))
+    asked = threading.Barrier(8)
+
+    def work(place: int) -> None:
+        for number in range(4):
+            if number == 2:
+                asked.wait(60)
+                clock[0] = START + 7 * DAY
+            made.invoke(f"{place} {number}")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+    async def tasks() -> None:
+        clock[0] = START + 14 * DAY
+        await asyncio.gather(*(made.ainvoke(f"task {number}") for number in range(10)))
+
+    asyncio.run(tasks())
+    counts = Counter(line["blocks"][0] for line in lines(budget, "reserve"))
+    first = min(counts)
+    # A query that began before the change may be charged to the run before; the curator refuses any other mixture.
+    assert set(counts) == {first, first + 7, first + 14}
+    assert counts.total() == 42
+    assert counts[first + 14] == 10
+
+
+def test_nothing_of_a_voter_on_a_stream_shows_a_record(clock: list[float]) -> None:
+    some = stream()
+    some.extend([{"at": START - 3 * DAY, "user": "canary", "text": "canary text", "queue": "card"}])
+    made = voter(some.rolling(30, every=7), ledger())
+    ask(made, "q")
+    shown = [repr(made), str(made), repr(made.runs), repr(made.private), str(made.model_dump()), str(made.report)]
+    shown += [repr(made._now()), str(made._now().model_dump()), str(made.to_json()), f"{made.runs}"]
+    assert not any("canary" in each for each in shown)
+    for action in (pickle.dumps, json.dumps):
+        with pytest.raises(Exception, match=r"cannot be pickled|not JSON serializable") as caught:
+            action(made.runs)
+        assert "canary" not in str(caught.value)
