@@ -31,9 +31,9 @@ def test_a_standing_share_needs_the_least_noise_where_people_come_again(bench: M
 def test_a_missed_goal_ends_with_1(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "reservation_times", lambda count: (10.0, 12.0))
+    monkeypatch.setattr(bench, "reservation_times", lambda count: (10.0, 12.0, 5.0))
     assert bench.main(["--reservations", "100"]) == 0
-    monkeypatch.setattr(bench, "reservation_times", lambda count: (10.0, 30.0))
+    monkeypatch.setattr(bench, "reservation_times", lambda count: (10.0, 30.0, 5.0))
     assert bench.main([]) == 1
     assert "MISSED  later reservations" in capsys.readouterr().out
 
