@@ -119,6 +119,7 @@ class SyntheticDocuments(Released):
         object.__setattr__(self, "texts", texts)
         object.__setattr__(self, "topics", topics)
         self._copy_public("report", "plan")
+        blocks_of(self.report)  # refuses another form
 
     def __len__(self) -> int:
         """Returns how many documents there are: texts, and one for each topic whose words were released."""
@@ -242,7 +243,11 @@ class SyntheticDocuments(Released):
 def blocks_of(report: Mapping[str, Any]) -> dict[str, str]:
     """Returns the first and the last block of a stream that a release read, by name; nothing of another release."""
     reads = report.get("reads")
-    return {} if reads is None else {"first_block": reads["first"], "last_block": reads["last"]}
+    if reads is None:
+        return {}
+    if not isinstance(reads, Mapping) or not all(isinstance(reads.get(name), str) for name in ("first", "last")):
+        raise fail("report.reads", "the first and the last block of a run, by name", type(reads).__name__)
+    return {"first_block": reads["first"], "last_block": reads["last"]}
 
 
 def _of_words(group: WordGroup, release: str, blocks: Mapping[str, str]) -> Document:

@@ -297,6 +297,8 @@ class Share(Holding):
             raise fail("tenant", "valid Unicode text", "half of a surrogate pair", "Decode it again.")
         if tenant_cap is not None:
             check_int("tenant_cap", tenant_cap, low=0)
+        if run_cap is not None:
+            check_int("run_cap", run_cap, low=1)
         self._check_blocks(blocks)
         slot = template, label
         how: dict[str, Any] = {"event": ticket.event, "refundable": ticket.refundable}

@@ -116,6 +116,12 @@ def test_documents_say_which_blocks_they_are_of_and_go_into_one_store(clock: lis
     assert {each.metadata["first_block"] for each in newest.invoke("card")} == {"2026-05-31"}
 
 
+@pytest.mark.parametrize("reads", [3, {"first": 1, "last": "2026-05-30"}, {"first": "2026-05-24"}, ["a", "b"]])
+def test_a_file_whose_blocks_are_none_is_refused(reads: Any) -> None:
+    with pytest.raises(ConfigurationError, match="reads"):
+        SyntheticDocuments((), (), {"private": True, "epsilon": 1.0, "reads": reads}, {})
+
+
 def test_documents_that_are_written_while_the_run_goes_on_have_the_ids_of_the_whole(clock: list[float]) -> None:
     how = {"llm": ENGINE, "documents_per_topic": 2, "max_tokens": 2, "rows": Rows(slots=10, shots=2)}
     run = synthesizer(stream().rolling(7, every=7), ledger(), **how)
