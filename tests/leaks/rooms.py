@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,6 +59,7 @@ from langchain_dpicl.released.words import ReleasedWords
 from langchain_dpicl.retrieval.free_form import DPRetrievalFreeFormRunnable
 from langchain_dpicl.retrieval.voting import DPRetrievalVotingRunnable
 from langchain_dpicl.stores import SQLiteMemo, StoreMemo
+from langchain_dpicl.streams import PrivateStream
 from langchain_dpicl.voting import DPVotingRunnable
 from langchain_dpicl.words import WordDiscovery
 from tests.canary import RECORD
@@ -268,6 +270,23 @@ def voting_by_decisions(scene: Scene) -> Runnable[Any, Any]:
     return _voter(scene, backend, answers=LabelAnswers(votes="soft", abstain_below=0.5))
 
 
+def voting_on_a_stream(scene: Scene) -> Runnable[Any, Any]:
+    """The same of the records of the last days: each answer asks for the newest run first."""
+    made = datetime.now(UTC) - timedelta(days=3)
+    stream = PrivateStream(
+        dataset_id="stream",
+        time_key="made",
+        unit_key="user",
+        public_size={7: 2},
+        label_key="topic",
+        labels=("card", "other"),
+    )
+    stream.extend({**record, "made": made} for record in RECORDS[:2])
+    found = _voter(scene, engine(scene, "chat"), private=stream.rolling(7, every=7), per="30 days")
+    scene.objects.append(stream)
+    return found
+
+
 def voting_in_a_process(scene: Scene) -> Runnable[Any, Any]:
     """The same over a model in a process of its own, which what watches this one neither sees nor stops."""
     mark = Path(_FOLDER.name, "was asked")
@@ -296,9 +315,11 @@ def _process(environment: tuple[str, ...], starter: Any, mark: str) -> PrivatePr
 def _voter(scene: Scene, backend: Any, **options: Any) -> Runnable[Any, Any]:
     kept = InMemoryByteStore()
     named = {"component": "votes", "serving": Serving(memo=StoreMemo(kept))}
-    given = {**VOTED, **named, **_paid(scene), **options}
-    found: Any = DPVotingRunnable.from_private_examples(_few(scene), llm=backend, **given).with_receipts()
+    private, per = options.pop("private", None) or _few(scene), options.pop("per", "life")
+    given = {**VOTED, **named, **_paid(scene, per=per), **options}
+    found: Any = DPVotingRunnable.from_private_examples(private, llm=backend, **given).with_receipts()
     scene.objects += [found, found.task, found.rows, found.tenants, found.plan, backend, found.memo, kept.store]
+    scene.objects += [found.private, found.runs]
     return _answering(scene, found)
 
 
@@ -782,9 +803,9 @@ def _answering(scene: Scene, component: Runnable[Any, Any]) -> Runnable[Any, Any
     return component | RunnableLambda(keep)
 
 
-def _paid(scene: Scene, epsilon: float = 40.0) -> dict[str, Any]:
+def _paid(scene: Scene, epsilon: float = 40.0, per: str = "life") -> dict[str, Any]:
     """A budget of its own, where a channel has a config for the component in that config."""
-    budget = PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=1e-4)
+    budget = PrivacyBudgetCallbackHandler(epsilon=epsilon, delta=1e-4, per=per)
     scene.objects.append(budget)
     config = scene.given_config
     return {"budget": budget if config is None else {**config, "callbacks": [*config["callbacks"], budget]}}
@@ -825,6 +846,7 @@ ROOMS = (
     Room("decisions", ENTRIES, decisions, needs="decisions"),
     Room("answer rows", TWO_WAYS, answer_rows, needs="text"),
     Room("voting", ENTRIES, voting),
+    Room("voting on a stream", TWO_WAYS, voting_on_a_stream),
     Room("voting in a process", TWO_WAYS, voting_in_a_process, needs="", may_refuse=False),
     Room("voting by text", TWO_WAYS, voting_by_text, needs="text"),
     Room("voting by decisions", TWO_WAYS, voting_by_decisions, needs="decisions"),
