@@ -301,7 +301,8 @@ class QueryRunnable(ChargingRunnable[QueryInput, str], Generic[ResultT]):
     @property
     def queries_left(self) -> int:
         """Queries that the share still pays for, on a stream in the present run; reads the ledger."""
-        return int(self._now().share.remaining(QUERY_TEMPLATE))
+        share = self.share if self.runs is None else self.runs.share_of_now(self.share)
+        return int(share.remaining(QUERY_TEMPLATE))
 
     @property
     def report(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.privacy.data.streams import RollingRange
+from langchain_dpicl.privacy.extensions.run_tickets import QueryShare
 
 if TYPE_CHECKING:
     from langchain_dpicl.runs.query_runnable import QueryRunnable
@@ -34,6 +35,11 @@ class AnsweringRuns(Opaque):
         """Whether `of_now` has to read another range first."""
         current = self._current
         return current is None or current[0] != self._source.run_start(self._first)
+
+    def share_of_now(self, share: QueryShare) -> QueryShare:
+        """Returns the component's share, seen from the newest run; reads no range, so that no record becomes late."""
+        start = self._source.run_start(self._first)
+        return share.of_run((start, start + self._source.length - 1))
 
     def of_now(self, component: RunnableT) -> RunnableT:
         """Returns a component as it answers in the newest run."""

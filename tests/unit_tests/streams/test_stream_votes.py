@@ -175,6 +175,25 @@ def test_an_answer_reads_the_newest_run_alone(clock: list[float]) -> None:
         clock[0] += 7 * DAY
 
 
+def test_looking_at_a_voter_makes_no_record_late(clock: list[float]) -> None:
+    seen: list[str] = []
+
+    def watched(prompt: str, prefix: Any) -> dict[str, float]:
+        seen.append(prompt)
+        return leaning(prompt, prefix)
+
+    some = stream()
+    engine = FakeBackend(watched, vocabulary=[" card", " transfer"])
+    made = voter(some.rolling(30, every=7), ledger(), llm=engine, rows=Rows(units=300))
+    ask(made, "a")
+    clock[0] += 7 * DAY
+    assert (made.queries_left, "queries_left=5" in repr(made)) == (5, True)
+    some.extend({"at": START + 3 * DAY, "user": f"new {n}", "text": "in time", "queue": "card"} for n in range(2_000))
+    seen.clear()
+    ask(made, "b")
+    assert any("in time" in prompt for prompt in seen)
+
+
 def test_a_range_that_does_not_roll_answers_its_queries_once(clock: list[float]) -> None:
     budget, some = ledger(), stream()
     made = voter(some.last(30), budget)
