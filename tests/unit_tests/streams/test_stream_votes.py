@@ -277,6 +277,21 @@ def test_when_a_run_is_spent_zero_shot_answers_are_given_until_the_next(clock: l
 
 
 @pytest.mark.parametrize(
+    "forged", [{"queries_per_run": 6}, {"queries_per_run": None}, {"runs_per_window": 3}, {"length": 7}]
+)
+def test_a_report_that_says_something_else_of_its_runs_is_not_verified(forged: dict[str, Any]) -> None:
+    budget = ledger()
+    ask(voter(stream().rolling(30, every=7), budget), "a")
+    data = json.loads(json.dumps(budget.budget.report().to_dict()))
+    assert verify_report(data).ok
+    (share,) = data["shares"]
+    shown = share["components"][0]["public"]["stream"]
+    shown.update(forged)
+    share["components"][0]["public"]["stream"] = {name: value for name, value in shown.items() if value is not None}
+    assert not verify_report(data).ok
+
+
+@pytest.mark.parametrize(
     ("options", "declared", "expected"),
     [
         ({"component": None}, {}, "component"),
