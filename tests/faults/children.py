@@ -56,7 +56,7 @@ class Child:
         select.select([self._read], [], [], longest)
 
     def wait_for_words(self, number: int) -> None:
-        """Waits until it has told so many lines, or ends: how fast it is does not matter."""
+        """Waits until so many lines came from it, or it ends: how fast it is does not matter."""
         while self._told.count(b"\n") < number and (more := os.read(self._read, 65_536)):
             self._told += more
 
