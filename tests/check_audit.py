@@ -33,6 +33,7 @@ PLAYED = (
             "confident_noise",
             "sparse_audit",
             "retrieval_audit",
+            "stream_audit",
         )
     ),
     "unit_tests/audit/test_counting.py",
