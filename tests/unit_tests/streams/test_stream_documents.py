@@ -59,7 +59,8 @@ def ledger(**options: Any) -> PrivacyBudgetCallbackHandler:
 
 
 def synthesizer(source: Any, budget: Any, **options: Any) -> DocumentSynthesizer:
-    given = {"topics": ("card", "boat", "train"), "documents_per_topic": 0, "epsilon": 8.0, "component": "docs"}
+    topics = Topics(("card", "boat", "train"), min_units=100)  # noise reaches that with a chance far below 1e-6
+    given = {"topics": topics, "documents_per_topic": 0, "epsilon": 8.0, "component": "docs"}
     return DocumentSynthesizer.from_private_examples(source, budget=budget, **{**given, **options})
 
 
@@ -96,7 +97,12 @@ def test_each_week_releases_words_of_its_own_topics_from_one_standing_share(
 
 def test_documents_say_which_blocks_they_are_of_and_go_into_one_store(clock: list[float], tmp_path: Any) -> None:
     budget, some = ledger(), stream()
-    how = {"llm": ENGINE, "documents_per_topic": 1, "max_tokens": 2, "topics": Topics(("card", "boat"), words=8)}
+    how = {
+        "llm": ENGINE,
+        "documents_per_topic": 1,
+        "max_tokens": 2,
+        "topics": Topics(("card", "boat"), words=8, min_units=100),
+    }
     how["rows"] = Rows(slots=10, shots=2)
     store = None
     for _ in range(2):
