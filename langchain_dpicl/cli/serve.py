@@ -221,7 +221,7 @@ def _hash_of(name: str, access: Access) -> str:
         if not _SHA256.fullmatch(access.key_sha256.lower()):
             raise fail(f"{name}.key_sha256", "64 hexadecimal digits", "another text")
         return access.key_sha256.lower()
-    # Who takes key_env for the key writes it there: the name of the variable is not repeated.
+    # A reader who takes key_env for the key writes it there: the name of the variable is not repeated.
     advice = f"Set the variable that {name}.key_env names to a long random text."
     length = len(os.environ.get(str(access.key_env), ""))
     if length < LEAST_KEY:
