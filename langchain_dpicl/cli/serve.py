@@ -45,7 +45,10 @@ _METHODS = {
 _WHERE = "DPICL_SERVE"
 """The environment variable by which the workers of a server learn what they serve."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_SENDABLE = re.compile(r"[!-~]+")
+"""A key that arrives as it was sent: other letters have several encodings in a header, and spaces are cut off."""
 _GRACE, _PATIENCE = 30, 120
+_MOST_NAME = 200
 
 _SERVE_NOTES = """\
 The settings file names model, records, shares and tenants, as docs/production.md shows. The ledger must exist: make it
@@ -126,7 +129,8 @@ def read_app(path: Path, ledger: str | None) -> App:
     given = read_toml(path)
     shared: dict[str, Any] = {name: given.pop(name) for name in ("data", "model") if name in given}
     doors = {name: _door(name, given.pop(name), shared) for name in _METHODS if name in given}
-    tenants = {name: Access.from_dict(table) for name, table in _tables("tenants", given.pop("tenants", {})).items()}
+    named = _tables("tenants", given.pop("tenants", {}))
+    tenants = {_name(name): Access.from_dict(table) for name, table in named.items()}
     operator = None if "operator" not in given else Access.from_dict(given.pop("operator"))
     limits = ServiceLimits.from_dict(given.pop("service", {}))
     own, demonstrations = given.pop("ledger", None), given.pop("demonstrations", None)
@@ -143,6 +147,13 @@ def _tables(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise fail(name, "a table", type(value).__name__)
     return value
+
+
+def _name(tenant: str) -> str:
+    """Returns the name of a tenant, which ledger, log and page can show."""
+    if not tenant.strip() or not tenant.isprintable() or len(tenant) > _MOST_NAME:
+        raise fail("tenants", f"names of 1 to {_MOST_NAME} printable characters", tenant)
+    return tenant
 
 
 def _door(name: str, table: Any, shared: Mapping[str, Any]) -> Settings:
@@ -185,6 +196,21 @@ def _keys(tables: Mapping[str, Access]) -> Keys:
     return Keys(owners)
 
 
+def _operators(app: App) -> Keys | None:
+    """Returns whose key opens the page, which no tenant's may."""
+    from langchain_dpicl.service.service import Keys, Tenant
+
+    if (access := app.operator) is None:
+        return None
+    if access.max_queries is not None:
+        raise fail("operator", "options among ['key_env', 'key_sha256']", "max_queries")
+    hashed = _hash_of("operator", access)
+    for name, tenant in app.tenants.items():
+        if _hash_of(name, tenant) == hashed:
+            raise fail("operator", "a key of its own", f"that of {name!r}")
+    return Keys({hashed: Tenant("operator")})
+
+
 def _hash_of(name: str, access: Access) -> str:
     """Returns the digest of a key; the key itself stays in no variable that outlives the call."""
     from langchain_dpicl.service.service import LEAST_KEY, digest
@@ -195,10 +221,13 @@ def _hash_of(name: str, access: Access) -> str:
         if not _SHA256.fullmatch(access.key_sha256.lower()):
             raise fail(f"{name}.key_sha256", "64 hexadecimal digits", "another text")
         return access.key_sha256.lower()
+    # A reader who takes key_env for the key writes it there: the name of the variable is not repeated.
+    advice = f"Set the variable that {name}.key_env names to a long random text."
     length = len(os.environ.get(str(access.key_env), ""))
     if length < LEAST_KEY:
-        advice = f"Set {access.key_env} to a long random text."
-        raise fail(f"{name}.key_env", f"a key of at least {LEAST_KEY} characters", f"{length}", advice)
+        raise fail(f"{name}.key_env", f"a key of at least {LEAST_KEY} characters", length, advice)
+    if not _SENDABLE.fullmatch(os.environ[str(access.key_env)]):
+        raise fail(f"{name}.key_env", "a key of ASCII letters, digits and signs, without spaces", "another", advice)
     return digest(os.environ[str(access.key_env)])
 
 
@@ -266,7 +295,7 @@ def running_of(app: App, folder: Path) -> Running:
     from langchain_dpicl.service.operators import OperatorView, RefusalLog
     from langchain_dpicl.service.web import Running
 
-    tenants, operators = _keys(app.tenants), None if app.operator is None else _keys({"operator": app.operator})
+    tenants, operators = _keys(app.tenants), _operators(app)
     refusals = RefusalLog(folder / "refusals.jsonl")
     with contextlib.ExitStack() as opened:
         budget = open_ledger(app)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ _TAIL = 16 * 1024
 class Pace:
     """How many tickets of each component a ledger gives a day: those of the last week, or of its last 20,000 lines.
 
-    Reads each line once; a ticket that was given back counts for nothing.
+    Reads each line once, also for several readers at the same time; a ticket that was given back counts for nothing.
 
     Attributes:
       budget: whose ledger is read.
@@ -40,9 +41,14 @@ class Pace:
     _start: datetime | None = None
     _taken: deque[tuple[datetime, str, int]] = field(default_factory=deque)
     _names: dict[int, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def per_day(self, lines: int, now: datetime) -> dict[str, float]:
         """Returns tickets a day by component; the first hour of a ledger counts as a whole one."""
+        with self._lock:
+            return self._per_day(lines, now)
+
+    def _per_day(self, lines: int, now: datetime) -> dict[str, float]:
         for line in self.budget.lines(after=max(self._seen, lines - _LINES)):
             self._follow(line)
         while self._taken and now - self._taken[0][0] > _WEEK:

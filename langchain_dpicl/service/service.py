@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -26,7 +26,6 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.exceptions import (
     CapabilityError,
     ConfigurationError,
-    DPICLError,
     LedgerError,
     MemoError,
     ModelCallError,
@@ -118,6 +117,12 @@ class Keys:
 def digest(key: str) -> str:
     """Returns the SHA-256 of a key in hexadecimal digits, as settings files hold it."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def authorization_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Returns the header `Authorization`; empty: there is none, or several, of which a proxy may know another."""
+    found = [value for name, value in headers if name == b"authorization"]
+    return found[0].decode("latin-1") if len(found) == 1 else ""
 
 
 def bearer_of(header: str) -> str | None:
@@ -280,7 +285,7 @@ class Service:
         named = {"tenant": tenant.name, "tenant_max_queries": tenant.max_queries}
         try:
             return await component.ainvoke(question, {"configurable": named, "callbacks": callbacks})
-        except DPICLError as error:
+        except Exception as error:  # noqa: BLE001  the words of a foreign error may be private
             refused = await asyncio.to_thread(self._refusal_of, error, door)  # may read the ledger
         raise refused
 
@@ -305,8 +310,13 @@ class Service:
             return RefusedError(503, "model_out", "The model gave no answer. The budget shows what was charged.")
         if isinstance(error, ConfigurationError) and not isinstance(error, CapabilityError | UnsilencableModelError):
             return RefusedError(422, "no_question", "The question cannot be asked of this component.")
-        logger.warning("%s: %s", door, type(error).__name__)
-        return RefusedError(500, "fault", "The question could not be answered. The budget shows what was charged.")
+        return self.fault(error, door)
+
+    @staticmethod
+    def fault(error: Exception, where: str) -> RefusedError:
+        """Logs the class of an error that nobody foresaw, and returns what callers get in its place."""
+        logger.warning("%s: %s", where, type(error).__name__)
+        return RefusedError(500, "fault", "The request could not be answered. The budget shows what was charged.")
 
     def _spent(self, error: PrivacyBudgetExceededError, door: str) -> RefusedError:
         if isinstance(error, TenantCapExceededError):

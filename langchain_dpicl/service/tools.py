@@ -22,6 +22,7 @@ from langchain_dpicl.service.service import (
     RefusedError,
     Service,
     Tenant,
+    authorization_of,
     bearer_of,
     not_offered,
 )
@@ -48,9 +49,13 @@ def create_server(service: Service, tenant: Tenant | None = None) -> Server[Any]
         try:
             who = service.tenant_of(_key_of(context)) if tenant is None else tenant
             found = await _answered(service, params.name, params.arguments or {}, who)
-        except RefusedError as refused:
-            return _result(refused.detail, refused.to_dict(), is_error=True)
-        return _result(str(found["answer"]) if "answer" in found else json.dumps(found), found)
+        except RefusedError as error:
+            refused = error
+        except Exception as error:  # noqa: BLE001  the server would send and log its words, which may be private
+            refused = service.fault(error, "mcp")
+        else:
+            return _result(str(found["answer"]) if "answer" in found else json.dumps(found), found)
+        return _result(refused.detail, refused.to_dict(), is_error=True)
 
     return Server("dpicl", instructions=_INSTRUCTIONS, on_list_tools=listed, on_call_tool=called)
 
@@ -95,7 +100,7 @@ def _result(text: str, shown: dict[str, Any], *, is_error: bool = False) -> Call
 def _key_of(context: Any) -> str | None:
     """Returns the bearer token of the HTTP request that a message came with."""
     request = context.request
-    return None if request is None else bearer_of(request.headers.get("authorization", ""))
+    return None if request is None else bearer_of(authorization_of(request.headers.raw))
 
 
 async def serve_stdio(service: Service, tenant: Tenant) -> None:
@@ -117,6 +122,7 @@ def create_app(service: Service, *, host: str) -> ASGIApp:
     app = create_server(service).streamable_http_app(
         stateless_http=True, json_response=True, host=host, max_request_body_size=most
     )
+    app.router.redirect_slashes = False  # it would send callers to whichever host a request names
     return _TenantsOnly(app, service)
 
 
@@ -128,9 +134,8 @@ class _TenantsOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             try:
-                self._service.tenant_of(bearer_of(header.decode("latin-1")))
+                self._service.tenant_of(bearer_of(authorization_of(scope["headers"])))
             except RefusedError as refused:
                 answer = JSONResponse(refused.to_dict(), refused.status, {"WWW-Authenticate": "Bearer"})
                 await answer(scope, receive, send)

@@ -30,6 +30,7 @@ from langchain_dpicl.service.service import (
     RefusedError,
     Service,
     Tenant,
+    authorization_of,
     bearer_of,
 )
 
@@ -99,9 +100,9 @@ Here: TypeAlias = Annotated[Running, Depends(_running)]
 _bearer = HTTPBearer(auto_error=False, description="The key of a tenant.")
 
 
-def _tenant(here: Here, given: Annotated[Any, Depends(_bearer)]) -> Tenant:
-    """Returns who asks, by the key alone."""
-    return here.service.tenant_of(None if given is None else given.credentials)
+def _tenant(request: Request, here: Here, _: Annotated[Any, Depends(_bearer)]) -> Tenant:
+    """Returns who asks, by the key alone; the scheme of FastAPI is for the description."""
+    return here.service.tenant_of(bearer_of(authorization_of(request.headers.raw)))
 
 
 Asking: TypeAlias = Annotated[Tenant, Depends(_tenant)]
@@ -111,7 +112,7 @@ def _operator(request: Request, here: Here) -> None:
     """Lets operators in, by their key as a bearer token or as the password that a browser asks for."""
     if here.operators is None:
         raise RefusedError(404, "not_offered", "No key of an operator is configured, so nothing is shown here.")
-    given = request.headers.get("authorization", "")
+    given = authorization_of(request.headers.raw)
     if here.operators.owner(_key_in(given)) is None:
         refused = RefusedError(401, "unknown_key", "Expected the key of an operator.")
         # A browser first asks without a key, to learn that one is wanted.
@@ -197,7 +198,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if error.status == 401:
-        is_page = request.url.path in _OF_OPERATORS
+        is_page = request.scope["path"] in _OF_OPERATORS  # request.url also rests on the host that was sent
         headers["WWW-Authenticate"] = 'Basic realm="operators"' if is_page else "Bearer"
     return JSONResponse(error.to_dict(), error.status, headers)
 
@@ -210,21 +211,18 @@ async def _not_understood(request: Request, error: Exception) -> Response:
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    """Answers for what no route takes."""
-    del request
+    """Answers for what no route takes, and for a body that is no JSON at all."""
     status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 400:
+        return await _not_understood(request, error)
     detail = "Nothing is offered at this address by this method. /openapi.json lists what is."
     return JSONResponse({"error": "not_offered", "detail": detail}, status)
 
 
-async def _fault(request: Request, error: Exception) -> Response:
-    del request, error
-    detail = "The request could not be answered. The budget shows what was charged."
-    return JSONResponse({"error": "fault", "detail": detail}, 500)
-
-
 class _Guard:
     """Refuses bodies that are too long before they are read whole, and adds headers to every response.
+
+    An error that nobody foresaw ends here: further out, its words would stand in the log of the server.
 
     Args:
       app: of ASGI.
@@ -232,7 +230,7 @@ class _Guard:
     """
 
     def __init__(self, app: ASGIApp, *, service: Service) -> None:
-        self._app = app
+        self._app, self._service = app, service
         # Of a letter JSON may need twelve bytes; the rest of a body is short.
         self._most = 12 * service.limits.max_query_chars + 1000
 
@@ -241,7 +239,11 @@ class _Guard:
             await self._app(scope, receive, send)
             return
 
+        is_started = False
+
         async def headed(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
@@ -260,7 +262,12 @@ class _Guard:
         async def replayed() -> Message:
             return next(given, None) or await receive()
 
-        await self._app(scope, replayed, headed)
+        try:
+            await self._app(scope, replayed, headed)
+        except Exception as error:  # noqa: BLE001
+            fault = self._service.fault(error, "web")
+            if not is_started:
+                await JSONResponse(fault.to_dict(), fault.status)(scope, receive, headed)
 
     async def _body(self, receive: Receive) -> bytes | None:
         """Returns the body, or somewhat more of it than is allowed."""
@@ -284,13 +291,12 @@ def create_app(running: Running) -> FastAPI:
             await asyncio.to_thread(running.close)
 
     # The pages of FastAPI for trying things out load scripts from elsewhere.
-    app = FastAPI(title="Private answers", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Private answers", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.running = running
     app.add_middleware(_Guard, service=running.service)
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(RequestValidationError, _not_understood)
     app.add_exception_handler(HTTPException, _unknown)
-    app.add_exception_handler(Exception, _fault)
     for router in (public, _tenants(running.service), operators):
         app.include_router(router)
     return app

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.store import LedgerRecord
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.service import operators
 from langchain_dpicl.service.operators import OperatorView, Pace, RefusalLog
@@ -118,3 +122,21 @@ def test_a_share_that_lasts_and_one_that_is_spent(budget: Budget, clock: Clock, 
     share.reserve("query", count=900)
     (votes,) = view.to_dict()["ledgers"][0]["components"]
     assert (votes["left"], votes["days_left"], votes["spent"]) == (0, 0.0, 1.0)
+
+
+def test_readers_at_the_same_time_count_every_ticket_once(
+    budget: Budget, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace = Pace(budget)
+    declare(budget).reserve("query", count=6)
+    lines, met = budget.lines, threading.Barrier(2)
+
+    def slow(*, after: int) -> Iterator[LedgerRecord]:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(1)  # until the other reads too, which it must not
+        return iter([*lines(after=after)])
+
+    monkeypatch.setattr(budget, "lines", slow)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(per_day, pace, clock) for _ in range(2)]
+        assert [each.result() for each in both] == [6 * 24, 6 * 24]

@@ -18,7 +18,7 @@ from langchain_dpicl.cli.main import _parser, main
 from langchain_dpicl.cli.serve import read_app, running_of
 from langchain_dpicl.service.service import DOORS
 from langchain_dpicl.service.web import create_app
-from tests.served import Client
+from tests.served import Client, new_folder, running
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "examples" / "README.md").read_text()
@@ -64,6 +64,22 @@ def test_the_settings_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.M
     assert {*app.doors} == {"ask"}
     assert app.doors["ask"].model.private_process
     assert {*tomllib.loads(shown)} == {"ledger", "service", "operator", "tenants", "model", "data", "ask"}
+
+
+@pytest.mark.parametrize("source", ["page", "containers"])
+def test_a_service_of_the_settings_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    (shown,) = re.findall(r"^```toml\n(ledger.*?)^```", PRODUCTION, re.MULTILINE | re.DOTALL)
+    text = shown if source == "page" else (ROOT / "deploy" / "app.toml").read_text()
+    config = new_folder(tmp_path, monkeypatch)
+    text = re.sub(r"^(ledger|anchor|private_process|unit_key) = .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r'^name = ".*?"', 'name = "tests.served:MODEL"', text, flags=re.MULTILINE)
+    config.write_text(re.sub(r'^file = ".*?"', 'file = "messages.jsonl"', text, flags=re.MULTILINE))
+    (tmp_path / "messages.jsonl").write_text('{"text": "my card", "queue": "card"}\n' * 40)
+    create = re.search(r"^dpicl (ledger create budget.db .*) --anchor", PRODUCTION, re.MULTILINE)
+    assert create is not None
+    assert main(create[1].split()) == 0
+    with running(config, "budget.db") as found:
+        assert found.service.doors["ask"].queries_left == 200
 
 
 def test_the_settings_of_the_containers_are_read() -> None:

@@ -91,6 +91,22 @@ async def test_a_tenant_in_the_arguments_is_refused_and_nothing_is_charged(servi
         assert (shown["tenant"], shown["components"]["ask"]["queries_left"]) == ("acme", 8)
 
 
+@pytest.mark.parametrize("door", ["ask", "budget"])
+async def test_the_words_of_a_foreign_error_are_nowhere(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, door: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError(CANARY)
+
+    monkeypatch.setattr(type(service.doors["ask"]), "_prepare", fails)
+    monkeypatch.setattr(Service, "standing", fails)
+    async with Client(create_server(service, Tenant("acme"))) as client:
+        found = await client.call_tool(door, {"question": "card?"} if door == "ask" else {})
+    assert refused(found) == "fault"
+    assert "ValueError" in caplog.text
+    assert CANARY not in str(found) + caplog.text
+
+
 async def test_free_answers_and_retrieved_ones_are_tools_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers.accounting, "epsilon_bound", ledgers.free_price)
     noted: list[int] = []
@@ -149,6 +165,9 @@ def test_over_http_nothing_is_read_without_a_key_or_for_another_host(address: st
         assert answer.json()["error"] == "unknown_key"
     ours = {"Authorization": f"Bearer {KEYS['acme']}", "Host": "elsewhere.example"}
     assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=ours).status_code == 421
+    assert httpx.post(f"{address}/mcp/", json={"jsonrpc": "2.0"}, headers=ours).status_code == 404
+    both = [("Authorization", f"Bearer {KEYS[who]}") for who in ("acme", "globex")]
+    assert httpx.post(f"{address}/mcp", json={"jsonrpc": "2.0"}, headers=both).status_code == 401
 
 
 @pytest.mark.loopback

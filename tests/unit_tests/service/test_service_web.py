@@ -15,7 +15,13 @@ import pytest
 pytest.importorskip("fastapi")
 
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.exceptions import LedgerUnavailableError, MemoError, ModelCallError, PrivacyBudgetError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    LedgerUnavailableError,
+    MemoError,
+    ModelCallError,
+    PrivacyBudgetError,
+)
 from langchain_dpicl.service.operators import RefusalLog
 from langchain_dpicl.service.service import RateLimit
 from langchain_dpicl.service.web import create_app
@@ -120,6 +126,84 @@ async def test_what_is_no_question_is_refused_before_anything_is_charged(config:
         assert (await client.send("POST", "/answer", json={"question": "?"})).status_code == 404
         assert (await client.send("GET", "/ask")).status_code == 405
         assert (await client.get("/budget"))["components"]["ask"]["queries_left"] == 7
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 20_000, b'{"question": ' + b"1" * 9000 + b"}", b'{"question": "\xff"}', b"\x1f\x8b"]
+)
+async def test_a_body_that_is_no_json_is_no_question(config: Path, ledger: str, body: bytes) -> None:
+    async with asking(config, ledger) as client:
+        refused = await client.send("POST", "/ask", content=body)
+        assert (refused.status_code, refused.json()["error"]) == (422, "no_question")
+
+
+async def test_a_request_of_two_keys_is_of_nobody(config: Path, ledger: str) -> None:
+    async with asking(config, ledger) as client:
+        for path, one, other in (("/budget", "acme", "globex"), ("/metrics", "operator", "acme")):
+            both = [("Authorization", f"Bearer {KEYS[who]}") for who in (one, other)]
+            assert (await client.http.get(path, headers=both)).status_code == 401
+
+
+async def test_callers_are_sent_to_no_other_address(config: Path, ledger: str) -> None:
+    async with asking(config, ledger) as client:
+        for path in ("/ask/", "/metrics/"):
+            answer = await client.send("POST", path, headers={"Host": "elsewhere.example"}, json={"question": "?"})
+            assert (answer.status_code, answer.headers.get("location")) == (404, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/ask", "langchain_dpicl.voting.DPVotingRunnable._prepare"),
+        ("/budget", "langchain_dpicl.service.service.Service.standing"),
+    ],
+)
+async def test_the_words_of_a_foreign_error_are_nowhere(
+    config: Path,
+    ledger: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    path: str,
+    place: str,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError(CANARY)
+
+    monkeypatch.setattr(place, fails)
+    async with asking(config, ledger) as client:
+        method, body = ("POST", {"question": "card?"}) if path == "/ask" else ("GET", None)
+        refused = await client.send(method, path, json=body)
+        assert (refused.status_code, refused.json()["error"]) == (500, "fault")
+        assert refused.headers["cache-control"] == "no-store"
+    assert "ValueError" in caplog.text
+    assert CANARY not in "".join(client.seen) + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key", "said"),
+    [
+        ("", "", "globex-key-00000001", "operator: expected a key of its own, found \"that of 'globex'\""),
+        ("", "", "schl\u00fcssel-of-the-operators", "operator.key_env: expected a key of ASCII letters"),
+        ("", "", "operator-key-000001\n", "operator.key_env: expected a key of ASCII letters"),
+        ('key_env = "OPERATOR_KEY"', 'key_env = "OPERATOR_KEY"\nmax_queries = 1', None, "found 'max_queries'"),
+        ("[tenants.acme]", '[tenants.""]', None, "tenants: expected names"),
+        ("[tenants.acme]", '[tenants."a\\nb"]', None, "tenants: expected names"),
+        ('key_env = "ACME_KEY"', f'key_env = "{CANARY}"', None, "Set the variable that acme.key_env names"),
+    ],
+)
+def test_settings_that_let_the_wrong_ones_in_are_refused(
+    config: Path, ledger: str, monkeypatch: pytest.MonkeyPatch, *, before: str, after: str, key: str | None, said: str
+) -> None:
+    change(config, before, after)
+    if key is not None:
+        monkeypatch.setenv("OPERATOR_KEY", key)
+    with pytest.raises(ConfigurationError) as refused, running(config, ledger):
+        pass
+    shown = str(refused.value)
+    assert said in shown
+    assert CANARY not in shown
+    assert key is None or key not in shown
 
 
 async def test_a_body_is_refused_before_it_is_read_whole(config: Path, ledger: str) -> None:
