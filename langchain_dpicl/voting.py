@@ -119,7 +119,7 @@ class DPVotingRunnable(LabelRunnable[VotingResult]):
     Formal guarantees:
       - All answers together are (epsilon, delta)-DP for one unit of the private examples, at the share's epsilon and
         delta, for adaptively chosen queries; epsilon is an upper bound.
-      - Noise is added for every declared label, with or without votes; a row that fails votes for nothing.
+      - Noise is added for every declared label, with or without votes; a row that fails casts no vote.
       - Over an API the public prompt is asked beside the private rows, after the ticket burnt. Where that call fails it
         is made again, after all private calls of the answer have ended; only where it fails again is there no answer,
         and the ticket stays spent. From then on the public prompt goes first until it is answered, so an outage costs

@@ -247,8 +247,9 @@ class WordDiscovery(ReleaseRun[Weight, ReleasedWords]):
         are; most words that few units write are not found.
       - Which words a unit casts depends on that unit, on public lists, and on nothing that other units hold.
 
-    What many people write leaves as it is, names too, and nothing promises that a released word has a least number of
-    writers. Declare `unit_key` where one person wrote several records, and read the words before you send them on.
+    What many people write is released unchanged, names too, and nothing promises that a released word has a least
+    number of writers. Declare `unit_key` where one person wrote several records, and read the words before you send
+    them on.
 
     Build it with `from_private_examples`; `run` or `arun` releases once. After an error or Ctrl-C, `result` holds what
     was released, and `run` makes the rest; what a ticket was burnt for without a result stays empty.

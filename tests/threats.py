@@ -100,7 +100,7 @@ THREATS: dict[str, Threat] = {
     "L6": Threat(
         "a restored or cloned ledger",
         ("faults: L6", f"{INTEGRITY}::test_a_ledger_that_went_back_in_time_grants_nothing"),
-        limit="An older copy of a ledger that is put back whole looks whole",
+        limit="A complete older copy of a ledger that is restored looks valid",
     ),
     "L7": Threat(
         "no ledger, another's, another version, another name of it",

@@ -40,7 +40,7 @@ def add_audit(commands: Any, *, run: Any) -> None:
         notes=_NOTES,
     )
     command.add_argument("what", metavar="WHAT", help="plan.json, or module:name")
-    command.add_argument("--controls", action="store_true", help="also show that half of the noise would be found")
+    command.add_argument("--controls", action="store_true", help="also show that the audit detects halved noise")
     command.add_argument("--strict", action="store_true", help="fail where a check is too small to tell")
     command.add_argument("--json", action="store_true", help="print JSON and nothing else")
     command.set_defaults(run=run)

@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
 _WORDS = "--vocabulary, --public-texts"
 _NOTES = f"""\
-{SEES_RECORDS} With --documents-per-topic 0 words that many units of a topic
-write leave, and no model is asked; with N, N texts of each topic; with --set topics.words=8 both. Topics are words that
+{SEES_RECORDS} With --documents-per-topic 0 it releases the words
+that many units of a topic write, and asks no model; with N it releases N texts of each topic; with --set topics.words=8
+both. Topics are words that
 many units write, or keywords of a public vocabulary: --vocabulary names a file of keywords, one a line; --public-texts
 one of public texts, one a line, whose most frequent words are taken; --vocabulary-size N alone takes words of the
-embedded model. Never name a file of the records. What many people wrote leaves as it is, names too: read it.
+embedded model. Never name a file of the records. Words of many people are released unchanged, names too: read them.
 Records are declared without labels; if their ledger holds them with labels, give another --dataset-id. Both add up.
 
 With --dry-run, or without --out, the plan is printed; nothing is read and nothing is spent. {RELEASED}{BUDGET_NOTES}"""

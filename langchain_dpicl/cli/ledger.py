@@ -39,8 +39,8 @@ _SECRET = re.compile(r"""\b(password\s*=\s*)(?:'[^']*'|[^\s'"]+)""", re.IGNORECA
 _WHERE = "SQLite file, postgresql:// address, or exported file"
 _SECOND_PLACE = "second place that remembers the last line: a file, made if missing, or a postgresql:// address"
 _NOTES = """\
-A ledger is made once, by `create`, and opened ever after; nothing else makes one.
-A password belongs into PGPASSWORD or ~/.pgpass, not into the address: other users see a command's arguments.
+Only `create` makes a ledger; all other commands open an existing one.
+Put a password in PGPASSWORD or ~/.pgpass, not in the address: other users can see the arguments of a command.
 """
 
 
@@ -337,7 +337,7 @@ def _adopt(arguments: argparse.Namespace) -> CommandOutput:
         budget = Budget.open(store, anchor=anchor, adopt_anchor=True)
         known = None if anchor is None else anchor.read(budget.ledger_id)
         if anchor is None or known is None:
-            raise LedgerUnavailableError("anchor: expected it to remember the ledger, found that it does not.")
+            raise LedgerUnavailableError("anchor: expected an entry for this ledger, found none. Run it again.")
         words = f"{anchor.description} remembers line {known[0]}; from now on, open the ledger with it"
         return CommandOutput(DONE, f"ledger {budget.name!r} ({budget.ledger_id}): {words}")
 

@@ -134,9 +134,9 @@ def _in_our_words(message: str, prog: str) -> str:
         name = found[1].rpartition("/")[2] if found[1].startswith("-") else found[1]
         return _of_argument(name, found[2], prog)
     if missing := re.fullmatch(r"the following arguments are required: (.*)", message):
-        return f"{missing[1]}: expected, found none. `{prog} --help` says what it is."
+        return f"{missing[1]}: expected a value, found none. `{prog} --help` describes it."
     if more := re.fullmatch(r"unrecognized arguments: (.*)", message, re.DOTALL):
-        return f"{more[1]}: expected nothing more. `{prog} --help` lists what is taken."
+        return f"{more[1]}: expected no further argument. `{prog} --help` lists what the command accepts."
     return f"{message}."
 
 

@@ -56,7 +56,7 @@ def _command(commands: Any, name: str, *, words: str, about: str, notes: str, ru
         "--origin",
         choices=("same", "neighbour", "made_up"),
         help="whether the examples are of the private records' domain (same, the default), of another one like it, "
-        "or made up; the last two widen what is said",
+        "or made up; the last two widen the printed intervals",
     )
     command.rare.add_argument(
         "--max-calls", type=int, metavar="N", default=10_000, help="refuse what may need more (default 10000)"

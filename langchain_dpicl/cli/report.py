@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".signature.json"
 _NOTES = """\
-A key pair: `ssh-keygen -t ed25519 -N "" -f KEY` makes KEY and KEY.pub. Keep KEY from everybody, and give KEY.pub to
-those who verify, by another way than the report.
+A key pair: `ssh-keygen -t ed25519 -N "" -f KEY` makes KEY and KEY.pub. Keep KEY secret. Give KEY.pub to
+those who verify, but do not send it together with the report.
 """
 
 

@@ -517,7 +517,7 @@ class JobLease:
         if time.monotonic() - self._since < self._seconds / 4:
             return
         if not self.take() or self._memo.recall(self._key) != told:
-            raise TurnLostError("memo: expected the turn at this job, found that another worker has gone on with it.")
+            raise TurnLostError("memo: expected this worker to hold the job, found that another has taken it over.")
 
     def leave(self) -> None:
         """Ends the lease."""

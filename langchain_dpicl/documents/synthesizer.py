@@ -110,8 +110,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
     r"""Turns private documents into public ones by topic, once; searching them afterwards is free.
 
     Topics are keywords of a public vocabulary with large noisy counts, or words that many units write. A unit belongs
-    to at most one topic. Of each topic leave words that many of its units write, or texts that are written from its
-    units, or both.
+    to at most one topic. For each topic it releases words that many of its units write, or texts that are
+    written from its units, or both.
 
     Formal guarantees:
       - Everything it returns or shows is a post-processing of the topics, words, pairs and indices released under
@@ -121,7 +121,8 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
       - Which topic a unit has follows from its own texts and from the released topics, so words and texts of different
         topics read different units, and their costs do not add up. A unit without a topic is in none of them.
 
-    What many people write leaves as it is, names too: read the words before you send them on, or give a review.
+    Words that many people write are released unchanged, names too: read them before you send them on, or give a
+    review.
 
     Build it with `from_private_examples`; `run` and `arun` release, and continue after an interruption.
 

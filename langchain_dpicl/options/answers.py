@@ -26,7 +26,7 @@ Exhausted: TypeAlias = Literal["raise", "zero_shot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LabelAnswers(Option):
-    """How labels are read from prompts, and when no label is given. Of voting, PATE, retrieval and classifiers.
+    """How labels are read from prompts, and when no label is given. Used by voting, PATE, retrieval and classifiers.
 
     Args:
       votes: "hard": one vote per row; "soft": each row gives its label probabilities; "text": what the model writes is

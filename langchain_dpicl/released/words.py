@@ -53,8 +53,8 @@ class ReleasedWords(Released):
     Formal guarantees:
       - Holds public values only; printing, saving and using it is free post-processing.
 
-    Read the words before you send them on: what many people write leaves as it is, names too. `without` takes words
-    out.
+    Read the words before you send them on: what many people write is released unchanged, names too. `without` takes
+    words out.
 
     Args:
       groups: a `WordGroup` for each label, in the order of the labels, or one for all units.

@@ -134,7 +134,7 @@ class DPRetrievalVotingRunnable(RetrievalRunnable[RetrievalResult], LabelRunnabl
       - All answers together are (epsilon, delta)-DP for one unit under add_remove, at the share's epsilon and delta,
         for any number of adaptively chosen queries; epsilon is an upper bound.
       - Whether a unit participates is a function of its own documents, of public values and of released answers.
-      - Noise is added for every declared label, also when no unit participates; a row that fails votes for nothing.
+      - Noise is added for every declared label, also when no unit participates; a row that fails casts no vote.
       - Balances and numbers of participants are never shown.
 
     Build it with `from_private_examples`. Input: the query as text (or a message, or a prompt

@@ -506,7 +506,7 @@ class LocalLLM(_ServedLLM):
       temperature: 0 takes the likeliest token; also per call, as the following.
       top_k: samples among this many likeliest tokens; public sampling alone, private generation never sees it.
       top_p: samples among the likeliest tokens that together have this probability; as `top_k`.
-      seed: of the sampling at temperature > 0, which protects nobody; None for fresh coins.
+      seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
       stop: strings that end a completion, where a call brings none.
 
     >>> from langchain_dpicl.backends.embedded.model import EmbeddedModel
@@ -546,7 +546,7 @@ class ChatLocal(_ServedChat):
       temperature: 0 takes the likeliest token; also per call, as the following.
       top_k: samples among this many likeliest tokens; public sampling alone, private generation never sees it.
       top_p: samples among the likeliest tokens that together have this probability; as `top_k`.
-      seed: of the sampling at temperature > 0, which protects nobody; None for fresh coins.
+      seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
       stop: strings that end an answer, where a call brings none.
 
     >>> from langchain_dpicl.backends.embedded.model import EmbeddedModel
@@ -577,14 +577,14 @@ class ChatLocal(_ServedChat):
 class EmbeddedLLM(_ServedLLM):
     r"""The embedded model as a completion model: it writes keywords, and reads its demonstrations.
 
-    Judge no task by it; docs/embedded-model.md has what it can do, in numbers.
+    Do not judge a task by its answers; docs/embedded-model.md shows what it can do, in numbers.
 
     It writes until the end of its segment (a blank line), a stop string or `max_tokens`.
 
     Args:
       max_tokens: most tokens of one completion; also per call, `model.bind(max_tokens=...)`.
       temperature: 0 takes the likeliest token; also per call.
-      seed: of the sampling at temperature > 0, which protects nobody; None for fresh coins.
+      seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
       top_k: samples among this many likeliest tokens; None: all.
       top_p: samples among the likeliest tokens that together have this probability.
       stop: strings that end a completion, where a call brings none.
@@ -610,7 +610,7 @@ class ChatEmbedded(_ServedChat):
     Args:
       max_tokens: most tokens of one answer; also per call.
       temperature: 0 takes the likeliest token; also per call.
-      seed: of the sampling at temperature > 0, which protects nobody; None for fresh coins.
+      seed: of the sampling at temperature > 0, which gives no privacy; None: another sample each time.
       top_k: samples among this many likeliest tokens; None: all.
       top_p: samples among the likeliest tokens that together have this probability.
       stop: strings that end an answer, where a call brings none.

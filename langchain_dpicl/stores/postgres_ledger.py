@@ -412,8 +412,8 @@ class PostgresStore(_PostgresTables):
             found, _ = self._standing(turn.begin([(self._locked, [self._name]), (self._last, [self._name])]))
             if found is None and not self.may_create:
                 raise LedgerError(
-                    f"{self.description}: expected limits, found room for some; opening begins none. Restore an "
-                    "untouched copy; `dpicl ledger create` finishes one whose making stopped half-way."
+                    f"{self.description}: expected limits, found an empty entry; opening sets no limits. Restore an "
+                    "untouched copy, or, if creating it was interrupted, run `dpicl ledger create` again."
                 )
             if found is None:
                 values = [header_text(header), header.digest, header.digest, self._name]

@@ -106,7 +106,7 @@ def record_of(row: Sequence[Any]) -> LedgerRecord:
         body = _object_of(text)
         if body is not None:
             return LedgerRecord(seq, prev, kind, body, stamp, digest).read_from(text)
-    raise LedgerError("ledger: a row is no line of a ledger. Nothing is granted; restore an untouched copy.")
+    raise LedgerError("ledger: expected its lines, found another row. Nothing is granted; restore an untouched copy.")
 
 
 @functools.lru_cache(maxsize=16)

@@ -224,7 +224,8 @@ def _check_file(path: Path) -> None:
         fault = "no plain file. Check the path."
     elif status.st_size == 0:
         fault = (
-            "an empty file: its making was cut short, or is going on. If it stays empty, remove it and make it anew."
+            "an empty file: its creation was interrupted or is still running. If it stays empty, delete it and create "
+            "the ledger again."
         )
     elif status.st_nlink != 1:
         fault = f"{status.st_nlink} hard links to it, each of which would have a log of its own. Keep one."
@@ -353,8 +354,8 @@ def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
     mark = _number(connection, "application_id")
     if not mark and not _schema(connection):
         raise LedgerError(
-            f"ledger {path}: expected a ledger's file, found one without tables: its making was cut short, or is "
-            "going on. If it stays so, remove it and make it anew."
+            f"ledger {path}: expected a ledger's file, found one without tables: its creation was "
+            "interrupted or is still running. If it stays so, delete it and create the ledger again."
         )
     if mark != _APPLICATION_ID:
         raise LedgerError(f"ledger {path}: expected a ledger's file, found another database. Check the path.")

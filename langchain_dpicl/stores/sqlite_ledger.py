@@ -534,9 +534,9 @@ class SQLiteStore(Connected):
     def _check_may_create(self) -> None:
         if not self.may_create:
             raise LedgerError(
-                f"ledger {self._path}: expected a ledger with limits, found only room for one ({self._name!r}), and "
-                "opening begins none. Restore a whole copy if limits were there; if its making stopped half-way, "
-                "`dpicl ledger create` finishes it."
+                f"ledger {self._path}: expected a ledger with limits, found an empty entry ({self._name!r}); "
+                "opening sets no limits. Restore a whole copy if limits were there; if creating it was interrupted, "
+                "run `dpicl ledger create` again."
             )
 
     def header(self) -> LedgerHeader | None:

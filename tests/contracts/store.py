@@ -299,9 +299,9 @@ class DurableStoreContract(BindingContract, StoreContract):
 
     def test_an_opened_store_begins_no_ledger_unless_that_is_said(self, empty: LedgerStore) -> None:
         again = self.reopen(empty)
-        with pytest.raises(LedgerError, match="opening begins none"):
+        with pytest.raises(LedgerError, match="opening sets no limits"):
             again.create(header())
-        with pytest.raises(LedgerError, match="opening begins none"):
+        with pytest.raises(LedgerError, match="opening sets no limits"):
             Budget(epsilon=1.0, delta=1e-6, store=self.reopen(empty))
         assert empty.header() is None
         again.may_create = True  # type: ignore[attr-defined]

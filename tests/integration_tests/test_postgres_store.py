@@ -105,7 +105,7 @@ class TestMaking:
         PostgresStore.new(**where).close()
         for door in (PostgresStore, PostgresStore.from_conn_string, PostgresStore.open):
             with door(**where) as store:
-                with pytest.raises(LedgerError, match="found room for some; opening begins none"):
+                with pytest.raises(LedgerError, match="found an empty entry; opening sets no limits"):
                     Budget(epsilon=1.0, delta=1e-6, store=store)
                 assert store.header() is None
         with PostgresStore(**where) as store:

@@ -96,7 +96,7 @@ class Induction:
             if not value > 0:
                 raise ConfigurationError(f"{name}: expected a number above 0, found {value!r}")
         if self.answer_most == float("inf"):
-            raise ConfigurationError("answer_most: expected a finite number, found inf; 1 levels hardly anything off")
+            raise ConfigurationError("answer_most: expected a finite number, found inf; 1 caps almost nothing")
 
 
 _SHORTEST_TEXT = 10

@@ -116,7 +116,8 @@ def _pieces(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[str]:
     shown = str(tokenizer.apply_chat_template(stand_ins, tokenize=False, add_generation_prompt=not is_open))
     places = [int(place) for place in _STAND_IN.findall(shown)]
     if places != [*range(len(messages))]:
-        raise ConfigurationError(f"each message once and in its turn was expected, found {places}")
+        msg = f"expected a chat template that shows each message once and in order, found messages {places}"
+        raise ConfigurationError(f"{msg}; pass a tokenizer with another template")
     pieces = _STAND_IN.sub("\0", shown).split("\0")
     return [*pieces[:-1], ""] if is_open else pieces
 

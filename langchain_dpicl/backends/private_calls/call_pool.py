@@ -210,7 +210,9 @@ def _start_all(pool: ThreadPoolExecutor, size: int) -> None:
         all_here.abort()
         pool.shutdown(wait=False, cancel_futures=True)
         advice = "Raise the limit of threads of this user or container, or end other work in this process."
-        raise ConfigurationError(f"threads: expected to start {size}, found that no more start. {advice}") from None
+        raise ConfigurationError(
+            f"threads: expected to start {size}, found that the system allows fewer. {advice}"
+        ) from None
 
 
 class _Process:

@@ -93,8 +93,8 @@ class LabelRows:
         self._other = bool(other)
         if calibrate and self._scorer.kind == "text votes":
             raise ConfigurationError(
-                f"expected calibrate=False with text votes, found calibrate={calibrate!r}: a vote is no probability; "
-                "take a model with logprobs to calibrate"
+                f"expected calibrate=False with text votes, found calibrate={calibrate!r}: a text vote has no "
+                "probabilities; take a model with logprobs to calibrate"
             )
         self._calibrate = bool(calibrate)
         self._outage = Outage()
@@ -202,7 +202,7 @@ class _LabelRequest:
     def _once(self) -> None:
         """Refuses a second run, which would have no rows, as if every record were gone."""
         if self.is_answered:
-            raise ConfigurationError("expected to answer once, found a second call; ask anew")
+            raise ConfigurationError("expected one call, found a second; make new rows for each query")
         self.is_answered = True
 
     def _nothing(self) -> OpaqueRows:

@@ -429,8 +429,8 @@ def _distinguishable_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 def _no_other(kind: str) -> ConfigurationError:
     return ConfigurationError(
-        f"expected other=True with text votes only, found {kind!r}: there the labels share all probability, and no "
-        'answer is without one; pass other=False, or votes="text"'
+        f"expected other=True with text votes only, found {kind!r}: this kind divides all "
+        'probability among the labels, so every answer has one; pass other=False, or votes="text"'
     )
 
 

@@ -595,7 +595,7 @@ class _NeighbourRequest:
     def _once(self) -> None:
         """Refuses a second run, which would find nothing, as if every unit were gone."""
         if self.is_answered:
-            raise ConfigurationError("expected to answer once, found a second call; ask anew")
+            raise ConfigurationError("expected one call, found a second; make new rows for each query")
         self.is_answered = True
 
     def _places(self) -> range:

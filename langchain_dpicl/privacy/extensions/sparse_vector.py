@@ -77,7 +77,8 @@ class Threshold(Opaque, ClosedClass):
         with self._lock:
             if self._height is None:
                 del statistic
-                raise PrivacyBudgetError('threshold: expected one in force, found "above" answered. Start another run.')
+                msg = 'threshold: expected one in use, found one that has answered "above". Start another run.'
+                raise PrivacyBudgetError(msg)
             is_above = _steps(statistic) + rng.geometric(self._scale) >= self._height
             if is_above:
                 self._height = None

@@ -113,7 +113,7 @@ class TestRealPrompts:
     @pytest.mark.parametrize("make", ["real", "released"])
     def test_text_votes_are_not_calibrated(self, make: str) -> None:
         model = FakeListChatModel(responses=["card"])
-        with pytest.raises(ConfigurationError, match="a vote is no probability"):
+        with pytest.raises(ConfigurationError, match="a text vote has no probabilities"):
             if make == "real":
                 few_shot_without_privacy(model, labels=LABELS, **WORDING, votes="text", calibrate=True)
             else:

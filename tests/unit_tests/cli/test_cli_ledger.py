@@ -321,7 +321,7 @@ def test_a_row_that_is_no_line_is_refused_in_words(dpicl: Shell, file: Path) -> 
             database.execute("UPDATE ledgers SET seq = ?, head = ?", (seq + 1, "h" * 64))
         for action, code in (("show", 2), ("export", 2), ("verify", 1)):
             assert dpicl(action, file) == code
-            assert "no line of a ledger" in dpicl.err
+            assert "found another row" in dpicl.err
 
 
 def test_verify_ends_with_one_on_a_missing_anchor_or_receipt(dpicl: Shell, file: Path, tmp_path: Path) -> None:

@@ -74,10 +74,13 @@ def test_the_help_of_a_command_fits_a_screen_and_points_to_the_rest(
         ("vote --epsilon x", "--epsilon: expected a number, found 'x'."),
         ("vote --max-queries 1.5", "--max-queries: expected a whole number, found '1.5'."),
         ("vote --epsilon", "--epsilon: expected a value, found none."),
-        ("vote a.jsonl b.jsonl", "b.jsonl: expected nothing more. `dpicl --help` lists what is taken."),
+        (
+            "vote a.jsonl b.jsonl",
+            "b.jsonl: expected no further argument. `dpicl --help` lists what the command accepts.",
+        ),
         (
             "ledger create b.db --delta 1",
-            "--epsilon: expected, found none. `dpicl ledger create --help` says what it is.",
+            "--epsilon: expected a value, found none. `dpicl ledger create --help` describes it.",
         ),
         ("try --shots a", "--shots: expected numbers such as 1,2,4,8, found 'a'."),
     ],

@@ -426,7 +426,7 @@ def test_where_no_more_threads_start_nothing_is_charged(ask, monkeypatch, paid):
     monkeypatch.setattr(chains_module, "_CREW", Crew(32))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", with_little_room)
-        with pytest.raises(ConfigurationError, match="no more start"):
+        with pytest.raises(ConfigurationError, match="the system allows fewer"):
             ask(**BASE, **paid)
     assert cost(paid) == 0.0
     ask(**BASE, **paid)

@@ -67,7 +67,7 @@ class TestOpening:
         content = path.read_bytes()
         assert content
         for attempt in (SQLiteStore, SQLiteStore.new):
-            with pytest.raises(LedgerError, match="its making was cut short, or is going on"):
+            with pytest.raises(LedgerError, match="its creation was interrupted or is still running"):
                 attempt(path)
         assert path.read_bytes() == content
 

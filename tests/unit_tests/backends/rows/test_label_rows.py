@@ -524,7 +524,7 @@ class TestVerbalizers:
             LabelRows(ENGINES[kind](), [[" cas"], [" cash"]], calibrate=False)
 
     def test_text_votes_are_not_calibrated(self) -> None:
-        with pytest.raises(ConfigurationError, match="a vote is no probability"):
+        with pytest.raises(ConfigurationError, match="a text vote has no probabilities"):
             LabelRows(PublicChoices("text votes"), LABELS, calibrate=True)
 
     def test_top_tokens_that_are_no_bytes_are_refused(self) -> None:

@@ -130,7 +130,7 @@ class TestOther:
             LabelRows(PublicChoices("text votes"), LABELS, calibrate=False, other=True)
 
     def test_votes_are_not_calibrated_with_it_either(self) -> None:
-        with pytest.raises(ConfigurationError, match="a vote is no probability"):
+        with pytest.raises(ConfigurationError, match="a text vote has no probabilities"):
             LabelRows(Votes(), LABELS, calibrate=True, other=True)
 
     def test_an_engine_that_says_both_still_gives_a_row_that_sums_to_one(self) -> None:
