@@ -476,7 +476,7 @@ class TestNothingIsKept:
     def test_an_ask_answers_once(self, is_async: bool) -> None:
         ask = LabelRows(Choices(), LABELS, calibrate=False).ask(((CANARY,),))
         ask.run()
-        with pytest.raises(ConfigurationError, match="answer once") as caught:
+        with pytest.raises(ConfigurationError, match="expected one call") as caught:
             asyncio.run(ask.arun()) if is_async else ask.run()
         assert CANARY not in str(caught.value)
 
