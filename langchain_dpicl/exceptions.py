@@ -131,8 +131,8 @@ class PrivacyBudgetExceededError(PrivacyBudgetError):
       requested: what was asked for (unit named in the message: epsilon, tickets, mu^2 or rho).
       remaining: what is left, in the same unit.
       held: tickets that were reserved and neither used up nor given back; those that other processes do not use may
-        come back. For the operator: it tells how often a model failed, so the message leaves it out. 0 unless a share is
-        short of tickets.
+        come back. For the operator: it tells how often a model failed, so the message leaves it out. 0 unless a share
+        is short of tickets.
     """
 
     def __init__(self, message: str, *, requested: float, remaining: float, held: int = 0) -> None:
