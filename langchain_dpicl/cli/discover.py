@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 _NOTES = f"""\
 Without --by it counts units. With --by FIELD it finds the values of a field that enough units hold; with --value, once
 per value, it counts those. With --words it finds words of the texts that many units write; read them before you send
-them on, names are released too. No model is asked. {RELEASED}The counts do not depend on a declared size.
-Without --public-size the report shows the largest size that --delta allows, 0.1/delta.
+them on, names are released too. No model is asked. {RELEASED}No result depends on a declared size. Without
+--public-size the report gives the largest size that --delta allows, 0.1/delta, as the size of the records.
 
 {BUDGET_NOTES}"""
 

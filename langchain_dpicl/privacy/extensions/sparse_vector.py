@@ -77,8 +77,9 @@ class Threshold(Opaque, ClosedClass):
         with self._lock:
             if self._height is None:
                 del statistic
-                msg = 'threshold: expected one in use, found one that has answered "above". Start another run.'
-                raise PrivacyBudgetError(msg)
+                raise PrivacyBudgetError(
+                    'threshold: expected an open run, found one ended by "above". Start another run.'
+                )
             is_above = _steps(statistic) + rng.geometric(self._scale) >= self._height
             if is_above:
                 self._height = None

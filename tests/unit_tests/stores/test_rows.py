@@ -28,13 +28,13 @@ def test_a_line_survives_its_row() -> None:
 @pytest.mark.parametrize("value", [None, b"1", 1.0, True, ["x"]], ids=repr)
 def test_a_value_of_another_type_is_no_line(column: int, value: Any) -> None:
     row = [*ROWS[0][:column], value, *ROWS[0][column + 1 :]]
-    with pytest.raises(LedgerError, match="no line"):
+    with pytest.raises(LedgerError, match="found another row"):
         records_of([row, ROWS[1]], after=0, head=HEAD)
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", "7", "null", '"x"', "[" * 100_000], ids=range(7))
 def test_a_body_that_is_no_object_is_no_line(body: str) -> None:
-    with pytest.raises(LedgerError, match="no line") as caught:
+    with pytest.raises(LedgerError, match="found another row") as caught:
         records_of([(*ROWS[0][:3], body, *ROWS[0][4:]), ROWS[1]], after=0, head=HEAD)
     assert caught.value.__context__ is None
 
@@ -45,7 +45,7 @@ def test_a_body_that_is_no_object_is_no_line(body: str) -> None:
     ids=range(8),
 )
 def test_a_body_without_a_hash_is_no_line(value: str) -> None:
-    with pytest.raises(LedgerError, match="no line") as caught:
+    with pytest.raises(LedgerError, match="found another row") as caught:
         records_of([(*ROWS[0][:3], f'{{"x": {value}}}', *ROWS[0][4:]), ROWS[1]], after=0, head=HEAD)
     assert caught.value.__context__ is None
     with pytest.raises(LedgerError, match="header is broken"):
@@ -101,7 +101,7 @@ def test_many_rows_are_read_at_once_and_are_the_lines_that_each_of_them_is() -> 
 @pytest.mark.parametrize("value", [None, b"1", 1.0, True, ["x"]], ids=repr)
 def test_a_value_of_another_type_is_found_among_many(column: int, value: Any) -> None:
     row = many()[1]
-    with pytest.raises(LedgerError, match="no line"):
+    with pytest.raises(LedgerError, match="found another row"):
         records_of(many((*row[:column], value, *row[column + 1 :])), after=0, head=HEAD)
 
 
@@ -123,7 +123,7 @@ def test_a_value_of_another_type_is_found_among_many(column: int, value: Any) ->
 )
 def test_no_row_completes_another_one(first: str, second: str) -> None:
     rows = [(*row[:3], body, *row[4:]) for row, body in zip(many()[1:], (first, second), strict=False)]
-    with pytest.raises(LedgerError, match="no line") as caught:
+    with pytest.raises(LedgerError, match="found another row") as caught:
         records_of(many(*rows), after=0, head=HEAD)
     assert caught.value.__context__ is None
 
@@ -157,7 +157,7 @@ def test_a_line_that_breaks_a_rule_is_named_among_many() -> None:
 
 
 def test_a_row_of_another_width_is_no_line() -> None:
-    with pytest.raises(LedgerError, match="no line"):
+    with pytest.raises(LedgerError, match="found another row"):
         records_of([ROWS[0][:-1], ROWS[1]], after=0, head=HEAD)
 
 
