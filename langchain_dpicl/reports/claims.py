@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.ledger.amounts import exact, round_up
 from langchain_dpicl.privacy.ledger.store import LedgerAbout
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
 from langchain_dpicl.reports.rendering import PACKAGE, are_words_of, check_wrappers, own_version, words_of
-from langchain_dpicl.reports.stream_claims import heaviest, retired_in, shown_extent
+from langchain_dpicl.reports.stream_claims import heaviest, reads_problems, retired_in, shown_extent
 from langchain_dpicl.reports.verify import UNREADABLE, describe_fault
 
 REPORT_FORMAT = 1
@@ -180,6 +180,7 @@ def claim_problems(report: Mapping[str, Any], inner: Mapping[str, Any], terms: S
     has_method = isinstance(plan, Mapping) and plan.get("method") == own.public.get("method")
     if not has_method or not _is_part(plan, own.public):
         yield f"plan: expected what {name!r} shows, found another"
+    yield from reads_problems(report, inner, own)
 
 
 def release_claims(terms: ShareTerms, own: Component, inner: Mapping[str, Any]) -> dict[str, Any]:

@@ -549,7 +549,8 @@ def _verify_budget(data: Mapping[str, Any]) -> tuple[VerifiedReport, dict[str, t
         problems.extend(header_problems(data))
         adjacency = check_adjacency(data["adjacency"])
         datasets = {item["dataset_id"]: _declaration(item) for item in data["datasets"]}
-        book = VerificationContext(adjacency, datasets, data["version"] == own_version())
+        window = data["stream"]["window"] if "stream" in data else None
+        book = VerificationContext(adjacency, datasets, data["version"] == own_version(), window)
         problems.extend(_delta_problems(data, datasets))
         problems.extend(origin_problems(datasets))
         for item in data["shares"]:

@@ -10,10 +10,11 @@ from typing import Any
 
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_int
-from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent
+from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent, canonical_json
+from langchain_dpicl.privacy.extensions.run_tickets import RUN_TEMPLATE
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_up
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Extent, StreamTerms, hull_of
-from langchain_dpicl.privacy.ledger.tickets import ShareTerms, implementation_delta_of
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Blocks, Extent, StreamTerms, hull_of
+from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms, implementation_delta_of
 
 SPANS = (2, 3, 6, 12)
 """How many windows long the stays of the table are."""
@@ -121,6 +122,37 @@ def longer_stays(
         yield {"windows": times, "blocks": length, "epsilon": epsilon, "delta": heaviest(deltas, length)}
 
 
+def reads_claims(terms: StreamTerms, blocks: Blocks) -> dict[str, Any]:
+    """Returns what the report of a run says of the blocks that it read, by number and by name."""
+    first, last = blocks
+    return {"blocks": [first, last], "first": terms.name_of(first), "last": terms.name_of(last)}
+
+
+def reads_problems(report: Mapping[str, Any], inner: Mapping[str, Any], own: Component) -> Iterator[str]:
+    """Compares the blocks that the report of a run names with its component; that it read those is its sender's word.
+
+    Args:
+      report: of the release.
+      inner: the ledger's report in it.
+      own: the component that paid.
+    """
+    if own.extent is None or all(ticket.template != RUN_TEMPLATE for ticket in own.tickets):
+        if "reads" in report:
+            yield "reads: blocks of a component that has no runs on a stream"
+        return
+    first, last = (check_int("blocks", block, low=0, high=LAST_BLOCK) for block in report["reads"]["blocks"])
+    made = reads_claims(_terms_in(inner["stream"]), (first, last))
+    if canonical_json(dict(report["reads"])) != canonical_json(made):
+        yield f"reads: expected {made}, found other names or members"
+    end = LAST_BLOCK if own.extent[1] is None else own.extent[1]
+    if not own.extent[0] <= first <= last <= end or last - first + 1 != own.public["stream"]["length"]:
+        yield f"reads: expected the blocks of a run of {own.name!r}, found {[first, last]}"
+
+
+def _terms_in(stream: Mapping[str, Any]) -> StreamTerms:
+    return StreamTerms.from_dict({name: stream[name] for name in ("block", "origin", "window")})
+
+
 def stream_claims(
     shares: Sequence[ShareTerms],
     terms: StreamTerms,
@@ -142,7 +174,7 @@ def stream_claims(
 def stream_problems(data: Mapping[str, Any], shares: Sequence[ShareTerms], *, tolerance: float) -> Iterator[str]:
     """Recomputes what a report says of the windows of its ledger; a bound that is too high is no problem."""
     found, limits, adjacency = data["stream"], data["limits"], data["adjacency"]
-    terms = StreamTerms.from_dict({name: found[name] for name in ("block", "origin", "window")})
+    terms = _terms_in(found)
     names = {component.name for share in shares for component in share.components}
     if unknown := sorted(set(found["retired"]) - names):
         yield f"stream: retired {unknown}, of which there is no share"

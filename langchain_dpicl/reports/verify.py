@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from langchain_dpicl.exceptions import DPICLError, LedgerRollbackError, PrivacyBudgetMismatchError
-from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_delta, check_real, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_delta, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.units import KEYWORDS, Declaration
 from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
@@ -26,6 +26,7 @@ from langchain_dpicl.privacy.extensions.topic_partition import (
     places,
 )
 from langchain_dpicl.privacy.extensions.word_release import PAIR_TEMPLATE, WORD_TEMPLATE
+from langchain_dpicl.privacy.ledger.blocks import runs_touching
 from langchain_dpicl.privacy.ledger.state import RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component
@@ -85,6 +86,8 @@ class VerificationContext:
     adjacency: Adjacency
     datasets: Mapping[str, Declaration]
     this_version: bool
+    window: int | None = None
+    """Blocks of a window; None: the promise is for life."""
 
     def is_misstated(self, stated: Any, cost: float) -> bool:
         """Whether a price is not the recomputed one; another version's may be higher, never lower."""
@@ -172,8 +175,9 @@ def _plan_problems(component: Component, book: VerificationContext) -> Iterator[
     shown = component.parameters
     plan = shown_plan(shown)
     made = plan.to_dict()
-    runs = component.public.get("stream")
-    of_runs = set() if component.extent is None else {"stream"}
+    runs, of_runs = (None, set()) if component.extent is None else (component.public["stream"], {"stream"})
+    if runs is not None:
+        yield from _run_problems(component, plan, runs, book)
     yield from _ticket_problems(component, plan, runs, book.adjacency)
     if not is_same_number(component.implementation_delta, gap := plan.implementation_delta):
         yield f"implementation_delta: expected {gap!r}, found {component.implementation_delta!r}"
@@ -192,6 +196,21 @@ def _plan_problems(component: Component, book: VerificationContext) -> Iterator[
             yield f"shows public_size {size!r}{of_label}, its data set declares {known!r}"
     if (check := _OF_DATASETS.get(plan.method)) is not None:
         yield from check(plan, declared)
+
+
+def _run_problems(component: Component, plan: Any, runs: Any, book: VerificationContext) -> Iterator[str]:
+    """Compares what is shown of the runs on a stream with the blocks of the component and the ledger's window."""
+    first, last = component.extent or (0, None)
+    if last is None:
+        length, every = (check_int(name, runs[name], low=1) for name in ("length", "every"))
+        number = runs_touching(length, every=every, window=check_int("window", book.window, low=1))
+        made: dict[str, Any] = {"length": length, "every": every, "runs_per_window": number}
+    else:
+        made = {"length": last - first + 1, "every": None, "runs_per_window": 1}
+    if plan.method == "queries":
+        made["queries_per_run"] = check_int("queries_per_run", runs["queries_per_run"], low=1)
+    if canonical_json(dict(runs)) != canonical_json(made):
+        yield f"shows {dict(runs)} of its runs, its blocks and the window make them {made}"
 
 
 def _ticket_problems(component: Component, plan: Any, runs: Any, adjacency: Adjacency) -> Iterator[str]:

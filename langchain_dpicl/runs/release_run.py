@@ -45,6 +45,7 @@ from langchain_dpicl.privacy.extensions.run_tickets import RunShare
 from langchain_dpicl.privacy.ledger.blocks import StreamTerms
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.reports.claims import RELEASE_FORMAT, unit_of
+from langchain_dpicl.reports.stream_claims import reads_claims
 from langchain_dpicl.runs.journal import RunJournal
 
 __all__ = ["ReleaseRun", "RunCall", "RunItem", "attempt", "carrying", "new_bar", "report_of", "tick"]
@@ -526,8 +527,7 @@ def reads_of(budget: Budget, share: Share) -> dict[str, Any]:
     terms = StreamTerms.parse(budget.per)
     if terms is None or not isinstance(share, RunShare):
         return {}
-    first, last = share.blocks
-    return {"reads": {"blocks": [first, last], "first": terms.name_of(first), "last": terms.name_of(last)}}
+    return {"reads": reads_claims(terms, share.blocks)}
 
 
 def new_bar(total: int, unit: str, words: str, *, progress: bool | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,7 @@ class AnsweringRuns(Opaque):
     def __init__(self, source: RollingRange, first: int) -> None:
         self._source = source
         self._first = first
-        self._lock = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}  # of each process: a fork may come while a thread holds its own
         self._current: tuple[int, dict[str, Any]] | None = None
 
     @property
@@ -43,8 +44,8 @@ class AnsweringRuns(Opaque):
 
     def of_now(self, component: RunnableT) -> RunnableT:
         """Returns a component as it answers in the newest run."""
-        start = self._source.run_start(self._first)
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
+            start = self._source.run_start(self._first)  # inside: who waited goes on with the run that it finds
             if self._current is None or self._current[0] != start:
                 self._current = None  # what the last run read is dropped before more is
                 private = self._source.run_from(start)

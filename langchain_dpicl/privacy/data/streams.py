@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 import weakref
@@ -32,7 +33,7 @@ from langchain_dpicl.privacy.data.units import (
     reduce_groups,
     unit_name,
 )
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, LENGTHS, LIFE, Blocks, Extent, StreamTerms
+from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, LENGTHS, LIFE, Blocks, Extent, StreamTerms, runs_touching
 
 __all__ = ["PrivateRange", "PrivateStream", "RollingRange"]
 
@@ -358,12 +359,12 @@ class RollingRange(Opaque):
         return self.stream._ranged(start, self.length)  # noqa: SLF001
 
     def runs_per_window(self, window: int) -> int:
-        """Returns how many runs can touch one window: those whose last block is in it, or less than a run behind it.
+        """Returns how many runs can touch one window.
 
         Args:
           window: blocks of a window.
         """
-        return (self.length + window - 2) // self.every + 1
+        return runs_touching(self.length, every=self.every, window=window)
 
     def __repr__(self) -> str:
         return f"RollingRange({self.stream!r}, length={self.length}, every={self.every})"
@@ -379,8 +380,12 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
     """Returns three closures, the only references to the records: they extend, make a range, and remove a person."""
     blocks: dict[int, dict[str, _Dated]] = {}
     ranges: weakref.WeakValueDictionary[Blocks, _Kept] = weakref.WeakValueDictionary()
-    lock = threading.RLock()
+    locks: dict[int, threading.RLock] = {}
     read_up_to = -1
+
+    def lock() -> threading.RLock:
+        """Returns the lock of this process: a fork may come while another thread holds that of its parent."""
+        return locks.setdefault(os.getpid(), threading.RLock())
 
     def present() -> int:
         return terms.block_at(time.time())
@@ -397,7 +402,7 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
         fault = container_fault(records) or run_guarded(lambda: _read(records, declared, terms, found))
         if fault is None or fault:
             return fault or "records: they could not be read (the cause may hold private text)."
-        with lock:
+        with lock():
             first = max(forget(), read_up_to + 1)
             for person, seconds, text, record in found:
                 if (block := terms.block_at(seconds)) >= first:
@@ -406,7 +411,7 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
 
     def ranged(first: int | None, length: int, made: _Made) -> str | None:
         nonlocal read_up_to
-        with lock:
+        with lock():
             kept, closed = forget(), present() - 1 - grace
             start = closed - length + 1 if first is None else first
             last = start + length - 1
@@ -431,7 +436,7 @@ def _make_opaque_stream(  # noqa: C901  closures over one state, which no attrib
             return None
 
     def remove(person: str) -> None:
-        with lock:
+        with lock():
             for people in blocks.values():
                 people.pop(person, None)
             for pool in list(ranges.values()):

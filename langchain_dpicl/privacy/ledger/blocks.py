@@ -133,6 +133,17 @@ def day_start(name: str, value: Any) -> float:
 _LONGEST_DAY = 10
 
 
+def runs_touching(length: int, *, every: int, window: int) -> int:
+    """Returns how many runs can touch one window: those whose last block is in it, or less than a run behind it.
+
+    Args:
+      length: blocks that a run reads.
+      every: blocks from one run to the next one.
+      window: blocks of a window.
+    """
+    return (length + window - 2) // every + 1
+
+
 def hull_of(extents: Sequence[Extent]) -> Extent | None:
     """Returns the least range that holds all of them, or None where there are none."""
     if not extents:

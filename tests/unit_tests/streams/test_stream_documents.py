@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from langchain_dpicl import DocumentSynthesizer, PrivacyBudgetCallbackHandler
+from langchain_dpicl import DocumentSynthesizer, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetExceededError, RecordError
@@ -25,6 +26,7 @@ from langchain_dpicl.released.documents import SyntheticDocuments
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.streams import PrivateStream
+from tests.sealed_files import assert_found, sealed
 
 pytestmark = pytest.mark.traced
 
@@ -126,6 +128,39 @@ def test_documents_say_which_blocks_they_are_of_and_go_into_one_store(clock: lis
 def test_a_file_whose_blocks_are_none_is_refused(reads: Any) -> None:
     with pytest.raises(ConfigurationError, match="reads"):
         SyntheticDocuments((), (), {"private": True, "epsilon": 1.0, "reads": reads}, {})
+
+
+@pytest.mark.parametrize(
+    ("forged", "found"),
+    [
+        ({"first": "2020-01-01"}, "other names"),
+        ({"last": "2030-01-01"}, "other names"),
+        ({"note": "x"}, "other names"),
+        ({"blocks": [9273, 9279], "first": "2026-05-23", "last": "2026-05-29"}, "blocks of a run"),
+        ({"blocks": [9274, 9281], "last": "2026-05-31"}, "blocks of a run"),
+        (None, "reads"),
+    ],
+)
+def test_documents_that_say_other_days_than_their_run_can_have_read_are_not_verified(
+    forged: dict[str, Any] | None, found: str
+) -> None:
+    released = synthesizer(stream().rolling(7, every=7), ledger()).run(progress=False)
+    state = json.loads(released.to_json())
+    assert verify_report(sealed(state)).ok
+    reads = state["report"].pop("reads")
+    assert reads == {"blocks": [9274, 9280], "first": "2026-05-24", "last": "2026-05-30"}
+    if forged is not None:
+        state["report"]["reads"] = {**reads, **forged}
+    assert_found(verify_report(sealed(state)), found)
+
+
+def test_days_of_what_is_of_no_stream_are_not_verified() -> None:
+    private = PrivateExamples([{"text": "a"}], dataset_id="d", public_size=1000)
+    budget = PrivacyBudgetCallbackHandler(8.0, 1e-6)
+    report = synthesizer(private, budget).run(progress=False).report
+    assert verify_report(report).ok
+    reads = {"blocks": [9274, 9280], "first": "2026-05-24", "last": "2026-05-30"}
+    assert_found(verify_report({**report, "reads": reads}), "no runs on a stream")
 
 
 def test_documents_that_are_written_while_the_run_goes_on_have_the_ids_of_the_whole(clock: list[float]) -> None:

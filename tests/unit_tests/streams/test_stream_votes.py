@@ -6,8 +6,10 @@ import asyncio
 import copy
 import gc
 import json
+import os
 import pickle
 import random
+import signal
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,7 @@ from langchain_dpicl.privacy.ledger import writer as writers
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.streams import PrivateRange, PrivateStream
+from tests.sealed_files import assert_found, with_digest
 
 pytestmark = pytest.mark.traced
 
@@ -276,19 +279,46 @@ def test_when_a_run_is_spent_zero_shot_answers_are_given_until_the_next(clock: l
     assert made.invoke("c").receipt.source == "release"
 
 
+GONE = "gone"
+
+
 @pytest.mark.parametrize(
-    "forged", [{"queries_per_run": 6}, {"queries_per_run": None}, {"runs_per_window": 3}, {"length": 7}]
+    ("forged", "found"),
+    [
+        ({"queries_per_run": 6}, "6 queries per run"),
+        ({"queries_per_run": GONE}, "queries_per_run"),
+        ({"runs_per_window": 3}, "of its runs"),
+        ({"runs_per_window": 3, "queries_per_run": 15}, "of its runs"),
+        ({"length": 7}, "of its runs"),
+        ({"length": 25}, "of its runs"),
+        ({"every": 1}, "of its runs"),
+        ({"every": None, "runs_per_window": 1, "queries_per_run": 45}, "every"),
+        ({"note": "x"}, "of its runs"),
+        ({"queries_per_run": 5.0}, "queries_per_run"),
+        (dict.fromkeys(("every", "length", "queries_per_run", "runs_per_window"), GONE), "length"),
+        (GONE, "stream"),
+    ],
 )
-def test_a_report_that_says_something_else_of_its_runs_is_not_verified(forged: dict[str, Any]) -> None:
+def test_a_report_that_says_something_else_of_its_runs_is_not_verified(forged: Any, found: str) -> None:
     budget = ledger()
     ask(voter(stream().rolling(30, every=7), budget), "a")
     data = json.loads(json.dumps(budget.budget.report().to_dict()))
-    assert verify_report(data).ok
-    (share,) = data["shares"]
-    shown = share["components"][0]["public"]["stream"]
-    shown.update(forged)
-    share["components"][0]["public"]["stream"] = {name: value for name, value in shown.items() if value is not None}
-    assert not verify_report(data).ok
+    assert verify_report(with_digest(data)).ok
+    public = data["shares"][0]["components"][0]["public"]
+    shown = public.pop("stream")
+    if forged != GONE:
+        public["stream"] = {name: value for name, value in {**shown, **forged}.items() if value != GONE}
+    assert_found(verify_report(with_digest(data)), found)
+
+
+@pytest.mark.parametrize("forged", [{"length": 29}, {"every": 30}, {"runs_per_window": 5, "queries_per_run": 1}])
+def test_a_report_that_says_something_else_of_its_one_run_is_not_verified(forged: dict[str, Any]) -> None:
+    budget = ledger()
+    ask(voter(stream().last(30), budget), "a")
+    data = json.loads(json.dumps(budget.budget.report().to_dict()))
+    assert verify_report(with_digest(data)).ok
+    data["shares"][0]["components"][0]["public"]["stream"].update(forged)
+    assert_found(verify_report(with_digest(data)), "of its runs")
 
 
 @pytest.mark.parametrize(
@@ -358,6 +388,42 @@ def test_queries_of_many_threads_and_tasks_over_a_change_of_run_read_what_they_a
     assert set(counts) == {first, first + 7, first + 14}
     assert counts.total() == 42
     assert counts[first + 14] == 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("where", ["of the runs", "of the stream"])
+def test_a_fork_while_a_thread_begins_a_run_is_not_stuck(
+    where: str, clock: list[float], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = PrivacyBudgetCallbackHandler.create(tmp_path / "l.db", epsilon=4.0, delta=1e-6, per="30 days")
+    made = voter(stream().rolling(30, every=7), budget)
+    ask(made, "a")
+    clock[0] += 7 * DAY
+    begun, go_on, real = threading.Event(), threading.Event(), streams._units
+
+    def slow(*args: Any) -> Any:  # called while both locks are held
+        begun.set()
+        go_on.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(streams, "_units", slow)
+    thread = threading.Thread(target=lambda: made.invoke("b"))
+    thread.start()
+    assert begun.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # a child that is stuck ends by it
+        go_on.set()
+        fault = 1
+        try:
+            made.invoke("c") if where == "of the runs" else made.runs._source.stream.extend([])
+            fault = 0
+        finally:
+            os._exit(fault)
+    go_on.set()
+    thread.join(60)
+    assert os.waitpid(child, 0)[1] == 0
+    budget.close()
 
 
 def test_nothing_of_a_voter_on_a_stream_shows_a_record(clock: list[float]) -> None:
