@@ -199,9 +199,16 @@ class Component:
         return {name: value for name, value in self.public.items() if name != "seen_by"}
 
     def changed_terms(self, other: Component) -> list[str]:
-        """Returns the names of the terms in which the two differ; `public` is not a term."""
-        mine, theirs = self.to_dict(), other.to_dict()
-        return [key for key in {**mine, **theirs} if key != "public" and mine.get(key) != theirs.get(key)]
+        """Returns the names of the terms in which the two differ; of `public` only the runs on a stream are one.
+
+        Without them a report would show runs of other lengths than were made.
+        """
+        mine, theirs = ({**each.to_dict(), "public": None, "runs": each._runs} for each in (self, other))  # noqa: SLF001
+        return [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+
+    @property
+    def _runs(self) -> Any:
+        return None if self.extent is None else self.public.get("stream")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""

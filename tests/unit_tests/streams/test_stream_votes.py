@@ -246,6 +246,17 @@ def test_a_ticket_of_another_run_pays_for_nothing(clock: list[float], monkeypatc
         made.invoke("b")
 
 
+@pytest.mark.parametrize(("length", "every", "queries"), [(29, 7, 5), (30, 20, 15)])
+def test_runs_of_another_form_are_not_of_the_share_although_their_tickets_are_the_same(
+    length: int, every: int, queries: int
+) -> None:
+    budget, some = ledger(), stream()
+    ask(voter(some.rolling(30, every=7), budget), "a")
+    with pytest.raises(SealedShareError, match="runs"):
+        ask(voter(some.rolling(length, every=every), budget, max_queries=queries), "b")
+    ask(voter(some.rolling(30, every=7), budget), "c")
+
+
 def test_a_run_is_capped_in_all_processes_together_and_late_ones_are_refused(clock: list[float]) -> None:
     budget, some = ledger(), stream()
     one, other = (voter(some.rolling(30, every=7), budget) for _ in range(2))
