@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import json
+import logging
 import os
 import pickle
 import random
@@ -449,3 +450,39 @@ def test_nothing_of_a_voter_on_a_stream_shows_a_record(clock: list[float]) -> No
         with pytest.raises(Exception, match=r"cannot be pickled|not JSON serializable") as caught:
             action(made.runs)
         assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_nothing_but_the_answers_depends_on_the_people_of_a_run(
+    adjacency: Adjacency, clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    def seen(people: int) -> tuple[list[str], list[Any], list[str]]:
+        clock[0] = START
+        caplog.clear()
+        some = PrivateStream(
+            dataset_id="d", time_key="at", unit_key="user", public_size={30: 9000}, label_key="queue", labels=LABELS
+        )
+        some.extend(
+            {"at": START - 5 * DAY + n, "user": n // 3, "text": f"canary {n}", "queue": LABELS[n % 2]}
+            for n in range(3 * people)
+        )
+        budget = ledger(adjacency=adjacency)
+        made = voter(some.rolling(30, every=7), budget, max_queries=2)
+        shown = [repr(some), repr(made), repr(made.private)]
+        for day, queries in ((0, "abcd"), (7, "ae")):
+            clock[0] = START + day * DAY
+            for query in queries:
+                try:
+                    made.invoke(query)
+                except PrivacyBudgetExceededError as error:
+                    shown.append(str(error))
+            shown.append(repr(made))
+        bodies = [{**line.body, "ledger_id": None} for line in budget.budget._store.records()]
+        return shown, bodies, [record.getMessage() for record in caplog.records]
+
+    first = seen(0)
+    assert len(first[1]) == 10  # bind, seal, and two lines for each of four queries
+    assert "canary" not in str(seen(1))
+    assert seen(1) == first == seen(30)
