@@ -39,6 +39,7 @@ class Actor:
         self.is_ended = False
         self.is_killed = False
         self.fault: BaseException | None = None
+        self._is_stuck = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -52,7 +53,8 @@ class Actor:
         except BaseException as error:
             self.fault = error
         self.is_ended = True
-        self._turns.back.release()
+        if not self._is_stuck:
+            self._turns.back.release()
 
     def _wait(self) -> None:
         if not self._go.acquire(timeout=_LONGEST):
@@ -63,6 +65,7 @@ class Actor:
         self._turns.current = self
         self._go.release()
         if not self._turns.back.acquire(timeout=_LONGEST):
+            self._is_stuck = self.is_ended = True  # nobody waits for it any more
             raise Violation("a thread waits without end")
         self._turns.current = None
         if self.fault is not None:
@@ -82,7 +85,8 @@ class Actor:
         self.is_killed = True
         while not self.is_ended:
             self.resume()
-        self._thread.join(_LONGEST)
+        if not self._is_stuck:
+            self._thread.join(_LONGEST)
 
     @property
     def can_go_on(self) -> bool:
