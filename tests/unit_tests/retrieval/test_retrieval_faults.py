@@ -578,7 +578,7 @@ def test_a_text_is_at_similarity_one_to_itself(size: int) -> None:
         query = source.request_public(f"text {place}").run()
         found = source.ask([(f"text {place}",), (f"other {place}",)], query)
         assert found.run().take() == [(0,), ()]
-        with pytest.raises(ConfigurationError, match="once"):
+        with pytest.raises(ConfigurationError, match="a second"):
             found.run()
     assert source.ask([("text 1",)], np.zeros(size)).run().take() == [()]
 
