@@ -63,7 +63,7 @@ def _some_schedules(first: int) -> tuple[int, int, list[str]]:
             found = schedules.run(seed)
             lines, burnt = lines + found[0], burnt + found[1]
         except Violation as violation:
-            violations.append(f"schedule {seed}: {violation}")
+            violations.append(str(violation))
     return lines, burnt, violations
 
 
