@@ -42,6 +42,7 @@ class Log:
     durable: int = 0
     late: list[LedgerRecord] = field(default_factory=list)  # a transaction whose answer was lost and that is not over
     is_early: bool = True  # whether lines are visible before they are durable
+    ends: set[int] = field(default_factory=set)  # numbers of the last lines of transactions
 
     def decide(self, *, stands: bool) -> None:
         """Ends the transaction that is not over."""
@@ -51,6 +52,7 @@ class Log:
 
     def add(self, lines: list[LedgerRecord]) -> None:
         self.lines += lines
+        self.ends.add(len(self.lines))
         if not self.is_early:
             self.durable = len(self.lines)
 
@@ -400,7 +402,10 @@ class Schedule:
             return  # a transaction is open: it ends first
         self.log.late = []
         kept = rng.randint(self.log.durable, len(self.log.lines))
+        ends = [end for end in self.log.ends if end <= kept]
+        kept = max([self.log.durable, *ends])  # of a transaction all lines stand, or none
         del self.log.lines[kept:]
+        self.log.ends = {end for end in self.log.ends if end <= kept}
         self.log.durable = kept
 
     def _kill(self, numbers: set[int]) -> None:

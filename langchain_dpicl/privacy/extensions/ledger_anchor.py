@@ -248,7 +248,13 @@ class AnchoredWriter(OutageWriter):
             )
             raise LedgerUnavailableError(f"{msg} Nothing is granted; what the ledger holds stays charged.")
         if known != last:
-            self._catch_up_from(self._anchored[0], self.store)  # other processes may have appended, here or to a copy
+            first = self._anchored[0]
+            if self._adopts and known is not None:
+                # Another process told it more. Hashes of the lines that were read were not kept: read them again.
+                self._adopts = False
+                self._start_anew()
+                first = known[0]
+            self._catch_up_from(first, self.store)  # other processes may have appended, here or to a copy
             self._check_known(known, self._head_at(known))
         self._set_anchored(known or last)
 

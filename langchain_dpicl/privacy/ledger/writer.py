@@ -759,7 +759,7 @@ class LedgerWriter:
 
     def waiting(self, entry: int) -> int:
         """Returns how many tickets of a reservation wait for their commit to be written."""
-        doubtful = (each.commits for each in self._doubtful if not each.is_visible)
+        doubtful = (each.commits for each in self._doubtful if not (each.is_visible or each.is_durable))
         return sum(waiting.get(entry, 0) for waiting in (self._waiting, *doubtful))
 
     def committed(self, component: Component, slot: Slot) -> int:

@@ -138,6 +138,34 @@ def test_others_of_the_same_ledger_that_overtake_our_line_in_the_anchor_are_no_r
     share.reserve("t")
 
 
+@pytest.mark.parametrize("told", [1, 2])
+def test_others_that_write_while_an_anchor_is_adopted_are_no_rollback(told: int) -> None:
+    """The anchor knows one or two of the lines that another process wrote meanwhile."""
+    _, store, _ = used(DictAnchor(), 2)
+    anchor = DictAnchor()
+    write = anchor.write
+
+    def overtaken(ledger_id: str, seq: int, head: str) -> None:
+        write(ledger_id, seq, head)
+        if seq == store.head()[0]:
+            anchor.write = write  # type: ignore[method-assign]
+            other = again(store, anchor)
+            for _ in range(2):
+                other.reserve("t")
+            line = store.records()[seq + told - 1]
+            anchor.known[ledger_id] = line.seq, line.hash  # what the other process has told it so far
+
+    anchor.write = overtaken  # type: ignore[method-assign]
+    ledger = Budget.open(store, anchor=anchor, adopt_anchor=True)
+    assert store.head()[0] == 5
+    share = share_of(ledger)
+    anchor.known[ledger.ledger_id] = 4 + told // 2, store.records()[3 + told // 2].hash
+    assert share.remaining("t") == 6
+    assert share.reserve("t").count == 1
+    assert anchor.known[ledger.ledger_id] == store.head()
+    ledger.verify()
+
+
 @pytest.mark.parametrize("wrong", ["anchor.json", DictAnchor, object(), 5], ids=["text", "class", "object", "number"])
 def test_what_is_no_anchor_is_refused_before_a_ledger_is_made(wrong: Any) -> None:
     store = WatchedStore()

@@ -55,6 +55,17 @@ def test_a_commit_is_written_in_the_transaction_of_the_next_line_as_one_line_for
     ledger.verify()
 
 
+def test_what_is_written_late_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = WatchedStore()
+    share = taken(budget(store=store))
+    used(share, 2).commit()
+    began = writers.time.monotonic()
+    monkeypatch.setattr(writers.time, "monotonic", lambda: began + 2 * writers.RIDE_SECONDS)
+    assert share.committed("t") == 1
+    assert kinds(store)[-1] == "commit"
+    assert share.committed("t") == 1
+
+
 def test_what_waits_counts_as_committed_here_and_as_open_elsewhere() -> None:
     store = WatchedStore()
     ledger = budget(store=store)
