@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,7 @@ from tests.free_form_doubles import Writer
 from tests.retrieval_doubles import TopicEmbeddings
 from tests.sealed_files import paid
 
+ROOT = Path(__file__).resolve().parents[1]
 CANARY = "Quxbadger"
 KEYS = {"acme": "acme-key-0000000001", "globex": "globex-key-00000001", "operator": "operator-key-000001"}
 LABELS = ("card", "transfer")
@@ -102,7 +109,7 @@ def new_ledger(where: str) -> str:
     return where
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(config: Path, ledger: str) -> Iterator[Any]:
     """Builds what a server serves, and ends it."""
     found = running_of(read_app(config, ledger), config.parent)
@@ -137,3 +144,54 @@ class Client:
         """Asks `count` different questions for each tenant, all at the same time; counts the answers by status."""
         asked = [self.ask(f"question {number}?", tenant) for number in range(count) for tenant in tenants.split()]
         return Counter(response.status_code for response in await asyncio.gather(*asked))
+
+
+class Server:
+    """A running `dpicl serve`."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process, self.port, self.url = process, port, f"http://127.0.0.1:{port}"
+
+    def ask(self, question: str, who: str = "acme", **options: Any) -> httpx.Response:
+        return self.send("POST", "/ask", who, json={"question": question}, **options)
+
+    def send(self, method: str, path: str, who: str, **options: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {KEYS[who]}"}
+        return httpx.request(method, f"{self.url}{path}", headers=headers, timeout=120, **options)
+
+    def stop(self, how: int = signal.SIGTERM) -> tuple[int, str]:
+        """Returns the exit code, and what it wrote on both of its outputs."""
+        self.process.send_signal(how)
+        said, _ = self.process.communicate(timeout=120)
+        return self.process.returncode, said
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextlib.contextmanager
+def served(folder: Path, *options: str, **environment: str) -> Iterator[Server]:
+    """Runs the command in a folder with settings; ends it and its workers, whatever became of it."""
+    port = free_port()
+    code = "import sys; from langchain_dpicl.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "serve", "--config", "app.toml", "--port", str(port), *options]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": paths, **environment}
+    heard = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **heard) as process:  # type: ignore[call-overload]
+        server, until = Server(process, port), time.monotonic() + 120
+        try:
+            while True:
+                assert process.poll() is None, process.communicate()[0]
+                assert time.monotonic() < until, "it does not answer"
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"{server.url}/health", timeout=60).status_code == 200:
+                        break
+                time.sleep(0.1)
+            yield server
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,9 +24,7 @@ from langchain_dpicl.service.web import create_app
 from langchain_dpicl.stores import open_store
 from tests.loopback_provider import provider
 from tests.postgres import PostgresServer
-from tests.served import CANARY, KEYS, Client, change, new_folder, new_ledger, running
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.served import CANARY, KEYS, Client, change, new_folder, new_ledger, running, served
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -43,50 +35,6 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         server: PostgresServer = request.getfixturevalue("postgres")
         where = f"postgresql://owner:{CANARY}@/{server.new_database()}?host={server.folder}&port=5432"
     return new_ledger(where)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-class Server:
-    """A running `dpicl serve`."""
-
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self.process, self.url = process, f"http://127.0.0.1:{port}"
-
-    def ask(self, question: str, who: str = "acme", **options: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {KEYS[who]}"}
-        return httpx.post(f"{self.url}/ask", json={"question": question}, headers=headers, timeout=120, **options)
-
-    def stop(self, how: int = signal.SIGTERM) -> tuple[int, str]:
-        self.process.send_signal(how)
-        _, said = self.process.communicate(timeout=120)
-        return self.process.returncode, said
-
-
-@contextlib.contextmanager
-def served(folder: Path, *options: str, **environment: str) -> Iterator[Server]:
-    port = free_port()
-    code = "import sys; from langchain_dpicl.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "serve", "--config", "app.toml", "--port", str(port), *options]
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": paths, **environment}
-    with subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process:
-        server, until = Server(process, port), time.monotonic() + 120
-        try:
-            while True:
-                assert process.poll() is None, process.communicate()[1]
-                assert time.monotonic() < until, "it does not answer"
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{server.url}/health", timeout=60).status_code == 200:
-                        break
-                time.sleep(0.1)
-            yield server
-        finally:
-            process.kill()
 
 
 @pytest.mark.loopback
