@@ -26,8 +26,7 @@ from typing import Any
 import psycopg
 import pytest
 
-for needed in ("fastapi", "sentry_sdk", "opentelemetry.instrumentation.openai"):
-    pytest.importorskip(needed)
+pytest.importorskip("fastapi")
 
 from langchain_dpicl import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
@@ -46,32 +45,45 @@ CHARGED = {"acme": 5, "globex": 4}
 QUERIES = 200
 MODEL = "ollama:llama3.2" if find_spec("langchain_ollama") else "openai:llama3.2"
 WATCHERS = """
-import logging, os
-import sentry_sdk
-from opentelemetry import trace
-from opentelemetry.instrumentation.langchain import LangchainInstrumentor
-from opentelemetry.instrumentation.openai import OpenAIInstrumentor
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
-from sentry_sdk.transport import Transport
+import logging, os, sys
 
 def into(kind):
     return open(f"{os.environ['WATCHED']}/{kind}-{os.getpid()}", "a", buffering=1)
 
-class Kept(Transport):
-    def capture_envelope(self, envelope):
-        events.write(envelope.serialize().decode() + "\\n")
+def watch():
+    import sentry_sdk
+    from opentelemetry import trace
+    from opentelemetry.instrumentation.langchain import LangchainInstrumentor
+    from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+    from sentry_sdk.integrations.fastapi import FastApiIntegration
+    from sentry_sdk.integrations.langchain import LangchainIntegration
+    from sentry_sdk.integrations.openai import OpenAIIntegration
+    from sentry_sdk.integrations.starlette import StarletteIntegration
+    from sentry_sdk.transport import Transport
 
-logging.basicConfig(stream=into("log"), level=logging.DEBUG, format="%(message)s")
-events = into("sentry")
-sentry_sdk.init("http://key@127.0.0.1/1", transport=Kept, traces_sample_rate=1.0, send_default_pii=True)
-tracer = TracerProvider()
-tracer.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=into("spans"))))
-trace.set_tracer_provider(tracer)
-LangchainInstrumentor().instrument()
-OpenAIInstrumentor().instrument()
+    class Kept(Transport):
+        def capture_envelope(self, envelope):
+            events.write(envelope.serialize().decode() + "\\n")
+
+    logging.basicConfig(stream=into("log"), level=logging.DEBUG, format="%(message)s")
+    events = into("sentry")
+    sentry_sdk.init(
+        "http://key@127.0.0.1/1", transport=Kept, traces_sample_rate=1.0, send_default_pii=True,
+        auto_enabling_integrations=False,  # imports every package that there is one for
+        integrations=[FastApiIntegration(), LangchainIntegration(), OpenAIIntegration(), StarletteIntegration()],
+    )
+    tracer = TracerProvider()
+    tracer.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=into("spans"))))
+    trace.set_tracer_provider(tracer)
+    LangchainInstrumentor().instrument()
+    OpenAIInstrumentor().instrument()
+
+if "spawn_main" in " ".join(sys.orig_argv):  # the workers; the command that starts them answers nobody
+    watch()
 """
-"""The sitecustomize of every interpreter of the application, which is how `opentelemetry-instrument` starts, too."""
+"""The application's sitecustomize, which is how `opentelemetry-instrument` starts as well."""
 
 
 def question(label: str, number: int) -> str:
@@ -238,7 +250,7 @@ def use(application: Application) -> None:
     status, free = application.ask(other, "card", 1, "acme")
     assert (status, free["source"], free["answer"]) == (200, "memo", application.answers[1]["answer"])
     status, refused = application.ask(new, "card", 8, "acme")
-    assert (status, refused["error"]) == (429, "tenant_spent")
+    assert (status, refused.get("error")) == (429, "tenant_spent")
 
 
 def check_charges(place: Place, application: Application) -> None:
@@ -284,14 +296,12 @@ def check_answers(application: Application) -> None:
 
 def check_silence(place: Place, application: Application) -> None:
     """Nothing but the file of records and the model has a canary; and whoever may see the questions saw them."""
-    dump = place.postgres.run(
-        "pg_dump", "-h", str(place.postgres.folder), "-p", "5432", "-U", "owner", place.database
-    )
+    dump = place.postgres.run("pg_dump", "-h", str(place.postgres.folder), "-p", "5432", "-U", "owner", place.database)
     seen = {"database": dump, "database log": (place.postgres.folder / "log").read_text()}
     seen["responses"] = "\n".join(application.shown)
     for kind in ("log", "spans", "sentry"):
         files = [*place.watched.glob(f"{kind}-*")]
-        assert len(files) >= 4, kind  # the command, two workers and the one that was started in place of a killed one
+        assert len(files) == 3, kind  # of two workers, and of the one that was started in place of one
         seen[kind] = "".join(each.read_text() for each in files)
     for path in place.folder.rglob("*"):
         if path.is_file() and path.name != "messages.jsonl":
@@ -311,3 +321,24 @@ def run(place: Place) -> None:
 
 def test_an_application_answers_charges_exactly_and_keeps_quiet_through_a_kill(place: Place) -> None:
     run(place)
+
+
+LOGS_PROMPTS = """
+    from langchain_dpicl.backends.private_process import connection
+    pack = connection.pack
+    def logged(message):
+        logging.info("%s", pack(message))
+        return pack(message)
+    connection.pack = logged
+"""
+GIVES_TICKETS_BACK = """
+    from langchain_dpicl.privacy.ledger.shares import Reservation
+    Reservation.burn = Reservation.commit = lambda *given, **options: None
+"""
+
+
+@pytest.mark.parametrize(("plant", "words"), [(LOGS_PROMPTS, r"\['log'"), (GIVES_TICKETS_BACK, "429")])
+def test_planted_bugs_in_the_workers_are_found(plant: str, words: str, place: Place) -> None:
+    change(place.folder / "watchers" / "sitecustomize.py", "    watch()\n", f"    watch()\n{plant}")
+    with pytest.raises(AssertionError, match=words):
+        run(place)
