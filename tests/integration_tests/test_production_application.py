@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -32,7 +32,7 @@ from langchain_dpicl import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from tests.canary import RECORD, canaries_in
 from tests.loopback_provider import Fault, Provider, Received, echoing_400, provider
-from tests.postgres import PostgresServer, await_that
+from tests.postgres import PostgresServer
 from tests.served import KEYS, ROOT, Server, change, served
 
 pytestmark = pytest.mark.loopback
@@ -86,6 +86,14 @@ if "spawn_main" in " ".join(sys.orig_argv):  # the workers; the command that sta
 """The application's sitecustomize, which is how `opentelemetry-instrument` starts as well."""
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until something holds, and asks seldom enough to leave the processors to what it waits for."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def question(label: str, number: int) -> str:
     return f"{SAID[label]}, case {number}"
 
@@ -118,15 +126,17 @@ class Application:
 
     def workers(self, *, before: Sequence[int] = ()) -> list[int]:
         """Waits until two workers answer, one of them new; the new ones come first."""
-        found, until = list[int](), time.monotonic() + PATIENCE
-        while len(found) < 2 or set(found) <= set(before):
-            assert time.monotonic() < until, found
+        found = list[int]()
+
+        def are_there() -> bool:
             with contextlib.suppress(ConnectionError, http.client.HTTPException):  # of one that is starting or ending
                 process, connection = self.worker()
                 connection.close()
-                found = list(dict.fromkeys([*found, process]))
-            time.sleep(0.02)
-        return sorted(found, key=lambda process: process in before)
+                found.append(process)
+            return len(set(found)) > 1 and not set(found) <= set(before)
+
+        until(are_there)
+        return sorted(set(found), key=lambda process: process in before)
 
     def ask(self, process: int, label: str, number: int, who: str) -> tuple[int, dict[str, Any]]:
         """Asks one worker, on a connection that the system gave to it; returns the status and the answer."""
@@ -264,7 +274,7 @@ def check_charges(place: Place, application: Application) -> None:
         return tickets
 
     # What a worker has reserved for further questions it gives back after a few seconds.
-    await_that(lambda: {who: used(who) for who in CHARGED} == CHARGED)
+    until(lambda: {who: used(who) for who in CHARGED} == CHARGED)
     application.get("/", "operator")
     (shown,) = application.get("/standing", "operator")["ledgers"]
     assert {each["tenant"]: each["used"] for each in shown["tenants"]} == CHARGED
