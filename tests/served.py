@@ -157,12 +157,12 @@ class Server:
 
     def send(self, method: str, path: str, who: str, **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {KEYS[who]}"}
-        return httpx.request(method, f"{self.url}{path}", headers=headers, timeout=120, **options)
+        return httpx.request(method, f"{self.url}{path}", headers=headers, timeout=300, **options)
 
     def stop(self, how: int = signal.SIGTERM) -> tuple[int, str]:
         """Returns the exit code, and what it wrote on both of its outputs."""
         self.process.send_signal(how)
-        said, _ = self.process.communicate(timeout=120)
+        said, _ = self.process.communicate(timeout=300)
         return self.process.returncode, said
 
 
@@ -182,7 +182,7 @@ def served(folder: Path, *options: str, **environment: str) -> Iterator[Server]:
     env = {**os.environ, "PYTHONPATH": paths, **environment}
     heard = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **heard) as process:  # type: ignore[call-overload]
-        server, until = Server(process, port), time.monotonic() + 120
+        server, until = Server(process, port), time.monotonic() + 300
         try:
             while True:
                 assert process.poll() is None, process.communicate()[0]

@@ -37,7 +37,8 @@ from tests.served import KEYS, ROOT, Server, change, served
 
 pytestmark = pytest.mark.loopback
 
-PATIENCE = 120.0
+PATIENCE = 300.0
+"""Longer than the two minutes that the command waits for a worker that ends between its question and its answer."""
 SAID = {"card": "My card was declined", "transfer": "My transfer has not arrived"}
 RIGHT = {0: "transfer", 1: "card", 2: "transfer", 4: "transfer", 5: "card", 6: "transfer", 7: "card"}
 HELD, FAILING = 90, 91
