@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 import yaml
 
 from langchain_dpicl import DPVotingRunnable
-from langchain_dpicl.cli.main import main
-from tests.served import LABELS, change, running
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
@@ -142,26 +139,6 @@ def test_the_settings_name_what_compose_gives(compose: dict[str, Any]) -> None:
     assert settings["data"]["file"].startswith("records/")
     parameters = set(DPVotingRunnable.model_fields) | {"epsilon", "max_queries", "noise"}
     assert set(settings["ask"]) <= parameters
-
-
-def test_the_share_of_the_settings_can_be_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The price depends on the declared sizes alone, so two records do."""
-    pytest.importorskip("fastapi")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "app.toml").write_text((DEPLOY / "app.toml").read_text())
-    rows = [{"text": label, "queue": label, "customer": label} for label in LABELS]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    for before, after in {
-        "/anchor/anchor.json": "anchor.json",
-        "model:llm": "tests.served:MODEL",
-        "records/messages.jsonl": "rows.jsonl",
-    }.items():
-        change(tmp_path / "app.toml", before, after)
-    for name in ("OPERATOR_KEY", "ACME_KEY"):
-        monkeypatch.setenv(name, f"{name}-0000000000")
-    assert main(["ledger", "create", "budget.db", "--epsilon", "4", "--delta", "1e-6", "--anchor", "anchor.json"]) == 0
-    with running(tmp_path / "app.toml", "budget.db") as found:
-        assert found.service.doors["ask"].queries_left == 200
 
 
 def test_the_roles_are_those_of_the_page() -> None:
