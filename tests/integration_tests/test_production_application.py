@@ -212,7 +212,11 @@ def started(place: Place) -> Iterator[Application]:
     paths = os.pathsep.join([str(ROOT), str(place.folder / "watchers")])
     with provider() as model:
         model.script(echoing_400(), when=lambda request: asked_in(request) == FAILING)
-        addresses = {"OLLAMA_HOST": model.root, "OPENAI_BASE_URL": model.url, "OPENAI_API_KEY": "ollama"}
+        addresses = {
+            "OLLAMA_HOST": model.root,
+            "OPENAI_BASE_URL": model.url,
+            "OPENAI_API_KEY": "none",
+        }  # pragma: allowlist secret
         given = {**keys, **addresses, "PYTHONPATH": paths, "WATCHED": str(place.watched), "DPICL_LEDGER": place.ledger}
         with served(place.folder, "--workers", "2", **given) as server:
             yield Application(server, model)
@@ -306,7 +310,7 @@ def check_answers(application: Application) -> None:
 
 
 def check_silence(place: Place, application: Application) -> None:
-    """Nothing but the file of records and the model has a canary; and whoever may see the questions saw them."""
+    """Nothing but the file of records and the model has a canary; and watchers, which may see the questions, saw them."""
     dump = place.postgres.run("pg_dump", "-h", str(place.postgres.folder), "-p", "5432", "-U", "owner", place.database)
     seen = {"database": dump, "database log": (place.postgres.folder / "log").read_text()}
     seen["responses"] = "\n".join(application.shown)
