@@ -215,8 +215,8 @@ def started(place: Place) -> Iterator[Application]:
         addresses = {
             "OLLAMA_HOST": model.root,
             "OPENAI_BASE_URL": model.url,
-            "OPENAI_API_KEY": "none",
-        }  # pragma: allowlist secret
+            "OPENAI_API_KEY": "none",  # pragma: allowlist secret
+        }
         given = {**keys, **addresses, "PYTHONPATH": paths, "WATCHED": str(place.watched), "DPICL_LEDGER": place.ledger}
         with served(place.folder, "--workers", "2", **given) as server:
             yield Application(server, model)
