@@ -45,6 +45,7 @@ HELD, FAILING = 90, 91
 CHARGED = {"acme": 5, "globex": 4}
 QUERIES = 200
 MODEL = "ollama:llama3.2" if find_spec("langchain_ollama") else "openai:llama3.2"
+PATH = "/api/chat" if MODEL.startswith("ollama") else "/v1/chat/completions"
 WATCHERS = """
 import logging, os, sys
 
@@ -273,6 +274,7 @@ def check_charges(place: Place, application: Application) -> None:
     private = [asked_in(request) for request in application.model.received]
     asked = {number for number in private if number is not None}
     assert asked == {*application.answers, HELD}
+    assert {request.path for request in application.model.received if RECORD in request.raw.decode()} == {PATH}
 
     def used(who: str) -> int:
         tickets: int = application.get("/budget", who)["components"]["ask"]["yours_used"]
