@@ -35,7 +35,8 @@ from tests.loopback_provider import Fault, Provider, Received, echoing_400, prov
 from tests.postgres import PostgresServer
 from tests.served import KEYS, ROOT, Server, change, served
 
-pytestmark = pytest.mark.loopback
+# With planted bugs, in `make planted`: a killed worker is replaced after up to two minutes, which a run waits for.
+pytestmark = [pytest.mark.loopback, pytest.mark.planted]
 
 PATIENCE = 300.0
 """Longer than the two minutes that the command waits for a worker that ends between its question and its answer."""
