@@ -34,6 +34,7 @@ PLAYED = (
             "sparse_audit",
             "retrieval_audit",
             "stream_audit",
+            "example_audit",
         )
     ),
     "unit_tests/audit/test_counting.py",
