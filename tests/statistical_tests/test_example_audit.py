@@ -3,7 +3,8 @@
 The example runs as it is: its stream, budget, share and prompts. Its messages and its model are the adversary's, who
 reads every text of all runs; and as many people are declared as a sample has rows, so that every sample holds the
 person. A year has five such stays, one after the other, and as many labels as are asked for, each with a person of its
-own: one trial each. False alarm: `ALARM`, at one look.
+own: one trial each. What is refuted is the charge: bounds of epsilon are those of the Gaussian release that dominates it.
+False alarm: `ALARM`, at one look.
 """
 
 from __future__ import annotations
