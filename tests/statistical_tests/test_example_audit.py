@@ -250,7 +250,7 @@ def game(adjacency: Adjacency, **size: Any) -> ExampleGame:
         name=f"a year of the example, {adjacency}",
         units=("a",) * DAYS,
         neighbour=("b",) * DAYS if is_replaced else (),
-        runs=1_000,
+        runs=800 if is_replaced else 1_000,
         options={"adjacency": adjacency},
         threshold=threshold,
         law=law,
@@ -298,7 +298,7 @@ def test_runs_of_the_example_that_are_not_priced_are_seen(
 def breaks_its_promise(it: ExampleGame) -> bool:
     """Plays up to three times: each misses its fault with a chance of .01 at most."""
     for _ in range(3):
-        found = play(it, looks=4)
+        found = play(it, looks=10)
         if found.verdict == "violated":
             return found.lower_bound is not None and found.lower_bound > PROMISED
     return False
