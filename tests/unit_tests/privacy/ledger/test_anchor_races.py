@@ -153,7 +153,7 @@ def test_others_that_write_while_an_anchor_is_adopted_are_no_rollback(told: int)
             for _ in range(2):
                 other.reserve("t")
             line = store.records()[seq + told - 1]
-            anchor.known[ledger_id] = line.seq, line.hash  # what the other process has told it so far
+            anchor.known[ledger_id] = line.seq, line.hash  # what the other process has written to it so far
 
     anchor.write = overtaken  # type: ignore[method-assign]
     ledger = Budget.open(store, anchor=anchor, adopt_anchor=True)
