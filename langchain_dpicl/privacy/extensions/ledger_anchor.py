@@ -250,7 +250,7 @@ class AnchoredWriter(OutageWriter):
         if known != last:
             first = self._anchored[0]
             if self._adopts and known is not None:
-                # Another process told it more. Hashes of the lines that were read were not kept: read them again.
+                # Another process wrote more to it. Hashes of the lines that were read were not kept: read them again.
                 self._adopts = False
                 self._start_anew()
                 first = known[0]
