@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -86,13 +87,36 @@ ABOUT: dict[str, Any] = {
 }
 
 
-def page(name: str) -> None:
-    """Photographs the upper part of a report's page; does nothing where no Chromium is installed."""
+def photograph(name: str, fill: Callable[[Path], None], *, width: int, height: int, ready: str = "true") -> None:
+    """Photographs the upper part of a page; does nothing where no Chromium is installed.
+
+    Args:
+      name: of the picture.
+      fill: writes `index.html`, and what it reads, into a folder.
+      width: of the page and of the picture, in pixels.
+      height: of the part that is shown.
+      ready: JavaScript that is true when the page is complete.
+    """
     program = browser.chromium()
     if program is None:
         print(f"{name}: left as it is, because no Chromium is installed")
         return
     with tempfile.TemporaryDirectory() as folder, browser.served(Path(folder)) as address:
+        fill(Path(folder))
+        with browser.Browser(program) as chromium:
+            chromium.screen(width, 1000)
+            chromium.open(f"{address}/index.html")
+            while not chromium.run(ready):
+                time.sleep(0.05)
+            chromium.drawn()
+            chromium.screenshot(Path(folder, "page.png"), height=height)
+        write(Image.open(Path(folder, "page.png")).convert("RGB"), name, width=width)
+
+
+def page(name: str) -> None:
+    """Draws the page of a report."""
+
+    def fill(folder: Path) -> None:
         ledger = PrivacyBudgetCallbackHandler.create(
             Path(folder, "budget.db"), epsilon=1.0, delta=1e-6, name="support 2026", about=ABOUT
         ).budget
@@ -101,13 +125,10 @@ def page(name: str) -> None:
         for component, scale, epsilon in (("ask", 0.6, 0.5), ("demonstrations", 0.3, 0.3)):
             tickets = [Ticket("answer", SubsampledEvent(BoundedRangeEvent(scale), 0.02), max_count=200)]
             ledger.declare(component, tickets=tickets, epsilon=epsilon, public=shown).reserve("answer")
-        ledger.report().save_html(Path(folder, "report.html"))
+        ledger.report().save_html(Path(folder, "index.html"))
         ledger.close()
-        with browser.Browser(program) as chromium:
-            chromium.screen(800, 1000)
-            chromium.open(f"{address}/report.html")
-            chromium.screenshot(Path(folder, "page.png"), height=1420)
-        write(Image.open(Path(folder, "page.png")).convert("RGB"), name, width=800)
+
+    photograph(name, fill, width=800, height=1420)
 
 
 def audited() -> list[AuditResult]:
@@ -233,22 +254,13 @@ STANDING: dict[str, Any] = {
 
 
 def operators(name: str) -> None:
-    """Photographs the page for operators; does nothing where no Chromium is installed."""
-    program = browser.chromium()
-    if program is None:
-        print(f"{name}: left as it is, because no Chromium is installed")
-        return
-    with tempfile.TemporaryDirectory() as folder, browser.served(Path(folder)) as address:
+    """Draws the page for operators."""
+
+    def fill(folder: Path) -> None:
         Path(folder, "index.html").write_text((PACKAGE / "service" / "page.html").read_text())
         Path(folder, "standing").write_text(json.dumps(STANDING))
-        with browser.Browser(program) as chromium:
-            chromium.screen(1000, 800)
-            chromium.open(f"{address}/index.html")
-            while not chromium.run("document.querySelector('section h3') !== null"):
-                time.sleep(0.05)
-            chromium.drawn()
-            chromium.screenshot(Path(folder, "page.png"), height=1200)
-        write(Image.open(Path(folder, "page.png")).convert("RGB"), name, width=1000)
+
+    photograph(name, fill, width=1000, height=1200, ready="document.querySelector('section h3') !== null")
 
 
 def save(figure: Figure, name: str, *, width: int) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections import deque
@@ -18,6 +19,8 @@ from typing import Any
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
+
+logger = logging.getLogger(__name__)
 
 _LINES = 20_000
 _WEEK, _HOUR = timedelta(days=7), timedelta(hours=1)
@@ -100,8 +103,8 @@ class RefusalLog:
                 kept = self._path.with_suffix(".kept")
                 kept.write_bytes(self._tail())
                 kept.replace(self._path)
-        except OSError:
-            return
+        except OSError as error:
+            logger.warning("refusals are not shown: %s", type(error).__name__)
 
     def last(self, most: int = _REFUSALS_SHOWN) -> list[dict[str, Any]]:
         """Returns the newest refusals, the newest first."""

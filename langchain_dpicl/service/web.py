@@ -164,9 +164,8 @@ def _demonstrations(tenant: Asking, here: Here) -> dict[str, Any]:
     return here.service.released(tenant)
 
 
-def _budget(
-    tenant: Asking, here: Here
-) -> dict[str, Any]:  # not async: runs in a thread, as the ledger may be waited for
+# Not async: it runs in a thread, since it can wait for the ledger.
+def _budget(tenant: Asking, here: Here) -> dict[str, Any]:
     return here.service.standing(tenant)
 
 

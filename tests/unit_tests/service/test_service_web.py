@@ -360,7 +360,7 @@ async def test_two_services_on_one_ledger_grant_what_one_would(
             assert left == [0, 0]
 
 
-def test_refusals_of_many_processes_stay_in_a_small_file(tmp_path: Path) -> None:
+def test_refusals_of_many_processes_stay_in_a_small_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, other = RefusalLog(tmp_path / "refusals.jsonl"), RefusalLog(tmp_path / "refusals.jsonl")
     for number in range(6000):
         (one if number % 2 else other).add({"error": "too_often", "number": number})
@@ -368,5 +368,6 @@ def test_refusals_of_many_processes_stay_in_a_small_file(tmp_path: Path) -> None
     assert [found["number"] for found in one.last(3)] == [5999, 5998, 5997]
     (tmp_path / "refusals.jsonl").write_bytes(b"broken\n" + b'{"number": 1}\n')
     assert one.last() == [{"number": 1}]
-    RefusalLog(tmp_path / "none" / "x").add({})
+    RefusalLog(tmp_path / "none" / "x").add({"error": "too_often"})
+    assert caplog.messages == ["refusals are not shown: FileNotFoundError"]
     assert RefusalLog(tmp_path / "none" / "x").last() == []

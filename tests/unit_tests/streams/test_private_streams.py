@@ -29,26 +29,16 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.data import streams
 from langchain_dpicl.privacy.extensions.part_split import split_in_parts
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.release.curator import opened
 from langchain_dpicl.streams import PrivateRange, PrivateStream
+from tests.stream_times import DAY, START
 from tests.windows.oracle import Entry, one_row_each
 
 pytestmark = pytest.mark.traced
 
-DAY = 86_400
-TODAY = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 CANARY = "ANNS-CARD-4711"
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that a stream reads."""
-    now = [TODAY]
-    monkeypatch.setattr(streams, "time", type("Clock", (), {"time": staticmethod(lambda: now[0])}))
-    return now
 
 
 def stream(**declared: Any) -> PrivateStream:
@@ -57,7 +47,7 @@ def stream(**declared: Any) -> PrivateStream:
 
 
 def record(user: object = "ann", text: str = "x", *, days: float = 5, **fields: Any) -> dict[str, Any]:
-    return {"user": user, "text": text, "at": TODAY - days * DAY, **fields}
+    return {"user": user, "text": text, "at": START - days * DAY, **fields}
 
 
 def texts(some: PrivateExamples) -> list[tuple[str, ...]]:
@@ -93,7 +83,7 @@ def test_ranges_read_what_an_oracle_reads(seed: int) -> None:
         for number in range(40)
     ]
     some = stream(label_key="queue", labels=("0", "1"))
-    first = some._terms.block_at(TODAY) - 12
+    first = some._terms.block_at(START) - 12
     start = some._terms.start_of(first).timestamp()
     some.extend(
         {"user": e.person, "text": str(e.vote), "queue": str(e.label), "at": start + e.block * DAY + e.order}
@@ -132,7 +122,7 @@ def test_blocks_are_hours_days_or_weeks(block: str, length: int) -> None:
     first, last = some.last(3).blocks
     assert last - first == 2
     assert some._terms.start_of(last + 1) - some._terms.start_of(last) == timedelta(hours=length)
-    assert some._terms.start_of(last + 1).timestamp() <= TODAY < some._terms.start_of(last + 2).timestamp()
+    assert some._terms.start_of(last + 1).timestamp() <= START < some._terms.start_of(last + 2).timestamp()
 
 
 def test_blocks_are_read_when_their_grace_is_over(clock: list[float]) -> None:
@@ -177,7 +167,7 @@ BAD = [
     [record(text=CANARY, at="soon")],
     [record(text=CANARY, at=True)],
     [{"user": CANARY, "text": "x"}],
-    [{"text": CANARY, "at": TODAY}],
+    [{"text": CANARY, "at": START}],
     [CANARY],
     CANARY,
     [record(), 1],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from langchain_dpicl.options import Rows, Topics
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting import epsilon_upper_bound
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, GaussianEvent, RepeatedEvent
-from langchain_dpicl.privacy.data import streams
 from langchain_dpicl.privacy.extensions.run_tickets import run_ticket
 from langchain_dpicl.privacy.extensions.topic_partition import split_by_topics
 from langchain_dpicl.privacy.ledger.tickets import Ticket
@@ -27,20 +25,11 @@ from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.streams import PrivateStream
 from tests.sealed_files import assert_found, sealed
+from tests.stream_times import DAY, START
 
 pytestmark = pytest.mark.traced
 
-DAY = 86_400
-START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 ENGINE = FakeBackend(scripted({" late": 0.6, " card": 0.4}), max_top_k=20)
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that a stream reads."""
-    now = [START]
-    monkeypatch.setattr(streams, "time", type("Clock", (), {"time": staticmethod(lambda: now[0])}))
-    return now
 
 
 def stream(**declared: Any) -> PrivateStream:

@@ -14,7 +14,6 @@ import signal
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -38,11 +37,10 @@ from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.streams import PrivateRange, PrivateStream
 from tests.sealed_files import assert_found, with_digest
+from tests.stream_times import DAY, START
 
 pytestmark = pytest.mark.traced
 
-DAY = 86_400
-START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 LABELS = ("card", "transfer")
 
 
@@ -51,14 +49,6 @@ def leaning(prompt: str, prefix: Any) -> dict[str, float]:
 
 
 ENGINE = FakeBackend(leaning, vocabulary=[" card", " transfer"])
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that a stream reads."""
-    now = [START]
-    monkeypatch.setattr(streams, "time", type("Clock", (), {"time": staticmethod(lambda: now[0])}))
-    return now
 
 
 def stream(**declared: Any) -> PrivateStream:

@@ -1,0 +1,20 @@
+"""The time in the tests of streams, which nothing but a test moves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from langchain_dpicl.privacy.data import streams
+
+DAY = 86_400
+START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
+"""A Monday at noon."""
+
+
+def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Replaces the clock that streams read; returns its time, to be moved."""
+    now = [START]
+    monkeypatch.setattr(streams, "time", type("Clock", (), {"time": staticmethod(lambda: now[0])}))
+    return now
