@@ -97,6 +97,8 @@ def rows_and_noise(arguments: dict[str, Any]) -> dict[str, Any]:
 def voter_of(units: Sequence[str], *, engine: Any = None, **options: Any) -> DPVotingRunnable:
     """Builds a voter over units that vote as their texts say (`ReadVotes`); every query is charged."""
     usual = {"labels": _LABELS, "rows": "slots", "overfill": 1.0, "noise_multiplier": 0.5, "memo_size": 0}
+    # Named, so that a game stays what its name says where a component's own choice changes.
+    usual["mechanism"] = "gaussian" if options.get("with_scores") else "gumbel"
     arguments, size, adjacency = _split_options(options, {**usual, "max_queries": 1_000})
     answers: dict[str, Any] = {name: arguments.pop(name) for name in ("votes", "abstain_below") if name in arguments}
     answers["scores"] = arguments.pop("with_scores", False)
@@ -147,7 +149,7 @@ def labeler_of(
     num_slots: int | None = None,
     shots_per_slot: int = 1,
     sampling: Sampling = "poisson",
-    mechanism: NoiseName | None = None,
+    mechanism: NoiseName = "gumbel",
     noise_multiplier: float = 0.5,
     confident: tuple[float, float, float] | None = None,
     max_answers: int | None = None,

@@ -14,6 +14,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from langchain_dpicl.audit.targets import labeler_of
 from tests import audit_plants as plant
 from tests import pate_plants as pate
 from tests.pate_games import FIXED, UNITS, LabelGame, refutations
@@ -151,6 +152,13 @@ GAMES = {
         options={**FIXED, "public_size": 8, "num_slots": 4, "shots_per_slot": 2},
     ),
 }
+
+
+@pytest.mark.parametrize("name", [name for name in GAMES if name.endswith(("gumbel", "gaussian", "permute and flip"))])
+def test_a_game_plays_the_mechanism_that_it_is_named_after(name):
+    game = GAMES[name]
+    mechanism = labeler_of(game.units, game.together or game.runs, **game.options).plan.to_dict()["mechanism"]
+    assert name.endswith(mechanism.replace("_", " "))
 
 
 @pytest.mark.parametrize("name", GAMES)

@@ -82,6 +82,12 @@ GAMES = {
 }
 
 
+@pytest.mark.parametrize("name", [name for name in GAMES if name.endswith(("gumbel", "gaussian", "permute and flip"))])
+def test_a_game_plays_the_mechanism_that_it_is_named_after(name):
+    mechanism = GAMES[name].component(GAMES[name].units).plan.to_dict()["mechanism"]
+    assert name.endswith(mechanism.replace("_", " "))
+
+
 @pytest.mark.parametrize("name", GAMES)
 def test_no_answer_gives_away_more_than_it_is_charged_for(name):
     """Clopper-Pearson bounds for every outcome and its complement; false alarm at most 1e-6 per game."""
