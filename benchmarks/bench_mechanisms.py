@@ -29,8 +29,9 @@ from tqdm import tqdm
 
 from langchain_dpicl import ReleasedDemonstrations
 from langchain_dpicl.baselines import demonstrations_from_instruction, real_demonstrations_without_privacy
-from langchain_dpicl.options import LogitNoise, Rows
+from langchain_dpicl.options import Decoding, LogitNoise, Rows
 
+BLENDS, TEMPERATURES, ROW_COUNTS = (0.25, 0.5, 0.75, 1.0), (0.5, 1.0, 2.0), (20, 40, 80, 160)
 WORD = re.compile(r"[A-Za-z']+")
 
 
@@ -51,6 +52,17 @@ def options_of(max_tokens: int, rows: Rows) -> dict[str, dict[str, Any]]:
             "rows": Rows(slots=rows.slots or rows.units, shots=rows.shots, sampling="disjoint"),
         },
     }
+
+
+def sweep_of(rows: Rows) -> dict[str, dict[str, Any]]:
+    """Clip and blend (Bhusal et al. 2025) with one setting changed at a time; the clip follows from what epsilon buys."""
+    kept = rows.replace(redraw_every="run")
+    usual: dict[str, Any] = {"noise": LogitNoise("clip_and_blend"), "rows": kept}
+    found = {f"blend weight {w:g}": {**usual, "noise": LogitNoise("clip_and_blend", blend_weight=w)} for w in BLENDS}
+    found |= {f"temperature {t:g}": {**usual, "decoding": Decoding(temperature=t)} for t in TEMPERATURES}
+    counted = "units" if kept.slots is None else "slots"
+    found |= {f"{count} rows": {**usual, "rows": kept.replace(**{counted: count})} for count in ROW_COUNTS}
+    return {**found, "logits not centred": {**usual, "noise": LogitNoise("clip_and_blend", center="none")}}
 
 
 def words_of(texts: Iterable[str]) -> Counter[str]:
@@ -139,8 +151,9 @@ def run_file(path: Path, arguments: argparse.Namespace, words: dict[str, str]) -
     for name, (shown, make) in plain.items():
         table[name] = [bench.measured(make()) for _ in range(arguments.runs)]
         print(f"{name:<40}{shown:>8}{cell(table[name])}", flush=True)
+    compared = sweep_of(bench.rows) if arguments.sweep else options_of(arguments.max_tokens, bench.rows)
     for epsilon in arguments.epsilons:
-        for name, options in options_of(arguments.max_tokens, bench.rows).items():
+        for name, options in compared.items():
             runs = [
                 bench.measured(bench.generated(epsilon, arguments.shots, options))
                 for _ in tqdm(range(arguments.runs), desc=name, leave=False, disable=None)
@@ -164,6 +177,7 @@ def main() -> int:
     parser.add_argument("--shots-per-slot", type=int, default=1)
     parser.add_argument("--words", nargs="*", default=[], metavar="LABEL=WORD", help="show a label as a word")
     parser.add_argument("--instruction", default="Short texts and their labels.")
+    parser.add_argument("--sweep", action="store_true", help="settings of clip and blend instead of all mechanisms")
     parser.add_argument("--out", type=Path, default=Path("out/bench_mechanisms.json"))
     arguments = parser.parse_args()
     missing = [str(path) for path in arguments.data if not path.is_file()]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from langchain_dpicl.options import LogitNoise, Rows
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROWS = [
     {"text": f"the {word} number {place}", "label_name": word, "split": "train" if place < 3 else "test"}
@@ -46,3 +48,15 @@ def test_what_is_no_data_is_told_by_its_line(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "data.jsonl").write_text('{"label": "x"}\n')
     with pytest.raises(SystemExit, match="line 1: expected a JSON object with text"):
         load(tmp_path / "data.jsonl", min_size=1, queries=4, words={})
+
+
+@pytest.mark.parametrize("rows", [Rows(slots=80), Rows(units=40)])
+def test_a_sweep_changes_one_setting_at_a_time(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from bench_mechanisms import sweep_of
+
+    settings = sweep_of(rows)
+    usual = {"noise": LogitNoise("clip_and_blend"), "rows": rows.replace(redraw_every="run")}
+    changed = [sum(repr(setting[name]) != repr(usual.get(name)) for name in setting) for setting in settings.values()]
+    assert max(changed) == 1
+    assert len({repr(setting) for setting in settings.values()} | {repr(usual)}) >= len(settings)
