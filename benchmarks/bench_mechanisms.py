@@ -55,7 +55,7 @@ def options_of(max_tokens: int, rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def sweep_of(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Clip and blend (Bhusal et al. 2025) with one setting changed at a time; the clip follows from what epsilon buys."""
+    """Clip and blend (Bhusal et al. 2025) with one setting changed at a time; epsilon decides the clip."""
     kept = rows.replace(redraw_every="run")
     usual: dict[str, Any] = {"noise": LogitNoise("clip_and_blend"), "rows": kept}
     found = {f"blend weight {w:g}": {**usual, "noise": LogitNoise("clip_and_blend", blend_weight=w)} for w in BLENDS}
