@@ -154,13 +154,15 @@ def teach(
     num_teachers: int,
     delta: float,
     abstain_below: float | None,
+    text_votes: bool = False,
     progress: bool | None = None,
 ) -> Taught:
     """Labels the inputs by private teachers, on a budget in memory that is exactly what they cost."""
     size = len(inputs.private)
-    plan = teaching.plan(
-        size, num_teachers=num_teachers, max_queries=len(inputs.texts), width=len(task.labels), delta=delta
-    )
+    # What a teacher writes may be no label: such votes count for one more.
+    width = len(task.labels) + text_votes
+    plan = teaching.plan(size, num_teachers=num_teachers, max_queries=len(inputs.texts), width=width, delta=delta)
+    votes: dict[str, Any] = {"votes": "text"} if text_votes else {"content_free": CONTENT_FREE}
     labeler = PromptPATELabeler.from_private_examples(
         holder(task, inputs.private, dataset_id="benchmark"),
         llm=engine,
@@ -174,9 +176,7 @@ def teach(
         ),
         rows=teaching.rows(num_teachers),
         noise=Noise("gaussian", multiplier=plan.noise_multiplier),
-        answers=LabelAnswers(
-            content_free=CONTENT_FREE, abstain_below="never" if abstain_below is None else abstain_below
-        ),
+        answers=LabelAnswers(abstain_below="never" if abstain_below is None else abstain_below, **votes),
     )
     return Taught(labeler.run(progress=progress), labeler.plan, inputs.truths)
 

@@ -24,6 +24,8 @@ from _pate_tables import LEGEND, Bounds, PaperTerms, Row, bounds_lines, head, ho
 from _pate_task import Setting, setting
 from tqdm import tqdm
 
+from langchain_dpicl import EmbeddedLLM
+from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.cli.config import Model
 from langchain_dpicl.cli.inputs import load_model
@@ -50,9 +52,9 @@ UPPER_CANDIDATES = 200
 class Bench:
     """One run: its settings and its numbers."""
 
-    def __init__(self, arguments: argparse.Namespace, engine: Any) -> None:
+    def __init__(self, arguments: argparse.Namespace, model: Any) -> None:
         self.arguments = arguments
-        self.engine = engine
+        self.engine = writer_of(arguments, model) if arguments.text_votes else as_choice_backend(model)
         self.numbers: dict[str, Any] = {}
         self.measured: dict[str, tuple[Bounds, list[Row], Curve]] = {}
         self._bounds: dict[Path, Bounds] = {}
@@ -140,6 +142,7 @@ class Bench:
                 num_teachers=min(asked.teachers, len(inputs.private) // teaching.shots),
                 delta=delta,
                 abstain_below=asked.abstain_below,
+                text_votes=asked.text_votes,
             )
             row.runs.append(taught)
             for shots in SHOTS:
@@ -191,14 +194,19 @@ def stem_of(path: Path) -> str:
 
 
 def model_of(asked: argparse.Namespace) -> Any:
-    """Returns the engine: the embedded model, one by name, or one behind an OpenAI-compatible address."""
+    """Returns the embedded model, one by name, or one behind an OpenAI-compatible address."""
     if asked.model_url is None:
-        return as_choice_backend(load_model(Model(name=asked.model)))
+        return load_model(Model(name=asked.model))
     from langchain_openai import ChatOpenAI, OpenAI
 
     key = os.environ.get("OPENAI_API_KEY", "none")
     terms: dict[str, Any] = {"model": asked.model_name, "base_url": asked.model_url, "api_key": key}
-    return as_choice_backend(OpenAI(**terms) if asked.completions else ChatOpenAI(**terms))
+    return OpenAI(**terms) if asked.completions else ChatOpenAI(**terms)
+
+
+def writer_of(asked: argparse.Namespace, model: Any) -> TextVoteBackend:
+    """Returns the same model as an engine of which only what it writes is seen."""
+    return TextVoteBackend(EmbeddedLLM() if asked.model == "embedded" and asked.model_url is None else model)
 
 
 def count(text: str) -> int:
@@ -238,6 +246,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--repeats", type=count, default=3, help="of the public choices")
     add("--delta", type=float, default=TERMS.delta, help="at most 1 / (10 * records) is taken")
     add("--abstain-below", type=float, help="share of the teachers that a label needs; default: none")
+    add("--text-votes", action="store_true", help="see only what the model writes, as with a model of text alone")
     add("--cap", type=count, default=50_000, help="most private records")
     add("--most-chars", type=count, default=400, help="public inputs are cut to so many characters")
     add("--seed", type=int, default=0, help="public: questions, inputs, candidates; never noise or teachers")

@@ -179,6 +179,15 @@ class TestLabels:
         assert [entry.fields["text"] for entry in taught.pool.entries] == list(inputs.texts)
         assert taught.first(2).entries == taught.pool.entries[:2]
 
+    def test_of_teachers_that_give_text_alone_may_be_none(self, tmp_path: Path) -> None:
+        found = made(tmp_path)
+        inputs = found.inputs(2, seed=0)
+        given: Any = {"num_teachers": 5, "delta": DELTA, "abstain_below": None, "progress": False, "text_votes": True}
+        for said, label in (("up", "up"), ("no idea", None)):
+            model = TextVoteBackend(FakeListChatModel(responses=[said]))
+            pool = teach(Teaching("fresh", 1, noise=1e-3), found.task, inputs, model, **given).pool
+            assert {entry.label for entry in pool.entries} == {label}
+
     def test_drown_in_much_noise(self, tmp_path: Path) -> None:
         found = made(tmp_path, other=OTHER)
         rows = [Teaching("fresh", 4, noise=1e4)] * 3
@@ -421,7 +430,6 @@ class TestCommand:
         self, options: list[str], kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pytest.importorskip("langchain_openai")
-        monkeypatch.setattr(bench_pate, "as_choice_backend", lambda llm: llm)
         monkeypatch.setenv("OPENAI_API_KEY", "a key")
         given = ["--model-url", "http://127.0.0.1:1/v1", "--model-name", "small", *options]
         model = bench_pate.model_of(bench_pate.parsed(given))
@@ -436,6 +444,7 @@ class TestCommand:
         )  # among the five words that the served model begins with
         rows = [{**row, "label_name": begins[str(row["label_name"])]} for row in ROWS]
         with provider() as served:
-            model = bench_pate.model_of(bench_pate.parsed(["--model-url", served.url, "--completions"]))
-            places = Students(made(tmp_path, rows=rows).task, model).answers((), ["up"], shots=4)
+            asked = bench_pate.parsed(["--model-url", served.url, "--completions"])
+            bench = bench_pate.Bench(asked, bench_pate.model_of(asked))
+            places = Students(made(tmp_path, rows=rows).task, bench.engine).answers((), ["up"], shots=4)
         assert places.tolist() in ([0], [1])
