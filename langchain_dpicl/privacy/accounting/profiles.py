@@ -228,7 +228,8 @@ def amplify_poisson(base: Profile, rate: float) -> Profile:
         return rate * base.up(_inner_loss(x, rate))
 
     def down(x: FloatArray) -> FloatArray:
-        weight = np.maximum(rate - (1.0 - rate) * np.expm1(x), 0.0)  # 1 - (1 - rate) e^x
+        with np.errstate(over="ignore"):  # where e^x is too large for a number there is no weight
+            weight = np.maximum(rate - (1.0 - rate) * np.expm1(x), 0.0)  # 1 - (1 - rate) e^x
         inner = -np.log1p(np.maximum(np.expm1(-x) / rate, 1e-16 - 1.0))
         return np.where(weight > 0.0, weight * base.down(inner), 0.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -131,6 +132,11 @@ class TestTheGrid:
         # What only one of them keeps is below what may be cut, and we keep hardly more.
         assert all(float(pmf._probs.sum() - part.sum()) < 2e-15 for pmf, part in zip((own, theirs), both, strict=True))
         assert own.size <= 1.03 * theirs.size
+
+    def test_losses_too_large_for_an_exponential_raise_no_warning(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert _profiles.amplify_poisson(_profiles.gaussian(0.05), 0.1).down(np.array([0.0, 800.0]))[1] == 0.0
 
     def test_a_million_steps_compose_as_a_thousand_times_a_thousand(self) -> None:
         profile = _profiles.amplify_poisson(_profiles.bounded_range(0.37), 0.00125)
