@@ -1,8 +1,7 @@
 """An application as README and docs/production.md describe it, watched by all that may watch it, and killed halfway.
 
 The settings are those of docs/production.md: `dpicl serve` with two workers and `private_process`. The ledger is in
-PostgreSQL, OpenTelemetry and Sentry watch, and the model stands behind an Ollama server's address: `ChatOllama` where
-langchain-ollama is installed, else `ChatOpenAI` at the OpenAI-compatible address that Ollama has as well.
+PostgreSQL, OpenTelemetry and Sentry watch, and `ChatOllama` speaks to a model on Ollama's own wire format.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +43,7 @@ RIGHT = {0: "transfer", 1: "card", 2: "transfer", 4: "transfer", 5: "card", 6: "
 HELD, FAILING = 90, 91
 CHARGED = {"acme": 5, "globex": 4}
 QUERIES = 200
-MODEL = "ollama:llama3.2" if find_spec("langchain_ollama") else "openai:llama3.2"
-PATH = "/api/chat" if MODEL.startswith("ollama") else "/v1/chat/completions"
+MODEL, PATH = "ollama:llama3.2", "/api/chat"
 WATCHERS = """
 import logging, os, sys
 
@@ -214,12 +211,8 @@ def started(place: Place) -> Iterator[Application]:
     paths = os.pathsep.join([str(ROOT), str(place.folder / "watchers")])
     with provider() as model:
         model.script(echoing_400(), when=lambda request: asked_in(request) == FAILING)
-        addresses = {
-            "OLLAMA_HOST": model.root,
-            "OPENAI_BASE_URL": model.url,
-            "OPENAI_API_KEY": "none",  # pragma: allowlist secret
-        }
-        given = {**keys, **addresses, "PYTHONPATH": paths, "WATCHED": str(place.watched), "DPICL_LEDGER": place.ledger}
+        at = {"OLLAMA_HOST": model.root, "WATCHED": str(place.watched), "DPICL_LEDGER": place.ledger}
+        given = {**keys, **at, "PYTHONPATH": paths}
         with served(place.folder, "--workers", "2", **given) as server:
             yield Application(server, model)
 
