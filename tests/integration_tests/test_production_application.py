@@ -1,7 +1,9 @@
 """An application as README and docs/production.md describe it, watched by all that may watch it, and killed halfway.
 
 The settings are those of docs/production.md: `dpicl serve` with two workers and `private_process`. The ledger is in
-PostgreSQL, OpenTelemetry and Sentry watch, and `ChatOllama` speaks to a model on Ollama's own wire format.
+PostgreSQL, OpenTelemetry and Sentry watch, and `ChatOllama` speaks to a model on Ollama's own wire format. `make planted`
+runs all of it, and with planted bugs. The suite runs it without `private_process`, OpenTelemetry and Sentry, which take
+most of the time.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,11 +35,9 @@ from tests.loopback_provider import Fault, Provider, Received, echoing_400, prov
 from tests.postgres import PostgresServer
 from tests.served import KEYS, ROOT, Server, change, served
 
-# With planted bugs, in `make planted`: a killed worker is replaced after up to two minutes, which a run waits for.
-pytestmark = [pytest.mark.loopback, pytest.mark.planted]
+pytestmark = pytest.mark.loopback
 
 PATIENCE = 300.0
-"""Longer than the two minutes that the command waits for a worker that ends between its question and its answer."""
 SAID = {"card": "My card was declined", "transfer": "My transfer has not arrived"}
 RIGHT = {0: "transfer", 1: "card", 2: "transfer", 4: "transfer", 5: "card", 6: "transfer", 7: "card"}
 HELD, FAILING = 90, 91
@@ -50,16 +50,17 @@ import logging, os, sys
 def into(kind):
     return open(f"{os.environ['WATCHED']}/{kind}-{os.getpid()}", "a", buffering=1)
 
+def log():
+    logging.basicConfig(stream=into("log"), level=logging.DEBUG, format="%(message)s")
+
 def watch():
     import sentry_sdk
     from opentelemetry import trace
     from opentelemetry.instrumentation.langchain import LangchainInstrumentor
-    from opentelemetry.instrumentation.openai import OpenAIInstrumentor
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
     from sentry_sdk.integrations.fastapi import FastApiIntegration
     from sentry_sdk.integrations.langchain import LangchainIntegration
-    from sentry_sdk.integrations.openai import OpenAIIntegration
     from sentry_sdk.integrations.starlette import StarletteIntegration
     from sentry_sdk.transport import Transport
 
@@ -67,20 +68,19 @@ def watch():
         def capture_envelope(self, envelope):
             events.write(envelope.serialize().decode() + "\\n")
 
-    logging.basicConfig(stream=into("log"), level=logging.DEBUG, format="%(message)s")
     events = into("sentry")
     sentry_sdk.init(
         "http://key@127.0.0.1/1", transport=Kept, traces_sample_rate=1.0, send_default_pii=True,
         auto_enabling_integrations=False,  # imports every package that there is one for
-        integrations=[FastApiIntegration(), LangchainIntegration(), OpenAIIntegration(), StarletteIntegration()],
+        integrations=[FastApiIntegration(), LangchainIntegration(), StarletteIntegration()],
     )
     tracer = TracerProvider()
     tracer.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=into("spans"))))
     trace.set_tracer_provider(tracer)
     LangchainInstrumentor().instrument()
-    OpenAIInstrumentor().instrument()
 
 if "spawn_main" in " ".join(sys.orig_argv):  # the workers; the command that starts them answers nobody
+    log()
     watch()
 """
 """The application's sitecustomize, which is how `opentelemetry-instrument` starts as well."""
@@ -305,12 +305,12 @@ def check_answers(application: Application) -> None:
         assert number == FAILING or answer["answer"] == RIGHT[number], number
 
 
-def check_silence(place: Place, application: Application) -> None:
+def check_silence(place: Place, application: Application, signs: Mapping[str, str]) -> None:
     """Nothing but the file of records and the model has a canary; and watchers, which may see the questions, saw them."""
     dump = place.postgres.run("pg_dump", "-h", str(place.postgres.folder), "-p", "5432", "-U", "owner", place.database)
     seen = {"database": dump, "database log": (place.postgres.folder / "log").read_text()}
     seen["responses"] = "\n".join(application.shown)
-    for kind in ("log", "spans", "sentry"):
+    for kind in signs:
         files = [*place.watched.glob(f"{kind}-*")]
         assert len(files) == 3, kind  # of two workers, and of the one that was started in place of one
         seen[kind] = "".join(each.read_text() for each in files)
@@ -318,18 +318,30 @@ def check_silence(place: Place, application: Application) -> None:
         if path.is_file() and path.name != "messages.jsonl":
             seen[str(path)] = path.read_text(errors="replace")
     assert [name for name, text in seen.items() if canaries_in(text)] == []
-    for name, sign in {"spans": "case 5", "sentry": "case 5", "log": "tickets", "database": "globex"}.items():
+    for name, sign in {**signs, "database": "globex"}.items():
         assert sign in seen[name], name
 
 
-def run(place: Place) -> None:
+LOGGED = {"log": "tickets"}
+WATCHED = {**LOGGED, "spans": "case 5", "sentry": "case 5"}
+"""What each watcher keeps, by the kind of its files."""
+
+
+def run(place: Place, signs: Mapping[str, str] = WATCHED) -> None:
     with started(place) as application:
         use(application)
         check_charges(place, application)
         check_answers(application)
-        check_silence(place, application)
+        check_silence(place, application, signs)
 
 
+def test_an_application_answers_and_charges_exactly_through_a_kill(place: Place) -> None:
+    change(place.folder / "app.toml", "private_process = true ", "private_process = false ")
+    change(place.folder / "watchers" / "sitecustomize.py", "    watch()\n", "")
+    run(place, LOGGED)
+
+
+@pytest.mark.planted
 def test_an_application_answers_charges_exactly_and_keeps_quiet_through_a_kill(place: Place) -> None:
     run(place)
 
@@ -348,6 +360,7 @@ GIVES_TICKETS_BACK = """
 """
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(("plant", "words"), [(LOGS_PROMPTS, r"\['log'"), (GIVES_TICKETS_BACK, "429")])
 def test_planted_bugs_in_the_workers_are_found(plant: str, words: str, place: Place) -> None:
     change(place.folder / "watchers" / "sitecustomize.py", "    watch()\n", f"    watch()\n{plant}")

@@ -44,8 +44,7 @@ def test_a_server_grants_what_the_ledger_has_and_ends_in_order(
     new_folder(tmp_path, monkeypatch)
     kept = tmp_path / "tmp"
     kept.mkdir()
-    workers = "2" if ledger.startswith("postgresql") else "1"
-    with served(tmp_path, "--workers", workers, DPICL_LEDGER=ledger, TMPDIR=str(kept)) as server:
+    with served(tmp_path, DPICL_LEDGER=ledger, TMPDIR=str(kept)) as server:
         with ThreadPoolExecutor(6) as pool:
             asked = [(f"question {number}?", who) for number in range(6) for who in ("acme", "globex")]
             answers = [*pool.map(lambda one: server.ask(*one), asked)]

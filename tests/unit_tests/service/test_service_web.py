@@ -360,6 +360,21 @@ async def test_two_services_on_one_ledger_grant_what_one_would(
             assert left == [0, 0]
 
 
+async def test_callers_without_a_key_cannot_hide_the_refusals_of_tenants(config: Path, ledger: str) -> None:
+    async with asking(config, ledger) as client:
+        await client.ask("?" * 3000)
+        for number in range(30):
+            await client.ask("?", f"guess {number}")
+        await client.ask("")
+        for number in range(30):
+            await client.send("GET", "/standing", f"guess {number}")
+        shown = (await client.get("/standing", "operator"))["refusals"]
+    assert [one["error"] for one in shown if one.get("tenant")] == ["no_question", "too_long"]
+    assert [(one["error"], one.get("door")) for one in shown if not one.get("tenant")] == 5 * [
+        ("unknown_key", "operators")
+    ]
+
+
 def test_refusals_of_many_processes_stay_in_a_small_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, other = RefusalLog(tmp_path / "refusals.jsonl"), RefusalLog(tmp_path / "refusals.jsonl")
     for number in range(6000):
