@@ -31,7 +31,7 @@ from langchain_dpicl.cli.parser import Parser
 from langchain_dpicl.cli.spending import rehearsed
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import EmbeddingAnswers, Retrieval, Serving
-from langchain_dpicl.options.base import Count, Option, Texts
+from langchain_dpicl.options.base import Count, Option, Positive, Texts
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
@@ -90,12 +90,14 @@ class ServiceLimits(Option):
     Args:
       max_query_chars: characters of a question.
       queries_per_minute: of each tenant and worker, free ones included; None: any number.
+      ledger_timeout: seconds to wait for the ledger's lock or database before a question is refused.
       anchor: second place that remembers the last line of the ledger: a file, or a postgresql:// address.
       ledgers: further ledgers that the operators' page shows.
     """
 
     max_query_chars: Count = 2000
     queries_per_minute: Count | None = None
+    ledger_timeout: Positive = 5.0
     anchor: str | None = None
     ledgers: Texts = ()
 
@@ -243,7 +245,7 @@ def open_ledger(app: App) -> PrivacyBudgetCallbackHandler:
     """Opens the ledger, which must exist."""
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 
-    return PrivacyBudgetCallbackHandler.open(app.ledger, anchor=app.limits.anchor)
+    return PrivacyBudgetCallbackHandler.open(app.ledger, anchor=app.limits.anchor, timeout=app.limits.ledger_timeout)
 
 
 def built(app: App, budget: PrivacyBudgetCallbackHandler, tenants: Keys, **observers: Any) -> Service:
@@ -307,7 +309,7 @@ def running_of(app: App, folder: Path) -> Running:
         opened.callback(budget.budget.close)
         others = []
         for where in app.limits.ledgers:
-            others.append(PrivacyBudgetCallbackHandler.open(where))
+            others.append(PrivacyBudgetCallbackHandler.open(where, timeout=app.limits.ledger_timeout))
             opened.callback(others[-1].budget.close)
         metrics = DPICLMetrics(budget, labels={"process": str(os.getpid())})
         service = built(app, budget, tenants, metrics=metrics, on_refusal=refusals.add)
