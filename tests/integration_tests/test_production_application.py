@@ -188,6 +188,8 @@ def place(tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPa
     change(folder / "app.toml", 'ledger = "budget.db"', "")
     change(folder / "app.toml", "openai:gpt-4.1-mini", MODEL)
     change(folder / "app.toml", "max_queries = 50 ", f"max_queries = {CHARGED['acme']} ")
+    # A row of few records often has none of the label that is asked for, and then votes for another one.
+    change(folder / "app.toml", "epsilon = 1.0\n", "epsilon = 3.9\nrows = {slots = 20, shots = 16}\n")
     (folder / "watchers" / "sitecustomize.py").write_text(WATCHERS)
     records = [
         {"text": f"{said}, please help. {RECORD} {number}", "queue": label}
@@ -299,7 +301,11 @@ def check_charges(place: Place, application: Application) -> None:
 
 
 def check_answers(application: Application) -> None:
-    """A wrong answer needs noise of 8 deviations, or 5 rows in 20 that err: below one in a million."""
+    """Rows of 16 records erred 5 times in 480. If 5 in 100 do, an answer is wrong in less than one run in a million.
+
+    Of 20 rows all but X vote right, X of Binomial(20, 0.05), and noise of a deviation of 1.96 is added to their lead of
+    20 - 2 X. With the rows of 4 records that the page has, one row in five errs, and one answer in a hundred.
+    """
     for number, answer in application.answers.items():
         assert answer["answer"] in SAID
         assert number == FAILING or answer["answer"] == RIGHT[number], number

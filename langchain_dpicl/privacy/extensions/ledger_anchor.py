@@ -14,8 +14,8 @@ from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, LineAppender
 
-# A thread that waited longer than this many seconds through an outage, or longer than the store's `timeout`, is refused:
-# if each of many waiting threads tried the store again, the last would wait without limit.
+# A thread that waited longer than this many seconds through an outage, or than the store's `timeout`, is refused. If
+# each of many waiting threads tried the store again, the last would wait without limit.
 LOCK_TIMEOUT = 10.0
 
 
