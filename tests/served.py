@@ -93,7 +93,8 @@ def new_folder(folder: Path, monkeypatch: Any, *, more: str = "", queries: int =
     for name, key in KEYS.items():
         monkeypatch.setenv(f"{name.upper()}_KEY", key)
     path = folder / "app.toml"
-    path.write_text(more + SETTINGS + ASK.format(queries=queries))
+    patient = "" if "[service]" in more else "[service]\nledger_timeout = 300\n"  # however slow the machine is
+    path.write_text(more + SETTINGS + ASK.format(queries=queries) + patient)
     return path
 
 

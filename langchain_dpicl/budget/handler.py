@@ -34,6 +34,7 @@ from langchain_dpicl.privacy.ledger.blocks import LIFE, StreamTerms
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.store import LedgerAbout, LedgerStore, hide_password
 from langchain_dpicl.reports.report import PrivacyReport
+from langchain_dpicl.stores import TIMEOUT
 
 Where: TypeAlias = LedgerStore | str | os.PathLike[str]
 """A store, the path of a SQLite file, or the address of a PostgreSQL database."""
@@ -57,13 +58,13 @@ class OpenedStore(NamedTuple):
     is_ours: bool
 
 
-def open_store_at(place: Callable[[], Any], name: str) -> OpenedStore:
+def open_store_at(place: Callable[[], Any], name: str, *, timeout: float = TIMEOUT) -> OpenedStore:
     """Returns a store as it is, or opens the existing ledger that a path or an address names."""
     if _is_store(place):
         return OpenedStore(place(), is_ours=False)
     from langchain_dpicl.stores import open_store  # no database is loaded for a ledger in memory
 
-    opened = open_store(place(), name=check_name("name", name))
+    opened = open_store(place(), name=check_name("name", name), timeout=timeout)
     if opened.header() is None:
         opened.close()
         msg = f"ledger: expected one with limits, found one whose creation was interrupted ({opened.description})."
@@ -118,14 +119,14 @@ def _is_path(place: Callable[[], Any]) -> bool:
     return isinstance(place(), (str, os.PathLike)) and not is_address(place())
 
 
-def anchor_at(place: Callable[[], Any], *, may_make: bool = False) -> LedgerAnchor | None:
+def anchor_at(place: Callable[[], Any], *, may_make: bool = False, timeout: float = TIMEOUT) -> LedgerAnchor | None:
     """Returns an anchor (or None) as it is, or opens the one that a path or an address names; it has been read once."""
     if not isinstance(place(), (str, os.PathLike)):
         anchor = check_anchor(place())
     else:
         from langchain_dpicl.stores import make_anchor, open_anchor
 
-        anchor = make_anchor(place()) if may_make else open_anchor(place())
+        anchor = make_anchor(place()) if may_make else open_anchor(place(), timeout=timeout)
     if anchor is not None:
         read_anchor(anchor, _NO_LEDGER)
     return anchor
@@ -224,6 +225,7 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         anchor: AnchorPlace | None = None,
         adopt_anchor: bool = False,
         most_held: int = MOST_HELD,
+        timeout: float = TIMEOUT,
     ) -> Self:
         """Opens a ledger that exists, with its own limits; never makes one.
 
@@ -234,6 +236,8 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
           adopt_anchor: accept an anchor that does not know the ledger, which is otherwise refused. Use it once.
           most_held: most tickets of one kind that this process charges before they are asked for, so that not every
             query waits for the disk. They are lost if it is killed. 1: none.
+          timeout: seconds to wait for a lock or a database before a call is refused. A store or an anchor that was
+            opened before has its own.
 
         Raises:
           LedgerError: there is no ledger, or it is broken, cannot be read, or does not match the anchor.
@@ -241,9 +245,9 @@ class PrivacyBudgetCallbackHandler(Uncopyable, BaseCallbackHandler):
         """
         place, second = hide_password(_ledger_here() if store is None else store), hide_password(anchor)
         del store, anchor  # crash reporters show the variables of a frame that raises
-        opened = open_store_at(place, name)
+        opened = open_store_at(place, name, timeout=timeout)
         with close_on_error(opened):
-            known = anchor_at(second)
+            known = anchor_at(second, timeout=timeout)
             return cls.from_budget(
                 Budget.open(opened.store, anchor=known, adopt_anchor=adopt_anchor, most_held=most_held)
             )

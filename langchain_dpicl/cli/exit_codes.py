@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
 
 DONE = 0
@@ -29,3 +32,11 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, PrivacyBudgetError) and not isinstance(error, LedgerError):
         return BUDGET_REFUSED
     return BAD_INPUT
+
+
+class Explain(Protocol):
+    """Runs a command and says on stderr why it failed: `langchain_dpicl.cli.main.explain`."""
+
+    def __call__(self, run: Callable[[], int], typed: Sequence[str], *, quiet: bool) -> int:
+        """Returns the exit code."""
+        ...

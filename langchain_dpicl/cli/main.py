@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.run is None:
         parser.print_help(sys.stderr)
         return BAD_INPUT
+    return explain(lambda: arguments.run(arguments), typed, quiet=getattr(arguments, "quiet", False))
+
+
+def explain(run: Callable[[], int], typed: Sequence[str], *, quiet: bool) -> int:
+    """Runs a command, shows its warnings unless `quiet`, and says on stderr why it failed; returns its exit code."""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _keep_quiet if getattr(arguments, "quiet", False) else _note
-            return int(arguments.run(arguments))
+            warnings.showwarning = _keep_quiet if quiet else _note
+            return int(run())
     except (DPICLError, OSError) as error:
         _complain(redact(str(error), typed))
         return exit_code_of(error)
@@ -101,7 +106,7 @@ def _parser(typed: Sequence[str]) -> argparse.ArgumentParser:
     add_train(spend, run=functools.partial(run_train, say=_say, complain=_complain))
 
     service = CommandGroup(commands, "serve")
-    add_serve(service, run=functools.partial(run_serve, complain=_complain))
+    add_serve(service, run=functools.partial(run_serve, complain=_complain, explain=explain))
     add_mcp(service, run=functools.partial(run_mcp, complain=_complain))
 
     budgets = CommandGroup(commands, "budgets")

@@ -7,31 +7,37 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import importlib
-import json
 import logging
+import multiprocessing
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
-import warnings
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_dpicl.cli.config import Settings, read_toml, settings_of
-from langchain_dpicl.cli.exit_codes import DONE
+from langchain_dpicl.cli.exit_codes import DONE, VIOLATED, Explain
 from langchain_dpicl.cli.inputs import load_embeddings, load_model, private_examples
 from langchain_dpicl.cli.parser import Parser
 from langchain_dpicl.cli.spending import rehearsed
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import EmbeddingAnswers, Retrieval, Serving
-from langchain_dpicl.options.base import Count, Option, Texts
+from langchain_dpicl.options.base import Count, Option, Positive, Texts
 from langchain_dpicl.privacy._validate import fail
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
     from langchain_dpicl.service.service import Keys, Service, Tenant
     from langchain_dpicl.service.web import Running
@@ -42,12 +48,11 @@ _METHODS = {
     "retrieve_and_answer": ("retrieval_free_form", "retrieval"),
 }
 """The tables of a settings file that offer a component, and which components each may hold, the usual one first."""
-_WHERE = "DPICL_SERVE"
-"""The environment variable by which the workers of a server learn what they serve."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SENDABLE = re.compile(r"[!-~]+")
 """A key that arrives as it was sent: other letters have several encodings in a header, and spaces are cut off."""
-_GRACE, _PATIENCE = 30, 120
+_GRACE = 30
+_LOOK_S = 0.5
 _MOST_NAME = 200
 
 _SERVE_NOTES = """\
@@ -85,12 +90,14 @@ class ServiceLimits(Option):
     Args:
       max_query_chars: characters of a question.
       queries_per_minute: of each tenant and worker, free ones included; None: any number.
+      ledger_timeout: seconds to wait for the ledger's lock or database before a question is refused.
       anchor: second place that remembers the last line of the ledger: a file, or a postgresql:// address.
       ledgers: further ledgers that the operators' page shows.
     """
 
     max_query_chars: Count = 2000
     queries_per_minute: Count | None = None
+    ledger_timeout: Positive = 5.0
     anchor: str | None = None
     ledgers: Texts = ()
 
@@ -238,7 +245,7 @@ def open_ledger(app: App) -> PrivacyBudgetCallbackHandler:
     """Opens the ledger, which must exist."""
     from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 
-    return PrivacyBudgetCallbackHandler.open(app.ledger, anchor=app.limits.anchor)
+    return PrivacyBudgetCallbackHandler.open(app.ledger, anchor=app.limits.anchor, timeout=app.limits.ledger_timeout)
 
 
 def built(app: App, budget: PrivacyBudgetCallbackHandler, tenants: Keys, **observers: Any) -> Service:
@@ -302,7 +309,7 @@ def running_of(app: App, folder: Path) -> Running:
         opened.callback(budget.budget.close)
         others = []
         for where in app.limits.ledgers:
-            others.append(PrivacyBudgetCallbackHandler.open(where))
+            others.append(PrivacyBudgetCallbackHandler.open(where, timeout=app.limits.ledger_timeout))
             opened.callback(others[-1].budget.close)
         metrics = DPICLMetrics(budget, labels={"process": str(os.getpid())})
         service = built(app, budget, tenants, metrics=metrics, on_refusal=refusals.add)
@@ -348,48 +355,122 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object]) -> int:
+def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object], explain: Explain) -> int:
     """Serves until it is stopped; returns the exit code."""
     needed("fastapi", "uvicorn", extra="serve")
-    import uvicorn
-
     app = read_app(arguments.config, arguments.ledger)
     _check_workers(app, arguments.workers)
-    how = {"host": arguments.host, "port": arguments.port, "timeout_graceful_shutdown": _GRACE, **_QUIET}
-    with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name:
-        folder = Path(name)
-        running = running_of(app, folder)  # a fault ends here, with one line, and not in each worker again
-        complain(f"serving {', '.join(running.service.offered)} at http://{arguments.host}:{arguments.port}")
-        # uvicorn sends itself the signal again when it has stopped, which would leave the folder behind.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
+    with tempfile.TemporaryDirectory(prefix="dpicl-serve-") as name, _bound(arguments) as listening:
+        serve = functools.partial(_serve, app, Path(name), listening)
         if arguments.workers == 1:
-            from langchain_dpicl.service.web import create_app
+            return serve(complain)
+        return _keep_workers(arguments.workers, functools.partial(_work, serve, explain), complain)
 
-            log_charges()
-            uvicorn.run(create_app(running), **how)
-        else:
-            running.close()
-            given = {"config": str(arguments.config), "ledger": arguments.ledger, "folder": name}
-            os.environ[_WHERE] = json.dumps(given)
-            # A worker that reads many records does not answer its parent for a while.
-            many = {"workers": arguments.workers, "timeout_worker_healthcheck": _PATIENCE}
-            uvicorn.run("langchain_dpicl.cli.serve:worker", factory=True, **many, **how)
-    return DONE
+
+def _bound(arguments: argparse.Namespace) -> socket.socket:
+    """Returns a socket at the address; connections are refused until a server listens at it."""
+    found = socket.socket(socket.AF_INET6 if ":" in arguments.host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((arguments.host, arguments.port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        why = getattr(error, "strerror", None) or "no such port"
+        raise fail("--port", "a free address of this machine", f"{arguments.host}:{arguments.port} ({why})") from None
+    return found
 
 
 _QUIET: Mapping[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
 
 
-def worker() -> Any:
-    """Returns the application of one worker, as uvicorn starts it."""
+def _serve(app: App, folder: Path, listening: socket.socket, say: Callable[[str], object]) -> int:
+    """Builds what is served, says where, and serves it in this process until a signal ends it."""
+    import uvicorn
+
     from langchain_dpicl.service.web import create_app
 
-    given = json.loads(os.environ[_WHERE])
+    # uvicorn sends itself the signal again when it has stopped, which would leave the folder behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
+    running = running_of(app, folder)
+    host, port = listening.getsockname()[:2]
+    say(f"serving {', '.join(running.service.offered)} at http://{f'[{host}]' if ':' in host else host}:{port}")
     log_charges()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the process that starts the workers has shown them
-        running = running_of(read_app(Path(given["config"]), given["ledger"]), Path(given["folder"]))
-    return create_app(running)
+    config = uvicorn.Config(create_app(running), timeout_graceful_shutdown=_GRACE, **_QUIET)
+    uvicorn.Server(config).run(sockets=[listening])
+    return DONE
+
+
+# -- several workers -------------------------------------------------------------------------------------------------
+
+
+def _keep_workers(count: int, work: Callable[[Connection | None], None], complain: Callable[[str], object]) -> int:
+    """Starts workers, and another one in place of each that ends, until it is stopped; returns the exit code.
+
+    The first one builds everything before the others start, so that a fault of the settings is explained once.
+    """
+    # uvicorn's own supervisor asks its workers whether they live: it waits for the answer of one that was killed before
+    # it gave one, and looks after no other worker and no signal meanwhile.
+    stops = list[int]()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda found, _: stops.append(found))
+    spawn = multiprocessing.get_context("spawn")
+    workers: list[SpawnProcess] = []
+
+    def start(built: Connection | None = None) -> None:
+        workers.append(spawn.Process(target=work, args=(built,)))
+        workers[-1].start()
+
+    heard, built = spawn.Pipe(duplex=False)
+    start(built)
+    built.close()
+    try:
+        said = _said(heard, stops)
+        if said is None and not stops:
+            workers[0].join()  # it has said why
+            return workers[0].exitcode or VIOLATED
+        complain(said or "stopped before it served")
+        while not stops:
+            for ended in [each for each in workers if not each.is_alive()]:
+                complain(f"a worker has ended ({ended.exitcode}), another one is started")
+                workers.remove(ended)
+            while len(workers) < count:
+                start()
+            time.sleep(_LOOK_S)
+    finally:
+        for each in workers:
+            each.terminate()
+        for each in workers:
+            each.join()
+    return DONE
+
+
+def _said(heard: Connection, stops: list[int]) -> str | None:
+    """Returns what the first worker says when it has built everything; None: one of both ended first."""
+    while not stops:
+        if heard.poll(_LOOK_S):
+            try:
+                return str(heard.recv())
+            except EOFError:
+                break
+    return None
+
+
+def _work(serve: Callable[[Callable[[str], object]], int], explain: Explain, built: Connection | None) -> None:
+    """Serves in a process of its own, until its parent stops it or ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which sends it to the parent too
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    say = _say_nothing if built is None else built.send
+    sys.exit(explain(lambda: serve(say), sys.argv[1:], quiet=built is None))
+
+
+def _say_nothing(_: str) -> None:
+    """The first worker has said it."""
+
+
+def _end_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _check_workers(app: App, workers: int) -> None:

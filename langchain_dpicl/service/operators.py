@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _LINES = 20_000
 _WEEK, _HOUR = timedelta(days=7), timedelta(hours=1)
-_OPEN_SHOWN, _REFUSALS_SHOWN = 20, 20
+_OPEN_SHOWN, _REFUSALS_SHOWN, _STRANGERS_SHOWN = 20, 20, 5
 _MOST_BYTES = 256 * 1024
 _TAIL = 16 * 1024
 
@@ -83,48 +83,57 @@ class Pace:
 
 
 class RefusalLog:
-    """The last refusals of all processes of one host, in a small file of JSON lines.
+    """The last refusals of all processes of one host, in two small files of JSON lines.
+
+    Refusals without a tenant have a file of their own: callers without a key can cause any number of them.
 
     Args:
-      path: of the file, which is made if it is missing.
+      path: of the file, which is made if it is missing; the other one is beside it.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._strangers = path, path.with_suffix(".strangers")
 
     def add(self, refusal: Mapping[str, Any]) -> None:
         """Appends a refusal, and drops old ones where there are many; a fault of the disk changes no answer."""
         line = json.dumps({**refusal, "process": os.getpid()}).encode() + b"\n"
+        path = self._path if "tenant" in refusal else self._strangers
         try:
-            with self._path.open("ab") as file:
+            with path.open("ab") as file:
                 file.write(line)  # one write of an appended line: processes do not mix theirs
                 size = file.tell()
             if size > _MOST_BYTES:
-                kept = self._path.with_suffix(".kept")
-                kept.write_bytes(self._tail())
-                kept.replace(self._path)
+                kept = path.with_suffix(f"{path.suffix}.kept")
+                kept.write_bytes(_tail(path))
+                kept.replace(path)
         except OSError as error:
             logger.warning("refusals are not shown: %s", type(error).__name__)
 
     def last(self, most: int = _REFUSALS_SHOWN) -> list[dict[str, Any]]:
-        """Returns the newest refusals, the newest first."""
-        found = []
-        for line in reversed(self._tail().splitlines()):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-            if len(found) == most:
-                break
-        return found
+        """Returns the newest refusals, the newest first: of tenants, and a few of callers without a key."""
+        found = _newest(self._path, most) + _newest(self._strangers, _STRANGERS_SHOWN)
+        return sorted(found, key=lambda refusal: str(refusal.get("time")), reverse=True)
 
-    def _tail(self) -> bytes:
+
+def _newest(path: Path, most: int) -> list[dict[str, Any]]:
+    found = []
+    for line in reversed(_tail(path).splitlines()):
         try:
-            with self._path.open("rb") as file:
-                file.seek(max(file.seek(0, os.SEEK_END) - _TAIL, 0))
-                return file.read()
-        except OSError:
-            return b""
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+        if len(found) == most:
+            break
+    return found
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _TAIL, 0))
+            return file.read()
+    except OSError:
+        return b""
 
 
 class OperatorView:

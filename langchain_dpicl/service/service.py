@@ -48,6 +48,8 @@ DOORS: Mapping[str, str] = {
 DEMONSTRATIONS = "Returns the demonstrations that were released once. They cost nothing."
 BUDGET = "Shows what was promised, what is left, and what the tenant has used. It costs nothing."
 
+_OUTAGE_S = 5
+"""Seconds after which callers may ask again whether the ledger is back."""
 LEAST_KEY = 16
 """Characters of the shortest key: a key that can be guessed protects nothing, as its hash is not salted."""
 
@@ -300,11 +302,15 @@ class Service:
     def _refusal_of(self, error: Exception, door: str) -> RefusedError:
         """Returns what an error of a component means to who asked; its words may be of the operator's configuration."""
         if isinstance(error, LedgerError):
-            return RefusedError(503, "ledger_out", "The ledger cannot be used. Nothing is answered until it can.")
+            return RefusedError(
+                503, "ledger_out", "The ledger cannot be used. Nothing is answered until it can.", retry_after=_OUTAGE_S
+            )
         if isinstance(error, PrivacyBudgetExceededError):
             return self._spent(error, door)
         if isinstance(error, MemoError):
-            return RefusedError(503, "memo_out", "The memo of answers cannot be used. Ask again later.")
+            return RefusedError(
+                503, "memo_out", "The memo of answers cannot be used. Ask again later.", retry_after=_OUTAGE_S
+            )
         if isinstance(error, ModelCallError):
             # Nearly always the public call, which costs nothing; behind it the ticket is burnt.
             return RefusedError(503, "model_out", "The model gave no answer. The budget shows what was charged.")

@@ -38,18 +38,22 @@ _HOME = {
     "SQLiteStore": "langchain_dpicl.stores.sqlite_ledger",
     "StoreMemo": "langchain_dpicl.stores.memos",
 }
+TIMEOUT = 60.0
 _SCHEMES = ("postgresql://", "postgres://")
 # Two letters at least: one is a drive.
 _ADDRESS = re.compile(r"\s*[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _KEYWORD = re.compile(r"\b(host|hostaddr|dbname|password|user|service)\s*=", re.IGNORECASE)
 
 
-def open_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLiteStore | PostgresStore:
+def open_store(
+    where: str | os.PathLike[str], *, name: str = "budget", timeout: float = TIMEOUT
+) -> SQLiteStore | PostgresStore:
     """Opens the ledger `name` that exists at `where`.
 
     Args:
       where: the path of a SQLite file, or a connection text that starts with `postgresql://` or `postgres://`.
       name: which of the ledgers there.
+      timeout: seconds to wait for other processes, or for a connection, a lock, an answer of the database.
 
     Raises:
       LedgerError: no ledger of that name is there, or it cannot be read; nothing is made.
@@ -57,10 +61,10 @@ def open_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLite
     """
     place, where = hide_password(where), ""
     if is_address(as_place(place())):
-        return _postgres().open(str(place()), name=name)
+        return _postgres().open(str(place()), name=name, timeout=timeout)
     from langchain_dpicl.stores.sqlite_ledger import SQLiteStore
 
-    return SQLiteStore(place(), name=name)
+    return SQLiteStore(place(), name=name, timeout=timeout)
 
 
 def new_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLiteStore | PostgresStore:
@@ -82,8 +86,12 @@ def new_store(where: str | os.PathLike[str], *, name: str = "budget") -> SQLiteS
     return SQLiteStore.new(place(), name=name)
 
 
-def open_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
+def open_anchor(where: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> FileAnchor | PostgresAnchor:
     """Returns the anchor that is in a file, or behind an address that starts with `postgresql://`.
+
+    Args:
+      where: its path or address.
+      timeout: seconds to wait, as of `open_store`.
 
     Raises:
       ConfigurationError: `where` is neither, or the packages for PostgreSQL are missing.
@@ -91,10 +99,10 @@ def open_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:
     """
     place, where = hide_password(where), ""
     if is_address(as_place(place())):
-        return _postgres_anchor()(str(place()))
+        return _postgres_anchor()(str(place()), timeout=timeout)
     from langchain_dpicl.stores.anchors import FileAnchor
 
-    return FileAnchor(place())
+    return FileAnchor(place(), timeout=timeout)
 
 
 def make_anchor(where: str | os.PathLike[str]) -> FileAnchor | PostgresAnchor:

@@ -398,6 +398,11 @@ class PostgresStore(_PostgresTables):
         return store
 
     @property
+    def timeout(self) -> float:
+        """Seconds to wait for a connection, a lock, an answer."""
+        return self._link.timeout
+
+    @property
     def description(self) -> str:
         """Public words on where the ledger lives; no user and no password."""
         return f"{self._link.place}, ledger {self._name!r} in schema {self._tables.schema}"

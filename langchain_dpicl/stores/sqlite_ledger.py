@@ -511,6 +511,11 @@ class SQLiteStore(Connected):
         return self._name
 
     @property
+    def timeout(self) -> float:
+        """Seconds to wait for other processes."""
+        return self._timeout
+
+    @property
     def description(self) -> str:
         """Public words on where the ledger lives; no folder, which may name a person."""
         return f"SQLite file {self._path.name}, ledger {self._name!r}"

@@ -1,8 +1,9 @@
 """An application as README and docs/production.md describe it, watched by all that may watch it, and killed halfway.
 
 The settings are those of docs/production.md: `dpicl serve` with two workers and `private_process`. The ledger is in
-PostgreSQL, OpenTelemetry and Sentry watch, and the model stands behind an Ollama server's address: `ChatOllama` where
-langchain-ollama is installed, else `ChatOpenAI` at the OpenAI-compatible address that Ollama has as well.
+PostgreSQL, OpenTelemetry and Sentry watch, and `ChatOllama` speaks to a model on Ollama's own wire format. `make planted`
+runs all of it, and with planted bugs. The suite runs it without `private_process`, OpenTelemetry and Sentry, which take
+most of the time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,34 +35,32 @@ from tests.loopback_provider import Fault, Provider, Received, echoing_400, prov
 from tests.postgres import PostgresServer
 from tests.served import KEYS, ROOT, Server, change, served
 
-# With planted bugs, in `make planted`: a killed worker is replaced after up to two minutes, which a run waits for.
-pytestmark = [pytest.mark.loopback, pytest.mark.planted]
+pytestmark = pytest.mark.loopback
 
 PATIENCE = 300.0
-"""Longer than the two minutes that the command waits for a worker that ends between its question and its answer."""
 SAID = {"card": "My card was declined", "transfer": "My transfer has not arrived"}
 RIGHT = {0: "transfer", 1: "card", 2: "transfer", 4: "transfer", 5: "card", 6: "transfer", 7: "card"}
 HELD, FAILING = 90, 91
 CHARGED = {"acme": 5, "globex": 4}
 QUERIES = 200
-MODEL = "ollama:llama3.2" if find_spec("langchain_ollama") else "openai:llama3.2"
-PATH = "/api/chat" if MODEL.startswith("ollama") else "/v1/chat/completions"
+MODEL, PATH = "ollama:llama3.2", "/api/chat"
 WATCHERS = """
 import logging, os, sys
 
 def into(kind):
     return open(f"{os.environ['WATCHED']}/{kind}-{os.getpid()}", "a", buffering=1)
 
+def log():
+    logging.basicConfig(stream=into("log"), level=logging.DEBUG, format="%(message)s")
+
 def watch():
     import sentry_sdk
     from opentelemetry import trace
     from opentelemetry.instrumentation.langchain import LangchainInstrumentor
-    from opentelemetry.instrumentation.openai import OpenAIInstrumentor
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
     from sentry_sdk.integrations.fastapi import FastApiIntegration
     from sentry_sdk.integrations.langchain import LangchainIntegration
-    from sentry_sdk.integrations.openai import OpenAIIntegration
     from sentry_sdk.integrations.starlette import StarletteIntegration
     from sentry_sdk.transport import Transport
 
@@ -70,20 +68,19 @@ def watch():
         def capture_envelope(self, envelope):
             events.write(envelope.serialize().decode() + "\\n")
 
-    logging.basicConfig(stream=into("log"), level=logging.DEBUG, format="%(message)s")
     events = into("sentry")
     sentry_sdk.init(
         "http://key@127.0.0.1/1", transport=Kept, traces_sample_rate=1.0, send_default_pii=True,
         auto_enabling_integrations=False,  # imports every package that there is one for
-        integrations=[FastApiIntegration(), LangchainIntegration(), OpenAIIntegration(), StarletteIntegration()],
+        integrations=[FastApiIntegration(), LangchainIntegration(), StarletteIntegration()],
     )
     tracer = TracerProvider()
     tracer.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=into("spans"))))
     trace.set_tracer_provider(tracer)
     LangchainInstrumentor().instrument()
-    OpenAIInstrumentor().instrument()
 
 if "spawn_main" in " ".join(sys.orig_argv):  # the workers; the command that starts them answers nobody
+    log()
     watch()
 """
 """The application's sitecustomize, which is how `opentelemetry-instrument` starts as well."""
@@ -191,6 +188,8 @@ def place(tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPa
     change(folder / "app.toml", 'ledger = "budget.db"', "")
     change(folder / "app.toml", "openai:gpt-4.1-mini", MODEL)
     change(folder / "app.toml", "max_queries = 50 ", f"max_queries = {CHARGED['acme']} ")
+    # A row of few records often has none of the label that is asked for, and then votes for another one.
+    change(folder / "app.toml", "epsilon = 1.0\n", "epsilon = 3.9\nrows = {slots = 20, shots = 16}\n")
     (folder / "watchers" / "sitecustomize.py").write_text(WATCHERS)
     records = [
         {"text": f"{said}, please help. {RECORD} {number}", "queue": label}
@@ -214,12 +213,8 @@ def started(place: Place) -> Iterator[Application]:
     paths = os.pathsep.join([str(ROOT), str(place.folder / "watchers")])
     with provider() as model:
         model.script(echoing_400(), when=lambda request: asked_in(request) == FAILING)
-        addresses = {
-            "OLLAMA_HOST": model.root,
-            "OPENAI_BASE_URL": model.url,
-            "OPENAI_API_KEY": "none",  # pragma: allowlist secret
-        }
-        given = {**keys, **addresses, "PYTHONPATH": paths, "WATCHED": str(place.watched), "DPICL_LEDGER": place.ledger}
+        at = {"OLLAMA_HOST": model.root, "WATCHED": str(place.watched), "DPICL_LEDGER": place.ledger}
+        given = {**keys, **at, "PYTHONPATH": paths}
         with served(place.folder, "--workers", "2", **given) as server:
             yield Application(server, model)
 
@@ -306,18 +301,22 @@ def check_charges(place: Place, application: Application) -> None:
 
 
 def check_answers(application: Application) -> None:
-    """A wrong answer needs noise of 8 deviations, or 5 rows in 20 that err: below one in a million."""
+    """Rows of 16 records erred 5 times in 480. If 5 in 100 do, an answer is wrong in less than one run in a million.
+
+    Of 20 rows all but X vote right, X of Binomial(20, 0.05), and noise of a deviation of 1.96 is added to their lead of
+    20 - 2 X. With the rows of 4 records that the page has, one row in five errs, and one answer in a hundred.
+    """
     for number, answer in application.answers.items():
         assert answer["answer"] in SAID
         assert number == FAILING or answer["answer"] == RIGHT[number], number
 
 
-def check_silence(place: Place, application: Application) -> None:
+def check_silence(place: Place, application: Application, signs: Mapping[str, str]) -> None:
     """Nothing but the file of records and the model has a canary; and watchers, which may see the questions, saw them."""
     dump = place.postgres.run("pg_dump", "-h", str(place.postgres.folder), "-p", "5432", "-U", "owner", place.database)
     seen = {"database": dump, "database log": (place.postgres.folder / "log").read_text()}
     seen["responses"] = "\n".join(application.shown)
-    for kind in ("log", "spans", "sentry"):
+    for kind in signs:
         files = [*place.watched.glob(f"{kind}-*")]
         assert len(files) == 3, kind  # of two workers, and of the one that was started in place of one
         seen[kind] = "".join(each.read_text() for each in files)
@@ -325,18 +324,30 @@ def check_silence(place: Place, application: Application) -> None:
         if path.is_file() and path.name != "messages.jsonl":
             seen[str(path)] = path.read_text(errors="replace")
     assert [name for name, text in seen.items() if canaries_in(text)] == []
-    for name, sign in {"spans": "case 5", "sentry": "case 5", "log": "tickets", "database": "globex"}.items():
+    for name, sign in {**signs, "database": "globex"}.items():
         assert sign in seen[name], name
 
 
-def run(place: Place) -> None:
+LOGGED = {"log": "tickets"}
+WATCHED = {**LOGGED, "spans": "case 5", "sentry": "case 5"}
+"""What each watcher keeps, by the kind of its files."""
+
+
+def run(place: Place, signs: Mapping[str, str] = WATCHED) -> None:
     with started(place) as application:
         use(application)
         check_charges(place, application)
         check_answers(application)
-        check_silence(place, application)
+        check_silence(place, application, signs)
 
 
+def test_an_application_answers_and_charges_exactly_through_a_kill(place: Place) -> None:
+    change(place.folder / "app.toml", "private_process = true ", "private_process = false ")
+    change(place.folder / "watchers" / "sitecustomize.py", "    watch()\n", "")
+    run(place, LOGGED)
+
+
+@pytest.mark.planted
 def test_an_application_answers_charges_exactly_and_keeps_quiet_through_a_kill(place: Place) -> None:
     run(place)
 
@@ -355,6 +366,7 @@ GIVES_TICKETS_BACK = """
 """
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(("plant", "words"), [(LOGS_PROMPTS, r"\['log'"), (GIVES_TICKETS_BACK, "429")])
 def test_planted_bugs_in_the_workers_are_found(plant: str, words: str, place: Place) -> None:
     change(place.folder / "watchers" / "sitecustomize.py", "    watch()\n", f"    watch()\n{plant}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import threading
 import time
@@ -44,8 +45,7 @@ def test_a_server_grants_what_the_ledger_has_and_ends_in_order(
     new_folder(tmp_path, monkeypatch)
     kept = tmp_path / "tmp"
     kept.mkdir()
-    workers = "2" if ledger.startswith("postgresql") else "1"
-    with served(tmp_path, "--workers", workers, DPICL_LEDGER=ledger, TMPDIR=str(kept)) as server:
+    with served(tmp_path, DPICL_LEDGER=ledger, TMPDIR=str(kept)) as server:
         with ThreadPoolExecutor(6) as pool:
             asked = [(f"question {number}?", who) for number in range(6) for who in ("acme", "globex")]
             answers = [*pool.map(lambda one: server.ask(*one), asked)]
@@ -82,6 +82,7 @@ async def test_either_database_grants_exactly_its_tickets(
         await client.http.aclose()
 
 
+@pytest.mark.loopback
 @pytest.mark.parametrize(
     "case",
     [
@@ -108,13 +109,14 @@ def test_what_is_wrong_stops_the_start_with_one_line(
     config = new_folder(tmp_path, monkeypatch)
     change(config, *fault)
     new_ledger("budget.db")
-    assert main(["serve", "budget.db", "--config", "app.toml", "--port", "1"]) == code
+    assert main(["serve", "budget.db", "--config", "app.toml", "--port", "0"]) == code
     out = capsys.readouterr().err.splitlines()[-1]
     assert said in out
     assert "a-key-in-plain-text" not in out
     assert CANARY not in out
 
 
+@pytest.mark.loopback
 def test_a_ledger_that_is_not_there_stops_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,10 +124,25 @@ def test_a_ledger_that_is_not_there_stops_the_start(
 
     new_folder(tmp_path, monkeypatch)
     monkeypatch.delenv("DPICL_LEDGER", raising=False)
-    assert main(["serve", "missing.db", "--config", "app.toml"]) == 2
+    assert main(["serve", "missing.db", "--config", "app.toml", "--port", "0"]) == 2
     assert not Path("missing.db").exists()
-    assert main(["serve", "--config", "app.toml"]) == 2
+    assert main(["serve", "--config", "app.toml", "--port", "0"]) == 2
     assert "set DPICL_LEDGER" in capsys.readouterr().err
+
+
+@pytest.mark.loopback
+def test_an_address_that_is_taken_stops_the_start_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from langchain_dpicl.cli.main import main
+
+    new_folder(tmp_path, monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "none.db", "--config", "app.toml", "--port", port]) == 2
+    assert f"127.0.0.1:{port} (Address already in use)" in capsys.readouterr().err
+    assert main(["serve", "none.db", "--config", "app.toml", "--port", "70000"]) == 2
+    assert "127.0.0.1:70000 (no such port)" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(

@@ -14,8 +14,8 @@ from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, LineAppender
 
-# A thread that waited longer than this many seconds through an outage is refused: if each of many waiting threads
-# tried the store again, the last would wait without limit.
+# A thread that waited longer than this many seconds through an outage, or than the store's `timeout`, is refused. If
+# each of many waiting threads tried the store again, the last would wait without limit.
 LOCK_TIMEOUT = 10.0
 
 
@@ -36,8 +36,9 @@ class OutageWriter(LedgerWriter):
     @contextlib.contextmanager
     def _turn(self, lock: AbstractContextManager[bool]) -> Iterator[None]:
         outages, since = self._outages, time.monotonic()
+        patience = min(LOCK_TIMEOUT, getattr(self.store, "timeout", LOCK_TIMEOUT))
         with super()._turn(lock):
-            if self._outages != outages and time.monotonic() - since > LOCK_TIMEOUT:
+            if self._outages != outages and time.monotonic() - since > patience:
                 msg = f"ledger: expected it to respond, found {self.store.description} unavailable for other threads."
                 raise LedgerUnavailableError(f"{msg} Nothing is granted; try again.")
             try:

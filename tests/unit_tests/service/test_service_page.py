@@ -41,7 +41,7 @@ CONTRAST = """[...document.querySelectorAll('body *')].filter(one => one.childre
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a service that has answered and refused, and shows a second ledger."""
     config = new_folder(tmp_path, monkeypatch, queries=8)
-    change(config, "[operator]", f"[service]\nledgers = ['{new_ledger(str(tmp_path / 'second.db'))}']\n[operator]")
+    change(config, "[service]", f"[service]\nledgers = ['{new_ledger(str(tmp_path / 'second.db'))}']")
     with running(config, new_ledger("budget.db")) as found:
         server = uvicorn.Server(uvicorn.Config(create_app(found), port=0, log_level="error"))
         thread = threading.Thread(target=server.run)

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import logging
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -223,7 +224,7 @@ async def test_a_body_is_refused_before_it_is_read_whole(config: Path, ledger: s
 async def test_who_asks_too_often_is_told_when_to_ask_again(
     tmp_path: Path, ledger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = new_folder(tmp_path, monkeypatch, more="[service]\nqueries_per_minute = 2\n")
+    config = new_folder(tmp_path, monkeypatch, more="[service]\nqueries_per_minute = 2\nledger_timeout = 300\n")
     async with asking(config, ledger) as client:
         rate = client.running.service._rate = RateLimit(2, clock=lambda: now)
         now = 0.0
@@ -263,6 +264,26 @@ async def test_outages_are_503_and_charge_nothing(
         assert (await client.get("/standing", "operator"))["ledgers"][0]["readable"] is False
     for hidden in (CANARY, ledger):
         assert hidden not in "".join(client.seen) + caplog.text
+
+
+async def test_a_locked_ledger_is_503_before_long_and_charges_only_what_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    config = new_folder(tmp_path, monkeypatch, more="[service]\nledger_timeout = 0.1\n")
+    async with asking(config, ledger) as client:
+        await client.ask("the first question, which declares the share")
+        with contextlib.closing(sqlite3.connect(ledger, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            found = await asyncio.gather(*(client.ask(f"question {number}") for number in range(4)))
+            other.execute("ROLLBACK")
+        assert [(each.status_code, each.json()["error"]) for each in found] == [(503, "ledger_out")] * 4
+        assert [each.headers["retry-after"] for each in found] == ["5"] * 4
+        assert (await client.ask("question 0")).json()["queries_left"] == 6
+    logged = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
+    assert [line["tickets"] for line in logged] == [1, 0, 0, 0, 0, 1]
+    with open_store(ledger) as store:
+        assert [line.kind for line in store.records()].count("reserve") == 2
 
 
 async def test_a_fault_behind_the_public_call_is_charged_and_logged_as_such(
@@ -360,12 +381,30 @@ async def test_two_services_on_one_ledger_grant_what_one_would(
             assert left == [0, 0]
 
 
+async def test_callers_without_a_key_cannot_hide_the_refusals_of_tenants(config: Path, ledger: str) -> None:
+    async with asking(config, ledger) as client:
+        await client.ask("?" * 3000)
+        for number in range(30):
+            await client.ask("?", f"guess {number}")
+        await client.ask("")
+        for number in range(30):
+            await client.send("GET", "/standing", f"guess {number}")
+        shown = (await client.get("/standing", "operator"))["refusals"]
+    assert [one["error"] for one in shown if one.get("tenant")] == ["no_question", "too_long"]
+    assert [(one["error"], one.get("door")) for one in shown if not one.get("tenant")] == 5 * [
+        ("unknown_key", "operators")
+    ]
+
+
 def test_refusals_of_many_processes_stay_in_a_small_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, other = RefusalLog(tmp_path / "refusals.jsonl"), RefusalLog(tmp_path / "refusals.jsonl")
     for number in range(6000):
-        (one if number % 2 else other).add({"error": "too_often", "number": number})
-    assert (tmp_path / "refusals.jsonl").stat().st_size < 300_000
-    assert [found["number"] for found in one.last(3)] == [5999, 5998, 5997]
+        (one if number % 2 else other).add({"tenant": "acme", "number": number})
+        one.add({"error": "unknown_key", "number": number})
+    assert all(each.stat().st_size < 300_000 for each in tmp_path.iterdir())
+    assert [each["number"] for each in one.last(3) if "tenant" in each] == [5999, 5998, 5997]
+    assert [each["number"] for each in one.last(3) if "tenant" not in each] == [5999, 5998, 5997, 5996, 5995]
+    (tmp_path / "refusals.strangers").unlink()
     (tmp_path / "refusals.jsonl").write_bytes(b"broken\n" + b'{"number": 1}\n')
     assert one.last() == [{"number": 1}]
     RefusalLog(tmp_path / "none" / "x").add({"error": "too_often"})

@@ -164,16 +164,16 @@ def test_an_address_goes_to_postgresql(address: str, monkeypatch: pytest.MonkeyP
 
     class Server:
         @staticmethod
-        def open(where: str, *, name: str) -> Any:
-            asked.append((where, name))
+        def open(where: str, *, name: str, timeout: float) -> Any:
+            asked.append((where, name, timeout))
             return opened
 
     opened = WatchedStore()
     budget(store=opened)
     monkeypatch.setattr(rooms, "_postgres", lambda: Server)
-    assert PrivacyBudgetCallbackHandler.open(address, name="ours").budget._store is opened
+    assert PrivacyBudgetCallbackHandler.open(address, name="ours", timeout=3.0).budget._store is opened
     assert PrivacyBudgetCallbackHandler(**LIMITS, store=address).budget._store is opened
-    assert asked == [(address, "ours"), (address, "budget")]
+    assert asked == [(address, "ours", 3.0), (address, "budget", 60.0)]
 
 
 def test_a_subclass_is_what_its_doors_make(path: Path) -> None:

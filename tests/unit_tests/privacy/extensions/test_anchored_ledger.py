@@ -409,12 +409,15 @@ def test_closing_a_budget_closes_its_store() -> None:
 # -- outages ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("of", ["the writer", "the store"])
 @pytest.mark.parametrize("patience", [0.0, 60.0])
 def test_who_waited_long_through_an_outage_hears_of_it_without_another_wait(
-    patience: float, monkeypatch: pytest.MonkeyPatch
+    patience: float, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_anchor, "LOCK_TIMEOUT", patience)
     store = WatchedStore()
+    monkeypatch.setattr(ledger_anchor, "LOCK_TIMEOUT", patience if of == "the writer" else 60.0)
+    if of == "the store":
+        store.timeout = patience  # type: ignore[attr-defined]
     share = taken(budget(store=store))
     share.reserve("t")
     store.calls.clear()

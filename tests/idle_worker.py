@@ -1,0 +1,27 @@
+"""A worker that serves nothing, for the process that keeps workers running."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from langchain_dpicl.cli.main import explain
+from langchain_dpicl.cli.serve import _keep_workers, _work
+from langchain_dpicl.exceptions import ConfigurationError
+
+
+def idle(say: Callable[[str], object]) -> int:
+    """Says that it was built, writes its number, and waits; with `fault` it cannot be built."""
+    if "fault" in sys.argv:
+        raise ConfigurationError("settings: expected others.")
+    say("serving nothing")
+    os.write(1, f"{os.getpid()}\n".encode())
+    while True:
+        time.sleep(3600)
+
+
+def keep() -> int:
+    return _keep_workers(2, functools.partial(_work, idle, explain), lambda text: os.write(1, f"{text}\n".encode()))
