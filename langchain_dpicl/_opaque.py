@@ -1,10 +1,13 @@
-"""Bases of objects that are shared instead of copied: those that spend, own a connection, or hold private content."""
+"""Bases of objects that are shared instead of copied, and what keeps private content out of errors and frames."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn, SupportsIndex
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeVar
 
 from langchain_dpicl.exceptions import DPICLError, PrivacyBudgetError, PrivateAccessError
+
+T = TypeVar("T")
 
 
 class Uncopyable:
@@ -36,3 +39,30 @@ class Opaque(Uncopyable):
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
+
+
+class OpaqueRows(Opaque):
+    """Private rows, or their running sum, between engine and aggregation: read once, never shown."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Any) -> None:
+        self._rows: list[Any] = [rows]
+
+    def take(self) -> Any:
+        """Returns the rows and forgets them."""
+        return self._rows.pop()
+
+
+def run_guarded(action: Callable[[], T]) -> T | None:
+    """Returns the result of `action`, or None if it raised; Ctrl-C is raised again from here, without the frames."""
+    stopped = False
+    try:
+        return action()
+    except KeyboardInterrupt:
+        stopped = True
+    except BaseException:  # noqa: BLE001  panics of tokenizers and stray exits are faults of a row, not stops
+        stopped = False
+    if stopped:
+        raise KeyboardInterrupt
+    return None

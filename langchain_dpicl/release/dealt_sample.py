@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from langchain_dpicl.backends.rows.rows import run_guarded
+from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import check_int
@@ -23,8 +23,8 @@ from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRun
 from langchain_dpicl.privacy.mechanisms.sampling import Sample
 from langchain_dpicl.release import curator
 from langchain_dpicl.release.curator import check_ticket, gap_of, opened, opened_unread
-from langchain_dpicl.release.sample import NONE_LEFT, Record, Rendered, SecretSample, is_unanswered, public_side
-from langchain_dpicl.release.token_block import NOT_COMPUTED, Choose, ReleaseBlock, index_release
+from langchain_dpicl.release.sample import NONE_LEFT, NOT_COMPUTED, Record, Rendered, SecretSample, is_unanswered
+from langchain_dpicl.release.token_block import Choose, ReleaseBlock, index_release, public_side
 
 
 def open_deal(private: PrivateExamples, reservation: Reservation, *, plan: ReleasePlan, length: int) -> DealtSample:
@@ -102,7 +102,7 @@ class DealtSample(SecretSample):
           render: turns one row's records into its prompt; no records give the public prompt.
           choose: reads an index off a noised vector.
           length: releases.
-          options: `backend` and `prefix`, as for `curator.open_block`.
+          options: `backend` and `prefix`, as for `token_block.open_block`.
 
         Raises:
           PrivacyBudgetError: nothing is left of what the ticket paid for on this batch.

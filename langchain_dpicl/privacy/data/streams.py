@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
 from typing import Any, TypeAlias
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, run_guarded
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
 from langchain_dpicl.privacy._validate import check_choice, check_delta, check_int, fail
 from langchain_dpicl.privacy.data.private_examples import (
@@ -22,7 +22,7 @@ from langchain_dpicl.privacy.data.private_examples import (
     container_fault,
     each_record,
 )
-from langchain_dpicl.privacy.data.unit_pool import OpenPool, Sealed, Split, make_opaque_pool, run_guarded
+from langchain_dpicl.privacy.data.unit_pool import OpenPool, Sealed, Split, make_opaque_pool
 from langchain_dpicl.privacy.data.units import (
     Declaration,
     Record,

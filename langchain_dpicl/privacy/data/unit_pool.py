@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, run_guarded
 from langchain_dpicl.exceptions import PrivateAccessError
 from langchain_dpicl.privacy.data.units import Unit, Units, records_of
-
-T = TypeVar("T")
 
 
 class Pool(Opaque):
@@ -119,21 +117,6 @@ def _names(units: Units) -> list[str]:
     for name, position in list(units.positions.items()):
         names[position] = name
     return names
-
-
-def run_guarded(action: Callable[[], T]) -> T | None:
-    """Returns what `action` returns, or None if it raised anything but KeyboardInterrupt, which is raised anew.
-
-    The traceback of an error or interrupt must not carry the frames that read private units.
-    """
-    interrupted = False
-    try:
-        return action()
-    except BaseException as error:  # noqa: BLE001  callers raise one error for all causes
-        interrupted = isinstance(error, KeyboardInterrupt)
-    if interrupted:
-        raise KeyboardInterrupt
-    return None
 
 
 def _split_units(units: Units, labels: tuple[str, ...], split: Split) -> OpenPool:
