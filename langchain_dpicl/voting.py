@@ -24,7 +24,7 @@ from langchain_dpicl.options.rows import NoiseName, noise_of
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.streams import RollingRange
+from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Self
 
 from langchain_dpicl._construction import tells_how_to_build
@@ -27,13 +27,14 @@ from langchain_dpicl.privacy.extensions.ledger_anchor import (
     check_anchor,
     write_anchor,
 )
-from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.privacy.ledger.blocks import LIFE, Extent
+from langchain_dpicl.privacy.extensions.stream_blocks import LAST_BLOCK
+from langchain_dpicl.privacy.extensions.stream_ledger import retire
+from langchain_dpicl.privacy.ledger.amounts import check_name, round_down
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget, check_store
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.state import OpenReservation
-from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore
-from langchain_dpicl.privacy.ledger.tickets import Component, Kind
+from langchain_dpicl.privacy.ledger.store import LIFE, LedgerHeader, LedgerRecord, LedgerStore
+from langchain_dpicl.privacy.ledger.tickets import Component, Extent, Kind
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, process_name
 from langchain_dpicl.reports.rendering import about_rows, format_rounded_down, format_rounded_up
 from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
@@ -175,6 +176,39 @@ class Budget(LedgerBudget):
           ConfigurationError: the prefix is no public name.
         """
         return self._promises.fresh_name(check_name("prefix", prefix))
+
+    def remaining_at(self, day: str | date) -> tuple[float, float]:
+        """Returns the epsilon and the delta that every window with a day has left: what a dated share of it may cost.
+
+        Args:
+          day: as ISO 8601 text or as a date, in UTC; of the records' time.
+
+        Raises:
+          ConfigurationError: it is no day from 2001 on, or this budget's promise is for life.
+        """
+        stream = self._desk.header.stream
+        if stream is None:
+            advice = "Of a budget for life take remaining_epsilon and remaining_delta."
+            raise fail("budget", "one whose promise is for windows of a stream", f"per={self.per!r}", advice)
+        first, last = stream.blocks_of("day", day)
+        if not 0 <= first <= last <= LAST_BLOCK:
+            raise fail("day", "a day from 2001 on", str(day))
+        epsilon, delta = self._promises.room(extent=(first, last))
+        return round_down(epsilon), round_down(delta)
+
+    def retire(self, component: str) -> None:
+        """Ends a component of a stream: it releases no more, and its price leaves the windows that it has not read.
+
+        Windows with a block that it reserved keep its price for good. Again changes nothing.
+
+        Args:
+          component: public name of its share.
+
+        Raises:
+          SealedShareError: it is no component of a stream that has reserved a ticket.
+          ConfigurationError: it is no public name.
+        """
+        retire(self._desk, check_name("component", component))
 
     def plan(self, *, epsilon: float | None = None, delta: float | None = None) -> AbstractContextManager[JointPlan]:
         """Opens a joint plan: components declared inside the block are composed together and cost less.

@@ -51,7 +51,7 @@ from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.streams import RollingRange
+from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
 from langchain_dpicl.release.declare_share import (

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_dpicl._opaque import Opaque
-from langchain_dpicl.privacy.data.streams import RollingRange
+from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.extensions.run_tickets import QueryShare
 
 if TYPE_CHECKING:

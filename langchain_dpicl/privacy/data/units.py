@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl.privacy._validate import check_int, fail, plain_or_type
 from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, check_name
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
@@ -38,40 +39,6 @@ _ORIGIN = frozenset({"from", "fold_case", "rule"})
 
 
 @dataclass(frozen=True, slots=True)
-class StreamDeclaration:
-    """What a stream declares beside what `Declaration` holds, all public, as `PrivateStream` documents it."""
-
-    time_key: str
-    block: str  # period of a block, in the form of ISO 8601
-    grace: int
-    sizes: tuple[tuple[int, int], ...]  # people in a range of so many blocks, by length
-
-    def size_of(self, length: int) -> int:
-        """Returns the declared number of people in a range: of the next longer one declared, or the longest."""
-        return next((size for known, size in self.sizes if known >= length), self.sizes[-1][1])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form."""
-        sizes = {str(length): size for length, size in self.sizes}
-        return {"time_key": self.time_key, "block": self.block, "grace": self.grace, "sizes": sizes}
-
-
-def make_stream_declaration(*, time_key: str, block: str, grace: int, sizes: Mapping[Any, int]) -> StreamDeclaration:
-    """Checks what a stream declares, or what a report shows of it, and freezes it."""
-    if not isinstance(sizes, Mapping) or not sizes:
-        raise fail("public_size", "people by the length of a range in blocks, such as {7: 400, 30: 1200}", type(sizes))
-    lengths = {int(length) if isinstance(length, str) and length.isdecimal() else length: length for length in sizes}
-    checked = {
-        check_int("length of a range in public_size", each, low=1): _check_number("public_size", sizes[key])
-        for each, key in lengths.items()
-    }
-    ordered = tuple(sorted(checked.items()))
-    if [size for _, size in ordered] != sorted(size for _, size in ordered):
-        raise fail("public_size", "no fewer people in a longer range", dict(ordered))
-    return StreamDeclaration(check_name("time_key", time_key), block, check_int("grace", grace, low=0), ordered)
-
-
-@dataclass(frozen=True, slots=True)
 class Declaration:
     """The declared properties of private examples, all public, as `PrivateExamples` documents them."""
 
@@ -89,7 +56,7 @@ class Declaration:
     origin: tuple[str, bool | None] | None = None
     # `KEYWORDS` if topics split the units, `PARTS` if a hash does; None: the values of a field do.
     by: str | None = None
-    stream: StreamDeclaration | None = None
+    stream: Any = None  # `StreamDeclaration`, of a range of a stream
     # Whether delta may be as large as 1 / public_size.
     allow_large_delta: bool = False
 
@@ -166,7 +133,7 @@ def make_declaration(
 ) -> Declaration:
     """Checks the public arguments of `PrivateExamples`, or those that a report shows, and freezes them."""
     declared = _check_labels(label_key, labels)
-    flow = None if stream is None else make_stream_declaration(**stream)
+    flow = None if stream is None else provided("streams").make_stream_declaration(**stream)
     is_whole = redeclared is not None or flow is None or public_size == flow.sizes[-1][1]
     if flow is not None and (unit_key is None or not is_whole):
         raise fail("unit_key, public_size", "a unit_key, and the people of the longest range", (unit_key, public_size))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import date
 from typing import Any
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.amounts import check_name, exact, round_down
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, LIFE, Extent, StreamTerms
 from langchain_dpicl.privacy.ledger.declared_shares import DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Share
-from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerAbout, LedgerHeader, LedgerStore
-from langchain_dpicl.privacy.ledger.tickets import Component, Ticket, event_of_tickets
+from langchain_dpicl.privacy.ledger.store import LIFE, InMemoryStore, LedgerAbout, LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.ledger.tickets import Component, Extent, Ticket, event_of_tickets
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 
 # The examples that each (ledger, dataset_id) names, for all budget objects of this process on one store.
@@ -32,8 +30,7 @@ class LedgerBudget(Uncopyable):
         and every other process on the ledger; each share's charge is an upper bound of what its tickets can release.
       - Hence everything released is (epsilon, delta)-DP under `adjacency` for one unit, by basic composition, which
         stays valid when components, their parameters and their order are chosen from earlier releases.
-      - Of a ledger of a stream: for every window, what the shares that may touch it add to. docs/proofs/windows.md
-        says for whom that is (epsilon, delta)-DP.
+      - Of a ledger of a stream: for every window, what the shares that may touch it add to (docs/proofs/windows.md).
       - Nothing is granted if the ledger cannot be read, verified or written.
 
     Source: basic composition as a filter: Rogers et al. (2016); concurrent: Haney et al. (2023).
@@ -56,7 +53,7 @@ class LedgerBudget(Uncopyable):
             epsilon=check_epsilon(epsilon),
             delta=check_delta(delta),
             adjacency=check_adjacency(adjacency),
-            stream=StreamTerms.parse(per),
+            stream=None if per == LIFE else provided("streams").StreamTerms.parse(per),
             about=LedgerAbout.parse(about),
         )
         self._store: LedgerStore = InMemoryStore() if store is None else check_store(store)
@@ -156,29 +153,10 @@ class LedgerBudget(Uncopyable):
         """Delta not yet promised to a share; of a stream as `remaining_epsilon`."""
         return round_down(self._promises.room(extent=self._to_come())[1])
 
-    def remaining_at(self, day: str | date) -> tuple[float, float]:
-        """Returns the epsilon and the delta that every window with a day has left: what a dated share of it may cost.
-
-        Args:
-          day: as ISO 8601 text or as a date, in UTC; of the records' time.
-
-        Raises:
-          ConfigurationError: it is no day from 2001 on, or this budget's promise is for life.
-        """
-        stream = self._desk.header.stream
-        if stream is None:
-            advice = "Of a budget for life take remaining_epsilon and remaining_delta."
-            raise fail("budget", "one whose promise is for windows of a stream", f"per={self.per!r}", advice)
-        first, last = stream.blocks_of("day", day)
-        if not 0 <= first <= last <= LAST_BLOCK:
-            raise fail("day", "a day from 2001 on", str(day))
-        epsilon, delta = self._promises.room(extent=(first, last))
-        return round_down(epsilon), round_down(delta)
-
     def _to_come(self) -> Extent | None:
         """Returns the blocks of a stream from the present one on."""
         stream = self._desk.header.stream
-        return None if stream is None else (max(stream.block_at(time.time()), 0), None)
+        return None if stream is None else stream.to_come()
 
     def default_delta(self, epsilon: float) -> float:
         """Returns the delta that goes with a share of `epsilon`: delta * epsilon / limit, rounded down.
@@ -224,16 +202,8 @@ class LedgerBudget(Uncopyable):
     def _check_kind(self, private: PrivateExamples) -> None:
         """Refuses examples without a time where the promise is for windows, and a stream where it is not."""
         terms, declared = self._desk.header.stream, private.declaration.get("stream")
-        if terms is None and declared is not None:
-            advice = 'Make a ledger for windows: PrivacyBudgetCallbackHandler.create(path, ..., per="30 days").'
-            raise fail("budget", "one whose promise is for windows of a stream", f"per={self.per!r}", advice)
-        if terms is not None and declared is None:
-            advice = "Its ranges are PrivateStream(...).last(30) or .rolling(30, every=7); or take a budget for life."
-            raise fail(
-                "private", f"ranges of a stream, since this budget is per {self.per}", private.dataset_id, advice
-            )
-        if terms is not None and declared is not None and declared["block"] != terms.block:
-            raise fail("block", f"that of the budget, {terms.block}", declared["block"])
+        if (None if terms is None else terms.block) != (None if declared is None else declared["block"]):
+            raise provided("streams").wrong_kind(private, terms, self.per)
 
     def check_fits(self, component: str, *, epsilon: float, delta: float, extent: Extent | None = None) -> None:
         """Refuses a new share that cannot fit, before examples are bound for it.
@@ -308,21 +278,8 @@ class LedgerBudget(Uncopyable):
             public=public or {},
             extent=extent,
         )
-        return Share(self._desk, wanted, self._promises.admit(wanted))
-
-    def retire(self, component: str) -> None:
-        """Ends a component of a stream: it releases no more, and its price leaves the windows that it has not read.
-
-        Windows with a block that it reserved keep its price for good. Again changes nothing.
-
-        Args:
-          component: public name of its share.
-
-        Raises:
-          SealedShareError: it is no component of a stream that has reserved a ticket.
-          ConfigurationError: it is no public name.
-        """
-        self._desk.retire(check_name("component", component))
+        kind: type[Share] = Share if extent is None else provided("streams").StreamShare
+        return kind(self._desk, wanted, self._promises.admit(wanted))
 
     def verify(self) -> None:
         """Recomputes the ledger's whole chain and every rule, and compares it with the anchor, if there is one.

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.privacy._validate import check_delta, fail
 from langchain_dpicl.privacy.ledger.amounts import exact, round_down
-from langchain_dpicl.privacy.ledger.blocks import Extent, hull_of
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.tickets import (
     Component,
+    Extent,
     ShareTerms,
     event_of_components,
+    extent_of,
     price,
 )
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus, budget_exceeded, check_same_terms
@@ -29,7 +31,7 @@ MIN_PROPORTION = 1e-3
 class DeclaredShares:
     """The shares declared in this process, and the epsilon and delta that all shares leave."""
 
-    _price = staticmethod(price)
+    _price_together = staticmethod(price)  # overridden for pools, and for what is declared together
 
     def __init__(self, desk: LedgerWriter) -> None:
         self.desk = desk
@@ -65,28 +67,11 @@ class DeclaredShares:
         return known
 
     def check_extent(self, component: Component) -> None:
-        """Refuses a component whose promise is of another kind than the ledger's.
-
-        Raises:
-          ConfigurationError: a component of a stream without blocks, or with tickets of single labels, or a component
-            with blocks where the promise is for life.
-        """
-        if self.desk.header.stream is None:
-            if component.extent is not None:
-                raise fail("extent", "none: this ledger's promise is for life", component.extent)
-            return
-        if component.extent is None:
-            advice = (
-                "This ledger's promise is for windows of blocks: only what reads ranges of a stream can be charged."
-            )
-            raise fail("extent", "the first and last block that the component may read", None, advice)
-        labels = sorted({ticket.label for ticket in component.tickets if ticket.label is not None})
-        if labels:
-            advice = (
-                "A person's label may differ from run to run, so that labels do not run in parallel. Price a run over "
-                "all labels as one ticket."
-            )
-            raise fail("tickets", "tickets over all labels", labels, advice)
+        """Refuses a component whose promise is of another kind than the ledger's, with a ConfigurationError."""
+        if self.desk.header.stream is not None:
+            provided("streams").check_declared(component)
+        elif component.extent is not None:
+            raise fail("extent", "none: this ledger's promise is for life", component.extent)
 
     def _admit_new(self, component: Component) -> ShareStatus:
         wanted = component.delta if component.delta is not None else self._proportional_delta(component)
@@ -126,6 +111,10 @@ class DeclaredShares:
             return None
         check_same_terms(component, sealed)
         return ShareStatus(terms=state.shares[component.name].terms)
+
+    def _price(self, components: Sequence[Component], **how: Any) -> tuple[float, dict[str, Any]]:
+        is_plain = len(components) == 1 and components[0].limit is None
+        return price(components, **how) if is_plain else self._price_together(components, **how)
 
     def check_price(
         self, components: Sequence[Component], *, epsilon: float | None, delta: float | None, opinions: bool = False
@@ -185,9 +174,7 @@ class DeclaredShares:
             if not rest:
                 advice = "It is spent for good, or set aside. What was released stays free to use."
                 if self.desk.header.stream is not None:
-                    advice = (
-                        "For some window of these blocks it is spent for good, or set aside; later blocks bring more."
-                    )
+                    advice = "In some window of these blocks it is spent or set aside; later blocks bring more."
             raise budget_exceeded(f"{name} of budget {self.desk.header.name!r}", requested, rest, advice)
         return requested if exact(requested) <= rest else round_down(rest)
 
@@ -199,12 +186,10 @@ class DeclaredShares:
         """
         with self.desk.lock:
             state = self.desk.refresh()
-            windows = state.windows
-            epsilon, delta = state.spent if windows is None else windows.promised(extent)
+            epsilon, delta = state.promised(extent)
             for terms in self.pending(state):
-                own = extent_of(terms.components)
-                is_apart = windows is not None and own is not None and not windows.meet(own, extent)
-                if not is_apart and not {component.name for component in terms.components} & (replaced or set()):
+                is_replaced = {component.name for component in terms.components} & (replaced or set())
+                if not is_replaced and not state.is_apart(terms, extent):
                     epsilon += exact(terms.epsilon)
                     delta += exact(terms.delta)
             limits = self.desk.header
@@ -215,8 +200,3 @@ class DeclaredShares:
         """Returns the shares declared in this process and not yet sealed."""
         standings = {id(s): s for name, (_, s) in self._standings.items() if name not in state.shares}
         return [s.terms for s in standings.values() if s.terms is not None and not s.refusal]
-
-
-def extent_of(components: Sequence[Component]) -> Extent | None:
-    """Returns the least range with the blocks of all components of a stream, or None."""
-    return hull_of([component.extent for component in components if component.extent is not None])

@@ -17,15 +17,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload, runtime_checkable
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import DPICLError, LedgerError
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_choice, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.privacy.ledger.blocks import StreamTerms
 
 LEDGER_FORMAT = 2
 """Of new ledgers. Those of format 1 have no snapshots and go on without until a line `upgrade`."""
+
+LIFE = "life"
+"""The window of a ledger whose promise is for everything that a person ever does."""
 
 T = TypeVar("T")
 
@@ -118,7 +121,7 @@ class LedgerHeader:
       adjacency: the one neighbouring relation of everything on the ledger.
       stamp: time of creation (UTC); informative.
       ledger_format: version of the line format.
-      stream: blocks and windows of a ledger that promises for each window; None: it promises for life.
+      stream: `StreamTerms` of a ledger that promises for each window; None: it promises for life.
       about: what its owners declared of it; None: nothing.
     """
 
@@ -129,7 +132,7 @@ class LedgerHeader:
     adjacency: Adjacency
     stamp: str = dataclasses.field(default_factory=_now)
     ledger_format: int = LEDGER_FORMAT
-    stream: StreamTerms | None = None
+    stream: Any = None
     about: LedgerAbout | None = None
 
     @property
@@ -169,7 +172,7 @@ class LedgerHeader:
             check_delta(data["delta"])
             check_adjacency(data["adjacency"])
             if "stream" in data:
-                later["stream"] = StreamTerms.from_dict(data["stream"])
+                later["stream"] = provided("streams").StreamTerms.from_dict(data["stream"])
             if "about" in data:
                 later["about"] = LedgerAbout.parse(data["about"])
             # One form alone: the digest is taken of what was read, and has to tell another text apart.

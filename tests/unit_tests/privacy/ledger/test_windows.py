@@ -25,12 +25,13 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
+from langchain_dpicl.privacy.extensions.stream_blocks import LAST_BLOCK, StreamTerms
+from langchain_dpicl.privacy.extensions.stream_ledger import retire
+from langchain_dpicl.privacy.extensions.stream_windows import Windows, WindowSums
 from langchain_dpicl.privacy.ledger import state as states
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, StreamTerms
 from langchain_dpicl.privacy.ledger.state import SNAPSHOT, LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, next_record
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.ledger.windows import Windows, WindowSums
 from langchain_dpicl.privacy.ledger.writer import write_dropped
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.stores import SQLiteStore
@@ -295,7 +296,7 @@ def test_a_snapshot_whose_shares_do_not_fit_opens_nothing() -> None:
     it = Simulation(7, 10, ())
     it.declare("a", 0, scale=1.0)
     it.run("a", 0, 20)
-    it.desks[0].retire("a")  # before the second one fits
+    retire(it.desks[0], "a")  # before the second one fits
     it.declare("b", 40, scale=1.0)
     it.run("b", 40, 41)
     state = it.verified()

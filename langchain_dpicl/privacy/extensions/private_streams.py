@@ -33,7 +33,9 @@ from langchain_dpicl.privacy.data.units import (
     reduce_groups,
     unit_name,
 )
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, LENGTHS, LIFE, Blocks, Extent, StreamTerms, runs_touching
+from langchain_dpicl.privacy.extensions.stream_blocks import LAST_BLOCK, LENGTHS, StreamTerms, runs_touching
+from langchain_dpicl.privacy.ledger.store import LIFE
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Extent
 
 __all__ = ["PrivateRange", "PrivateStream", "RollingRange"]
 
