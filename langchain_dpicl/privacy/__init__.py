@@ -11,3 +11,4 @@ from langchain_dpicl._lazy import provide
 provide("extensions", lambda: import_module("langchain_dpicl.privacy.extensions.registry"))
 provide("second_opinions", lambda: import_module("langchain_dpicl.privacy.second_opinions.compare"))
 provide("streams", lambda: import_module("langchain_dpicl.privacy.extensions.stream_ledger"))
+provide("label_places", lambda: import_module("langchain_dpicl.privacy.extensions.label_places"))

@@ -11,7 +11,7 @@ GROUPS = {
     ),
     "accounting": (
         "accounting/epsilon", "accounting/bounds", "accounting/pld_grid", "accounting/normal_form",
-        "accounting/profiles", "accounting/calibration", "accounting/events",
+        "accounting/profiles", "accounting/calibration", "accounting/events", "extensions/label_places",
         "extensions/random_allocation",
     ),
     "aggregation": (

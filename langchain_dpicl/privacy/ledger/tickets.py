@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -32,6 +32,7 @@ from langchain_dpicl.privacy.accounting.events import (
     ZCdpEvent,
     canonical_json,
     event_from_dict,
+    event_parts,
     event_to_dict,
     is_event,
 )
@@ -102,20 +103,6 @@ class Ticket:
           data: the result of `to_dict`.
         """
         return cls(**{**data, "event": event_from_dict(data["event"])})
-
-
-def event_parts(event: Event) -> Iterator[Event]:
-    """Yields an event and every event inside it."""
-    yield event
-    inner: tuple[Any, ...] = ()
-    if isinstance(event, ComposedEvent):
-        inner = event.events
-    elif isinstance(event, ParallelEvent):
-        inner = tuple(branch for _, branch in event.branches)
-    elif hasattr(event, "event"):
-        inner = (event.event,)
-    for part in inner:
-        yield from event_parts(part)
 
 
 def event_of_tickets(tickets: Sequence[Ticket], *, partition: str | None = None) -> Event:
