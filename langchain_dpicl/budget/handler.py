@@ -28,11 +28,12 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.joint_plans import GdpPool, JointPlan, ZCdpPool
+from langchain_dpicl.privacy.extensions.ledger_about import LedgerAbout
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor, check_anchor, read_anchor
 from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
-from langchain_dpicl.privacy.ledger.store import LIFE, LedgerAbout, LedgerStore, hide_password
+from langchain_dpicl.privacy.ledger.store import LIFE, LedgerStore, hide_password
 from langchain_dpicl.reports.report import PrivacyReport
 from langchain_dpicl.stores import TIMEOUT
 

@@ -12,3 +12,5 @@ provide("extensions", lambda: import_module("langchain_dpicl.privacy.extensions.
 provide("second_opinions", lambda: import_module("langchain_dpicl.privacy.second_opinions.compare"))
 provide("streams", lambda: import_module("langchain_dpicl.privacy.extensions.stream_ledger"))
 provide("label_places", lambda: import_module("langchain_dpicl.privacy.extensions.label_places"))
+provide("redeclared", lambda: import_module("langchain_dpicl.privacy.extensions.redeclared"))
+provide("about", lambda: import_module("langchain_dpicl.privacy.extensions.ledger_about"))

@@ -11,12 +11,13 @@ from typing import Any
 from langchain_dpicl.exceptions import DPICLError, LedgerRollbackError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_delta, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.data.units import KEYWORDS, Declaration
+from langchain_dpicl.privacy.data.units import Declaration
 from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
 from langchain_dpicl.privacy.extensions.outcome_counts import CHOICE_TEMPLATE, OUTCOME_TEMPLATE
+from langchain_dpicl.privacy.extensions.redeclared import KEYWORDS
 from langchain_dpicl.privacy.extensions.run_tickets import run_ticket
 from langchain_dpicl.privacy.extensions.stream_blocks import runs_touching
 from langchain_dpicl.privacy.extensions.topic_partition import (

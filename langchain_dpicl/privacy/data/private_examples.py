@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from langchain_dpicl._calls import SaysHowToBuild, tells_how_to_build
+from langchain_dpicl._lazy import provided
 from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -19,19 +19,16 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy._validate import check_delta, check_int, fail, plain_or_type
-from langchain_dpicl.privacy.data.unit_pool import NO_SPLIT, OpenPool, Pool, Sealed, make_opaque_pool
+from langchain_dpicl.privacy.data.unit_pool import Pool, Sealed, make_opaque_pool
 from langchain_dpicl.privacy.data.units import (
-    SPLIT_RULE,
     Declaration,
     LabelsByUnit,
-    forms_of,
     has_moved,
     label_text,
     labels_by_unit,
     make_declaration,
     read_units,
     record_bound_labels,
-    relabel_unit,
     unit_name,
 )
 
@@ -199,42 +196,10 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
           ConfigurationError: a public argument is out of range, or the examples have a label already.
           RecordError: the units could not be split; the message hides the cause.
         """
-        old, root = self._declared, self._root or self
-        if dataset_id == old.dataset_id:
-            raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
-        if not isinstance(fold_case, bool):
-            raise fail("fold_case", "True or False", fold_case)
-        if label_key is not None and (old.label_key is not None or label_key not in old.fields):
-            known = [] if old.label_key is not None else [name for name in old.fields if name != old.text_key]
-            raise fail("label_key", f"one of {known}", label_key, "Declare it among `fields`, without labels.")
-        declared = make_declaration(
-            dataset_id=dataset_id,
-            public_size=public_size,
-            text_key=old.text_key,
-            label_key=old.label_key if label_key is None else label_key,
-            labels=(old.labels or None) if label_key is None and labels is None else labels,
-            unit_key=old.unit_key,
-            fields=old.extra_fields,
-            allow_large_delta=old.allow_large_delta,
-            max_chars=old.max_chars,
-            records_per_unit=old.records_per_unit,
-            redeclared={
-                "from": root.dataset_id,
-                "fold_case": (old.origin or (None, None))[1] if label_key is None else fold_case,
-                "rule": SPLIT_RULE,
-            },
+        how: dict[str, Any] = {"public_size": public_size, "label_key": label_key, "labels": labels}
+        again: PrivateExamples = provided("redeclared").redeclared(
+            self, dataset_id=dataset_id, fold_case=fold_case, **how
         )
-        if old.label_key is not None and declared.labels != old.labels:
-            raise fail("labels", f"the declared ones, {list(old.labels)}, in their order", list(declared.labels))
-        opened: OpenPool | None = self._open
-        if label_key is not None:
-            forms = forms_of(declared.labels, fold_case=fold_case)
-            split = functools.partial(relabel_unit, declared=declared, forms=forms, fold_case=fold_case)
-            opened = self._redeclare(declared.labels, split)
-        if opened is None:
-            raise RecordError(NO_SPLIT)
-        again = PrivateExamples.__new__(PrivateExamples)
-        again._adopt(declared, (opened, self._remove, self._redeclare), self._bond, root)  # noqa: SLF001  its own class
         return again
 
     def _adopt(

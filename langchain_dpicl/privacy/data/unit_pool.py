@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl._opaque import Opaque, run_guarded
 from langchain_dpicl.exceptions import PrivateAccessError
 from langchain_dpicl.privacy.data.units import Unit, Units, records_of
@@ -71,7 +72,7 @@ def make_opaque_pool(units: Units) -> Sealed:
             return Pool(
                 lambda: len(units.contents),
                 lambda position: tuple(records_of(units, position)),
-                _name_of(units),
+                name_of_units(units),
                 lambda: units.version,
             )
         index = units.by_label[label]
@@ -85,16 +86,12 @@ def make_opaque_pool(units: Units) -> Sealed:
             units.version += 1  # last: a reader of this number, then of the contents, may keep what is made of them
 
     def redeclare(labels: tuple[str, ...], split: Split) -> OpenPool | None:
-        return run_guarded(lambda: _split_units(units, labels, split))
+        return run_guarded(lambda: provided("redeclared").split_units(units, labels, split))
 
     return open_pool, remove, redeclare
 
 
-NO_SPLIT = "records: the units could not be split. The cause is hidden; nothing was released or charged."
-"""The message of a split that failed, for any reason."""
-
-
-def _name_of(units: Units) -> Callable[[int], str]:
+def name_of_units(units: Units) -> Callable[[int], str]:
     """Returns a function from a position to the unit's name; "" for a unit that was removed before the first call.
 
     The list of names is built on the first call: only retrieval needs it, and the time to build it depends on the
@@ -117,25 +114,3 @@ def _names(units: Units) -> list[str]:
     for name, position in list(units.positions.items()):
         names[position] = name
     return names
-
-
-def _split_units(units: Units, labels: tuple[str, ...], split: Split) -> OpenPool:
-    """Splits units by other labels; keeps positions only, so a unit that is removed later is removed here too."""
-
-    def records(position: int) -> Unit:
-        relabelled = run_guarded(lambda: split(units.contents[position]))
-        return () if relabelled is None else relabelled[0]
-
-    places: dict[str, list[int]] = {label: [] for label in labels}
-    for position in range(len(units.contents)):
-        label = split(units.contents[position])[1]
-        if label:
-            places[label].append(position)
-
-    def open_pool(label: str | None) -> Pool:
-        if label is None:
-            return Pool(lambda: len(units.contents), records, _name_of(units), lambda: units.version)
-        index = places[label]
-        return Pool(lambda: len(index), lambda position: records(index[position]))
-
-    return open_pool

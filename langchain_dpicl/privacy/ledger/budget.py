@@ -14,7 +14,7 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.amounts import check_name, exact, round_down
 from langchain_dpicl.privacy.ledger.declared_shares import DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Share
-from langchain_dpicl.privacy.ledger.store import LIFE, InMemoryStore, LedgerAbout, LedgerHeader, LedgerStore
+from langchain_dpicl.privacy.ledger.store import LIFE, InMemoryStore, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Extent, Ticket, event_of_tickets
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 
@@ -54,7 +54,7 @@ class LedgerBudget(Uncopyable):
             delta=check_delta(delta),
             adjacency=check_adjacency(adjacency),
             stream=None if per == LIFE else provided("streams").StreamTerms.parse(per),
-            about=LedgerAbout.parse(about),
+            about=None if about is None else provided("about").LedgerAbout.parse(about),
         )
         self._store: LedgerStore = InMemoryStore() if store is None else check_store(store)
         header = self._store.header() or self._created(wanted)

@@ -15,6 +15,7 @@ from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.documents.plan import plan_documents
 from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.data import unit_pool
+from langchain_dpicl.privacy.extensions import redeclared as resplit
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,
@@ -117,12 +118,12 @@ def several_topics(patch: pytest.MonkeyPatch) -> None:
 
         return open_pool
 
-    patch.setattr(unit_pool, "_split_units", redeclared)
+    patch.setattr(resplit, "split_units", redeclared)
 
 
 def evened_out(patch: pytest.MonkeyPatch) -> None:
     """Topics are filled evenly: who comes first decides where the others go."""
-    real = unit_pool._split_units
+    real = resplit.split_units
 
     def redeclared(units: Any, labels: Any, split: Any) -> Any:
         taken: list[str] = []
@@ -136,7 +137,7 @@ def evened_out(patch: pytest.MonkeyPatch) -> None:
 
         return real(units, labels, even)
 
-    patch.setattr(unit_pool, "_split_units", redeclared)
+    patch.setattr(resplit, "split_units", redeclared)
 
 
 def noise_for_many_alone(patch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ class TestWhatIsPaid:
 
     def test_a_split_that_fails_is_tried_again_for_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = maker()
-        monkeypatch.setattr("langchain_dpicl.privacy.data.unit_pool._split_units", None)
+        monkeypatch.setattr("langchain_dpicl.privacy.extensions.redeclared.split_units", None)
         with pytest.raises(RecordError):
             made.run(progress=False)
         monkeypatch.undo()
