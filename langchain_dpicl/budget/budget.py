@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.private_calls.method_checks import allowed_wrappers
@@ -36,9 +36,9 @@ from langchain_dpicl.privacy.ledger.state import OpenReservation
 from langchain_dpicl.privacy.ledger.store import LIFE, LedgerHeader, LedgerRecord, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, Extent, Kind
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, process_name
-from langchain_dpicl.reports.rendering import about_rows, format_rounded_down, format_rounded_up
-from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
-from langchain_dpicl.reports.verify import check_receipt
+
+if TYPE_CHECKING:  # what reports need is loaded when one is asked for: it takes a fifth of the time of an import
+    from langchain_dpicl.reports.report import PrivacyReport
 
 
 @tells_how_to_build("Budget(epsilon=..., delta=1e-6), with delta at most 1/(10 * public_size)")
@@ -266,6 +266,8 @@ class Budget(LedgerBudget):
 
     def report(self) -> PrivacyReport:
         """Returns the report of all shares, from public values only; `verify_report` recomputes it."""
+        from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
+
         with self._desk.lock:
             state = self._desk.refresh()
             sealed = [ShareEntry(share.terms, share.stamp) for share in state.sealed]
@@ -293,6 +295,8 @@ class Budget(LedgerBudget):
           LedgerRollbackError: the line is missing, another, or reserved fewer tickets: an older copy replaced the
             ledger.
         """
+        from langchain_dpicl.reports.verify import check_receipt
+
         check_receipt(receipt, self._desk.header, self._store, lambda: self._desk.refresh().seq)
 
     def dangling(
@@ -408,6 +412,7 @@ class Budget(LedgerBudget):
 
     def _repr_html_(self) -> str:
         from langchain_dpicl.options.base import html_table
+        from langchain_dpicl.reports.rendering import about_rows, format_rounded_down, format_rounded_up
 
         left = f"{format_rounded_down(self.remaining_epsilon)}, delta {format_rounded_down(self.remaining_delta)}"
         shown = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from datetime import date
-from typing import Any, NamedTuple, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import RunnableConfig, ensure_config
@@ -34,8 +34,10 @@ from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.store import LIFE, LedgerStore, hide_password
-from langchain_dpicl.reports.report import PrivacyReport
 from langchain_dpicl.stores import TIMEOUT
+
+if TYPE_CHECKING:  # see `budget`
+    from langchain_dpicl.reports.report import PrivacyReport
 
 Where: TypeAlias = LedgerStore | str | os.PathLike[str]
 """A store, the path of a SQLite file, or the address of a PostgreSQL database."""
