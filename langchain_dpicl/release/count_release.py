@@ -10,8 +10,7 @@ from langchain_dpicl._opaque import OpaqueRows, run_guarded
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import LedgerError, ModelCallError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.data.units import Unit
 from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, Tables

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import NEEDS_DELTA, Adjacency, fail
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, is_certified

@@ -11,8 +11,7 @@ from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import check_int
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots

@@ -22,8 +22,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
 )
 from langchain_dpicl.privacy.accounting.events import NoEvent
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.extensions.individual_filter import QUERY_TEMPLATE, Balances, ParticipationPlan
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release

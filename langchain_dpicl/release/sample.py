@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM

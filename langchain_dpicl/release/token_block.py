@@ -32,8 +32,7 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetError,
 )
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM

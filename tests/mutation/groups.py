@@ -6,7 +6,7 @@ VAULT = "langchain_dpicl/privacy"
 
 GROUPS = {
     "ledger": (
-        "ledger/amounts", "ledger/budget", "ledger/declared_shares", "ledger/shares", "ledger/state", "ledger/store",
+        "ledger/amounts", "ledger/budget", "ledger/shares", "ledger/state", "ledger/store",
         "ledger/tickets", "ledger/writer", "extensions/joint_plans", "extensions/ledger_anchor",
     ),
     "accounting": (

@@ -23,7 +23,7 @@ from langchain_dpicl.privacy._validate import (
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, ZCdpEvent
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
-from langchain_dpicl.privacy.ledger.declared_shares import MIN_PROPORTION, DeclaredShares
+from langchain_dpicl.privacy.ledger.budget import MIN_PROPORTION, DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Holding, Reservation
 from langchain_dpicl.privacy.ledger.tickets import (
     Component,

@@ -17,12 +17,15 @@ from langchain_dpicl.exceptions import ConfigurationError, RecordError
 from langchain_dpicl.privacy._validate import check_choice, check_delta, check_int, fail
 from langchain_dpicl.privacy.data.private_examples import (
     DocumentLoader,
+    OpenPool,
     PrivateExamples,
+    Sealed,
+    Split,
     UnitBinding,
     container_fault,
     each_record,
+    make_opaque_pool,
 )
-from langchain_dpicl.privacy.data.unit_pool import OpenPool, Sealed, Split, make_opaque_pool
 from langchain_dpicl.privacy.data.units import (
     Declaration,
     Record,

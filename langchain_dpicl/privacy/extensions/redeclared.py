@@ -10,8 +10,7 @@ from typing import Any
 from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.exceptions import RecordError
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import OpenPool, Pool, Split, name_of_units
+from langchain_dpicl.privacy.data.private_examples import OpenPool, Pool, PrivateExamples, Split, name_of_units
 from langchain_dpicl.privacy.data.units import SPLIT_RULE, Declaration, Unit, Units, make_declaration, unit_label
 from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, check_name
 

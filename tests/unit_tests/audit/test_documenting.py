@@ -14,7 +14,7 @@ from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.documents.plan import plan_documents
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.data import unit_pool
+from langchain_dpicl.privacy.data.private_examples import Pool
 from langchain_dpicl.privacy.extensions import redeclared as resplit
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
@@ -114,7 +114,7 @@ def several_topics(patch: pytest.MonkeyPatch) -> None:
 
         def open_pool(label: str | None) -> Any:
             index = range(len(units.contents)) if label is None else held.get(label, [])
-            return unit_pool.Pool(lambda: len(index), lambda position: units.contents[index[position]])
+            return Pool(lambda: len(index), lambda position: units.contents[index[position]])
 
         return open_pool
 
