@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
@@ -18,12 +18,15 @@ from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRuns
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import Sample
 from langchain_dpicl.release import curator
 from langchain_dpicl.release.curator import check_ticket, gap_of, opened, opened_unread
 from langchain_dpicl.release.sample import NONE_LEFT, NOT_COMPUTED, Record, Rendered, SecretSample, is_unanswered
 from langchain_dpicl.release.token_block import Choose, ReleaseBlock, index_release, public_side
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorRuns
 
 
 def open_deal(private: PrivateExamples, reservation: Reservation, *, plan: ReleasePlan, length: int) -> DealtSample:
@@ -58,7 +61,7 @@ class _BatchAllowance:
     """
 
     left: int
-    runs: TestRuns | None
+    runs: SparseVectorRuns | None
 
 
 class DealtSample(SecretSample):
@@ -78,7 +81,7 @@ class DealtSample(SecretSample):
         self._batches: dict[int, _BatchAllowance] = {}
         super().__init__(pool, plan, length=length)
 
-    def _runs(self) -> TestRuns | None:
+    def _runs(self) -> SparseVectorRuns | None:
         return None if self.plan.test is None else self.plan.test.runs(self.plan)
 
     def num_left(self, index: int) -> int:

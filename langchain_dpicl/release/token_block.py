@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,12 @@ from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRuns
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.release.curator import Render, gap_of, opened
 from langchain_dpicl.release.sample import NOT_COMPUTED, Record, draw_sample, sum_rows
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorRuns
 
 Choose: TypeAlias = Callable[[NDArray[np.float64]], int]
 """Post-processing of a noised float64[d] vector into one index."""
@@ -57,7 +60,7 @@ class ReleaseBlock(Opaque):
         length: int,
         release: Callable[[BoundedSum], int] | None,
         side: PublicRowContext | None = None,
-        runs: TestRuns | None = None,
+        runs: SparseVectorRuns | None = None,
     ) -> None:
         self.plan = plan
         self.left = length
