@@ -15,8 +15,8 @@ import numpy as np
 from _voting_task import Task
 from numpy.typing import NDArray
 
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.rows.rows import OpaqueRows
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.baselines import release_once_without_privacy
 from langchain_dpicl.planning.expected_utility import RowDesign, noise_scale

@@ -6,9 +6,12 @@ The names listed here are promised. So are those that the modules `agents`, `aud
 is first used, so that a part of the package loads only what it needs.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from langchain_dpicl._lazy import on_first_use
+from langchain_dpicl._lazy import on_first_use, provide
+
+provide("calls", lambda: import_module("langchain_dpicl._calls"))
 
 if TYPE_CHECKING:
     from langchain_dpicl.budget.budget import Budget

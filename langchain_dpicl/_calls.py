@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import functools
 import inspect
 import re
 import warnings
-from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from langchain_dpicl.exceptions import ConfigurationError
-
-C = TypeVar("C", bound=type)
+from typing import Any
 
 DOOR = "from_private_examples"
 """The class method that alone builds the components that have it."""
 _CONSTRUCTORS = (DOOR, "from_path")
 _USUAL_ARGUMENTS = frozenset({"budget", "epsilon", "max_queries", "public_inputs", "public_size"})
 """Parameters with a default that nearly every call passes."""
-
-
-class SaysHowToBuild(ABCMeta):
-    """Answers a constructor that a class does not have, such as `from_llm`, with the one that it has."""
-
-    if not TYPE_CHECKING:  # a type checker that saw a `__getattr__` would accept any name
-
-        def __getattr__(cls, name: str) -> Any:
-            with contextlib.suppress(AttributeError):
-                return super().__getattr__(name)  # that of pydantic's models; other classes have none
-            advice = f" {how_to_build(cls)}" if name.startswith(("from_", "afrom_")) else ""
-            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}.{advice}")
-
-
-def tells_how_to_build(call: str = "") -> Callable[[C], C]:
-    """Makes a class raise an error that says how to build it (with `call`) for arguments that its constructor lacks."""
-
-    def decorate(cls: C) -> C:
-        build: Callable[..., None] = vars(cls)["__init__"]
-        takes = inspect.signature(build)
-
-        @functools.wraps(build)
-        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            try:
-                if fault := _fault_in(takes, (self, *args), kwargs, door_of(type(self))):
-                    wanted = f"Build it with {call}." if call else how_to_build(type(self))
-                    raise ConfigurationError(f"{type(self).__name__}: {fault} {wanted}")
-                build(self, *args, **kwargs)
-            finally:
-                del args, kwargs  # crash reporters show the variables of a frame that raises
-
-        type.__setattr__(cls, "__init__", checked)
-        return cls
-
-    return decorate
 
 
 def how_to_build(cls: type[Any]) -> str:
@@ -95,14 +53,9 @@ def door_of(cls: type[Any]) -> str:
     return next((name for name in _CONSTRUCTORS if name in names), "")
 
 
-def _fault_in(takes: inspect.Signature, args: Iterable[Any], kwargs: Mapping[str, Any], door: str) -> str:
-    """Returns what is wrong with a call, or ""; of an unknown name only the known one that is close to it is shown."""
-    try:
-        takes.bind(*args, **kwargs)
-    except TypeError:
-        pass
-    else:
-        return ""
+def fault_in(takes: inspect.Signature, args: Iterable[Any], kwargs: Mapping[str, Any], cls: type[Any]) -> str:
+    """Returns what is wrong with a call of a class; of an unknown name only the known one that is close is shown."""
+    door = door_of(cls)
     if door == DOOR:
         return f"expected to be built by {door}, found a call of the class."
     known = [name for name in takes.parameters if name != "self"]

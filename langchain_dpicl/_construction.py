@@ -13,7 +13,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import override
 
-from langchain_dpicl._calls import DOOR, SaysHowToBuild, did_you_mean, door_of, how_to_build, tells_how_to_build
+from langchain_dpicl._calls import DOOR, did_you_mean, door_of, how_to_build
+from langchain_dpicl._opaque import SaysHowToBuild, tells_how_to_build
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError
 
 if TYPE_CHECKING:

@@ -1,10 +1,22 @@
-"""Bases of objects that are shared instead of copied: those that spend, own a connection, or hold private content."""
+"""Bases of objects that are shared instead of copied, and what keeps private content out of errors and frames.
+
+Also makes a wrong call of a constructor an error without the values that were passed.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn, SupportsIndex
+import contextlib
+import functools
+import inspect
+from abc import ABCMeta
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, TypeVar
 
-from langchain_dpicl.exceptions import DPICLError, PrivacyBudgetError, PrivateAccessError
+from langchain_dpicl._lazy import provided
+from langchain_dpicl.exceptions import ConfigurationError, DPICLError, PrivacyBudgetError, PrivateAccessError
+
+C = TypeVar("C", bound=type)
+T = TypeVar("T")
 
 
 class Uncopyable:
@@ -36,3 +48,75 @@ class Opaque(Uncopyable):
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
+
+
+class OpaqueRows(Opaque):
+    """Private rows, or their running sum, between engine and aggregation: read once, never shown."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Any) -> None:
+        self._rows: list[Any] = [rows]
+
+    def take(self) -> Any:
+        """Returns the rows and forgets them."""
+        return self._rows.pop()
+
+
+def run_guarded(action: Callable[[], T]) -> T | None:
+    """Returns the result of `action`, or None if it raised; Ctrl-C is raised again from here, without the frames."""
+    stopped = False
+    try:
+        return action()
+    except KeyboardInterrupt:
+        stopped = True
+    except BaseException:  # noqa: BLE001  panics of tokenizers and stray exits are faults of a row, not stops
+        stopped = False
+    if stopped:
+        raise KeyboardInterrupt
+    return None
+
+
+class SaysHowToBuild(ABCMeta):
+    """Answers a constructor that a class does not have, such as `from_llm`, with the one that it has."""
+
+    if not TYPE_CHECKING:  # a type checker that saw a `__getattr__` would accept any name
+
+        def __getattr__(cls, name: str) -> Any:
+            with contextlib.suppress(AttributeError):
+                return super().__getattr__(name)  # that of pydantic's models; other classes have none
+            is_door = name.startswith(("from_", "afrom_"))
+            advice = f" {provided('calls').how_to_build(cls)}" if is_door else ""
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}.{advice}")
+
+
+def tells_how_to_build(call: str = "") -> Callable[[C], C]:
+    """Makes a class raise an error that says how to build it (with `call`) for arguments that its constructor lacks."""
+
+    def decorate(cls: C) -> C:
+        build: Callable[..., None] = vars(cls)["__init__"]
+        takes = inspect.signature(build)
+
+        @functools.wraps(build)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                if not _binds(takes, (self, *args), kwargs):
+                    fault = provided("calls").fault_in(takes, (self, *args), kwargs, type(self))
+                    wanted = f"Build it with {call}." if call else provided("calls").how_to_build(type(self))
+                    raise ConfigurationError(f"{type(self).__name__}: {fault} {wanted}")
+                build(self, *args, **kwargs)
+            finally:
+                del args, kwargs  # crash reporters show the variables of a frame that raises
+
+        type.__setattr__(cls, "__init__", checked)
+        return cls
+
+    return decorate
+
+
+def _binds(takes: inspect.Signature, args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

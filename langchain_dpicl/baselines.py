@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.backends.base import (
     GradientBackend,
     NextTokenBackend,
@@ -23,7 +24,6 @@ from langchain_dpicl.backends.base import (
 from langchain_dpicl.backends.hf.backend import HuggingFaceBackend
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.rows.gradient_rows import GradientRequest
-from langchain_dpicl.backends.rows.rows import run_guarded
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator, run_sync
 from langchain_dpicl.backends.tuning.tasks import PromptTask
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
@@ -50,8 +50,8 @@ from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.public_voting import PublicVotingResult, PublicVotingRunnable
 from langchain_dpicl.release.curator import Render, pool_without_privacy
-from langchain_dpicl.release.sample import Record, Rendered, block_on, check_one_wording, draw_sample
-from langchain_dpicl.release.token_block import NOT_COMPUTED, ReleaseBlock, argmax_index, sum_rows
+from langchain_dpicl.release.sample import NOT_COMPUTED, Record, Rendered, check_one_wording, draw_sample, sum_rows
+from langchain_dpicl.release.token_block import ReleaseBlock, argmax_index, block_on
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.released.soft_prompt import SoftPrompt
 from langchain_dpicl.runs.query_plan import declared_design, design_of_queries

@@ -365,7 +365,7 @@ class ValueDiscovery(_Counting):
     Formal guarantees:
       - What is released is (epsilon, delta)-DP for one unit, at the share's epsilon and delta, whatever values there
         are; most values that few units hold are not found.
-      - Values are released in a normal form (`privacy.units.normalized`), the largest noisy count first.
+      - Values are released in a normal form (`normalized`), the largest noisy count first.
 
     Declare the field among `fields`, with no labels; the found values are labels for `ReleasedCounts.redeclare`.
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, Rows
     from langchain_dpicl.options.tasks import Decoding, GenerationTask
     from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-    from langchain_dpicl.privacy.data.streams import RollingRange
+    from langchain_dpicl.privacy.extensions.private_streams import RollingRange
     from langchain_dpicl.runs.release_run import ReleaseRun
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Generic, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from langchain_core.runnables import RunnableConfig
@@ -12,6 +14,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from langchain_dpicl._construction import awaitable
+from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.resolve import as_model
 from langchain_dpicl.backends.rows.label_rows import Prompts
 from langchain_dpicl.backends.rows.public_beside import AskBeside, PublicAnswer
@@ -24,8 +27,9 @@ from langchain_dpicl.options.rows import NoiseName, noise_of
 from langchain_dpicl.planning.share_plan import Cost
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.streams import RollingRange
+from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.extensions.registry import mechanism_by_name
+from langchain_dpicl.privacy.extensions.run_tickets import QueryShare
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
@@ -45,7 +49,6 @@ from langchain_dpicl.runs.answer_memo import AnswerMemo, scope_of_plan, traits_o
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.query_plan import QueryPlan, expected_rows, plan_queries
 from langchain_dpicl.runs.query_runnable import QueryRunnable, ResultT, calls_at_once, served
-from langchain_dpicl.runs.stream_runs import AnsweringRuns
 from langchain_dpicl.stores.memos import ReleaseMemo
 from langchain_dpicl.tasks.labels import (
     VoteOutcome,
@@ -58,6 +61,55 @@ from langchain_dpicl.tasks.labels import (
     reader_of,
 )
 from langchain_dpicl.tasks.templates import Query
+
+RunnableT = TypeVar("RunnableT", bound="QueryRunnable[Any]")
+
+
+class AnsweringRuns(Opaque):
+    """The runs of a component that answers queries on a rolling range; all copies of the component share it.
+
+    Formal guarantees:
+      - A run begins every `every` blocks from the component's first one on, by the clock and public numbers alone, so
+        that it is the same in every process.
+      - Range, tickets and kept answers of a query are those of one run.
+    """
+
+    def __init__(self, source: RollingRange, first: int) -> None:
+        self._source = source
+        self._first = first
+        self._locks: dict[int, threading.Lock] = {}  # of each process: a fork may come while a thread holds its own
+        self._current: tuple[int, dict[str, Any]] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `of_now` has to read another range first."""
+        current = self._current
+        return current is None or current[0] != self._source.run_start(self._first)
+
+    def share_of_now(self, share: QueryShare) -> QueryShare:
+        """Returns the component's share, seen from the newest run; reads no range, so that no record becomes late."""
+        start = self._source.run_start(self._first)
+        return share.of_run((start, start + self._source.length - 1))
+
+    def of_now(self, component: RunnableT) -> RunnableT:
+        """Returns a component as it answers in the newest run."""
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
+            start = self._source.run_start(self._first)  # inside: who waited goes on with the run that it finds
+            if self._current is None or self._current[0] != start:
+                self._current = None  # what the last run read is dropped before more is
+                private = self._source.run_from(start)
+                memo = component.memo
+                self._current = (
+                    start,
+                    {
+                        "private": private,
+                        "share": component.share.of_run(private.blocks),
+                        "memo": None if memo is None else memo.of_run(private.blocks),
+                        "tenants": component.tenants.of_run(),
+                        "runs": None,
+                    },
+                )
+            return component.model_copy(update=self._current[1])
 
 
 class LabelRunnable(QueryRunnable[ResultT], Generic[ResultT]):

@@ -16,8 +16,8 @@ import pytest
 
 from langchain_dpicl import voting
 from langchain_dpicl.privacy.accounting import epsilon as accounting
-from langchain_dpicl.privacy.accounting import normal_form as _terms
 from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, Event, SubsampledEvent
+from langchain_dpicl.privacy.extensions import label_places as _terms
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms
 from langchain_dpicl.privacy.mechanisms import release_plan
 from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation

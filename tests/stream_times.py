@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from langchain_dpicl.privacy.data import streams
+from langchain_dpicl.privacy.extensions import private_streams as streams
 
 DAY = 86_400
 START = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()

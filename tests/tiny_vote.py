@@ -17,7 +17,7 @@ from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.release.curator import open_block
+from langchain_dpicl.release.token_block import open_block
 from langchain_dpicl.runs.query_runnable import ChargingRunnable, TicketCharge
 
 LABELS = ("card", "transfer")

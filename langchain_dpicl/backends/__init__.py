@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.backends.langchain.logprobs import DecisionsBackend
     from langchain_dpicl.backends.langchain.texts import TextVoteBackend
     from langchain_dpicl.backends.private_calls.method_checks import allow_wrappers
-    from langchain_dpicl.backends.private_process.process import PrivateProcess
+    from langchain_dpicl.backends.private_process.engines import PrivateProcess
     from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 
 _HOME = {
@@ -25,7 +25,7 @@ _HOME = {
     "HuggingFaceBackend": "langchain_dpicl.backends.hf.backend",
     "LangChainBackend": "langchain_dpicl.backends.langchain.backend",
     "LocalEmbeddings": "langchain_dpicl.backends.rows.neighbour_rows",
-    "PrivateProcess": "langchain_dpicl.backends.private_process.process",
+    "PrivateProcess": "langchain_dpicl.backends.private_process.engines",
     "TextVoteBackend": "langchain_dpicl.backends.langchain.texts",
     "allow_wrappers": "langchain_dpicl.backends.private_calls.method_checks",
 }

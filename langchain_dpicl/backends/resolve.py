@@ -19,8 +19,7 @@ from langchain_dpicl.backends.private_calls import public_calls
 from langchain_dpicl.backends.private_calls.call import RetryPolicy, SilentModel, unwrap
 from langchain_dpicl.backends.private_calls.model_checks import DECISION_MODELS, attributes_of
 from langchain_dpicl.backends.private_calls.spelling import spelling_of
-from langchain_dpicl.backends.private_process.engines import ProcessEngine
-from langchain_dpicl.backends.private_process.process import PrivateProcess
+from langchain_dpicl.backends.private_process.engines import PrivateProcess, ProcessEngine
 from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError
 

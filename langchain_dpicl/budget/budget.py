@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_dpicl._construction import tells_how_to_build
 from langchain_dpicl.backends.private_calls.method_checks import allowed_wrappers
@@ -27,17 +27,18 @@ from langchain_dpicl.privacy.extensions.ledger_anchor import (
     check_anchor,
     write_anchor,
 )
-from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.privacy.ledger.blocks import LIFE, Extent
+from langchain_dpicl.privacy.extensions.stream_blocks import LAST_BLOCK
+from langchain_dpicl.privacy.extensions.stream_ledger import retire
+from langchain_dpicl.privacy.ledger.amounts import check_name, round_down
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget, check_store
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
 from langchain_dpicl.privacy.ledger.state import OpenReservation
-from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore
-from langchain_dpicl.privacy.ledger.tickets import Component, Kind
+from langchain_dpicl.privacy.ledger.store import LIFE, LedgerHeader, LedgerRecord, LedgerStore
+from langchain_dpicl.privacy.ledger.tickets import Component, Extent, Kind
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, process_name
-from langchain_dpicl.reports.rendering import about_rows, format_rounded_down, format_rounded_up
-from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
-from langchain_dpicl.reports.verify import check_receipt
+
+if TYPE_CHECKING:  # what reports need is loaded when one is asked for: it takes a fifth of the time of an import
+    from langchain_dpicl.reports.report import PrivacyReport
 
 
 @tells_how_to_build("Budget(epsilon=..., delta=1e-6), with delta at most 1/(10 * public_size)")
@@ -176,6 +177,39 @@ class Budget(LedgerBudget):
         """
         return self._promises.fresh_name(check_name("prefix", prefix))
 
+    def remaining_at(self, day: str | date) -> tuple[float, float]:
+        """Returns the epsilon and the delta that every window with a day has left: what a dated share of it may cost.
+
+        Args:
+          day: as ISO 8601 text or as a date, in UTC; of the records' time.
+
+        Raises:
+          ConfigurationError: it is no day from 2001 on, or this budget's promise is for life.
+        """
+        stream = self._desk.header.stream
+        if stream is None:
+            advice = "Of a budget for life take remaining_epsilon and remaining_delta."
+            raise fail("budget", "one whose promise is for windows of a stream", f"per={self.per!r}", advice)
+        first, last = stream.blocks_of("day", day)
+        if not 0 <= first <= last <= LAST_BLOCK:
+            raise fail("day", "a day from 2001 on", str(day))
+        epsilon, delta = self._promises.room(extent=(first, last))
+        return round_down(epsilon), round_down(delta)
+
+    def retire(self, component: str) -> None:
+        """Ends a component of a stream: it releases no more, and its price leaves the windows that it has not read.
+
+        Windows with a block that it reserved keep its price for good. Again changes nothing.
+
+        Args:
+          component: public name of its share.
+
+        Raises:
+          SealedShareError: it is no component of a stream that has reserved a ticket.
+          ConfigurationError: it is no public name.
+        """
+        retire(self._desk, check_name("component", component))
+
     def plan(self, *, epsilon: float | None = None, delta: float | None = None) -> AbstractContextManager[JointPlan]:
         """Opens a joint plan: components declared inside the block are composed together and cost less.
 
@@ -232,6 +266,8 @@ class Budget(LedgerBudget):
 
     def report(self) -> PrivacyReport:
         """Returns the report of all shares, from public values only; `verify_report` recomputes it."""
+        from langchain_dpicl.reports.report import PrivacyReport, ShareEntry
+
         with self._desk.lock:
             state = self._desk.refresh()
             sealed = [ShareEntry(share.terms, share.stamp) for share in state.sealed]
@@ -259,6 +295,8 @@ class Budget(LedgerBudget):
           LedgerRollbackError: the line is missing, another, or reserved fewer tickets: an older copy replaced the
             ledger.
         """
+        from langchain_dpicl.reports.verify import check_receipt
+
         check_receipt(receipt, self._desk.header, self._store, lambda: self._desk.refresh().seq)
 
     def dangling(
@@ -374,6 +412,7 @@ class Budget(LedgerBudget):
 
     def _repr_html_(self) -> str:
         from langchain_dpicl.options.base import html_table
+        from langchain_dpicl.reports.rendering import about_rows, format_rounded_down, format_rounded_up
 
         left = f"{format_rounded_down(self.remaining_epsilon)}, delta {format_rounded_down(self.remaining_delta)}"
         shown = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from datetime import date
-from typing import Any, NamedTuple, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import RunnableConfig, ensure_config
@@ -28,13 +28,16 @@ from langchain_dpicl.exceptions import (
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.joint_plans import GdpPool, JointPlan, ZCdpPool
+from langchain_dpicl.privacy.extensions.ledger_about import LedgerAbout
 from langchain_dpicl.privacy.extensions.ledger_anchor import LedgerAnchor, check_anchor, read_anchor
+from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
 from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.privacy.ledger.blocks import LIFE, StreamTerms
 from langchain_dpicl.privacy.ledger.purse import MOST_HELD
-from langchain_dpicl.privacy.ledger.store import LedgerAbout, LedgerStore, hide_password
-from langchain_dpicl.reports.report import PrivacyReport
+from langchain_dpicl.privacy.ledger.store import LIFE, LedgerStore, hide_password
 from langchain_dpicl.stores import TIMEOUT
+
+if TYPE_CHECKING:  # see `budget`
+    from langchain_dpicl.reports.report import PrivacyReport
 
 Where: TypeAlias = LedgerStore | str | os.PathLike[str]
 """A store, the path of a SQLite file, or the address of a PostgreSQL database."""

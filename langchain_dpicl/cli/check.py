@@ -23,10 +23,10 @@ from langchain_dpicl.privacy.data.units import (
     kind_of,
     label_text,
     make_declaration,
-    normalized,
     read_record,
     unit_name,
 )
+from langchain_dpicl.privacy.extensions.redeclared import normalized
 from langchain_dpicl.privacy.ledger.amounts import check_name
 
 _REFUSED = 1

@@ -27,8 +27,8 @@ from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.streams import RollingRange
 from langchain_dpicl.privacy.extensions.count_histograms import CountPlan
+from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.extensions.topic_partition import (
     PAIRS_OF_TOPIC_TEMPLATE,
     WORDS_OF_TOPIC_TEMPLATE,

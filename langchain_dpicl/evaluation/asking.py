@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from langchain_dpicl._opaque import OpaqueRows, run_guarded
 from langchain_dpicl.backends.private_calls.call import OpaqueValue, read_silently
-from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
+from langchain_dpicl.backends.rows.rows import arun_guarded
 from langchain_dpicl.backends.sync_async import (
     EffectGenerator,
     limit_concurrency,

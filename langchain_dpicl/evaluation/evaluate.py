@@ -23,9 +23,9 @@ from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy._validate import check_choice, check_epsilon, check_positive, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.streams import PrivateRange, PrivateStream, RollingRange
 from langchain_dpicl.privacy.extensions.outcome_counts import Tables
 from langchain_dpicl.privacy.extensions.part_split import Part, split_in_parts
+from langchain_dpicl.privacy.extensions.private_streams import PrivateRange, PrivateStream, RollingRange
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.release.count_release import release_outcomes

@@ -51,9 +51,8 @@ from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.streams import RollingRange
+from langchain_dpicl.privacy.extensions.private_streams import RollingRange
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.release.curator import open_block
 from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
 from langchain_dpicl.release.declare_share import (
     check_run,
@@ -63,7 +62,7 @@ from langchain_dpicl.release.declare_share import (
     share_of_delta,
     stream_runs,
 )
-from langchain_dpicl.release.token_block import ReleaseBlock
+from langchain_dpicl.release.token_block import ReleaseBlock, open_block
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.journal import RunJournal, check_paid

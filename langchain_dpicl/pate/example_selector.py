@@ -14,8 +14,8 @@ from typing import Any, Self, get_args
 
 from langchain_core.example_selectors import BaseExampleSelector
 
-from langchain_dpicl._calls import SaysHowToBuild
 from langchain_dpicl._construction import awaitable, tells_how_to_build
+from langchain_dpicl._opaque import SaysHowToBuild
 from langchain_dpicl._templates import Template
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.backends.rows.label_rows import LabelRows

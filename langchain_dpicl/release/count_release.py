@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from langchain_dpicl._opaque import OpaqueRows, run_guarded
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
-from langchain_dpicl.backends.rows.rows import OpaqueRows, run_guarded
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import LedgerError, ModelCallError
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.data.units import Unit
 from langchain_dpicl.privacy.extensions.count_histograms import Count, CountPlan
 from langchain_dpicl.privacy.extensions.outcome_counts import OutcomePlan, Tables
@@ -19,7 +18,7 @@ from langchain_dpicl.privacy.extensions.word_release import PublicWords, Weight,
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.release.curator import opened
-from langchain_dpicl.release.token_block import NOT_COMPUTED
+from langchain_dpicl.release.sample import NOT_COMPUTED
 
 T = TypeVar("T")
 

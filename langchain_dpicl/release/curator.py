@@ -1,4 +1,4 @@
-"""Opens the pool of private examples for a ticket that was burnt, and releases once or block by block.
+"""Opens the pool of private examples for a ticket that was burnt, and makes the release that it pays for.
 
 The only module that opens pools. Every release comes this way: burn a ticket -> draw a secret sample -> render prompts
 -> rows -> bounded sum -> noise -> something public.
@@ -7,61 +7,25 @@ The only module that opens pools. Every release comes this way: burn a ticket ->
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from langchain_dpicl.backends.base import NextTokenBackend, Token
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import PrivacyBudgetError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import NEEDS_DELTA, Adjacency, fail
 from langchain_dpicl.privacy.accounting.events import Event
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM, is_certified
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
-from langchain_dpicl.release.sample import Record, Rendered, SecretSample, block_on, check_one_wording
-from langchain_dpicl.release.token_block import Choose, ReleaseBlock, index_release
+from langchain_dpicl.release.sample import Record, Rendered, SecretSample, check_one_wording
+
+if TYPE_CHECKING:
+    from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 
 T = TypeVar("T")
 Render: TypeAlias = Callable[[Sequence[Record]], str]
 """Turns one row's records into its prompt; no records give the public prompt."""
-
-
-@contextlib.contextmanager
-def open_block(
-    private: PrivateExamples,
-    reservation: Reservation,
-    *,
-    plan: ReleasePlan,
-    length: int,
-    backend: NextTokenBackend,
-    render: Render,
-    choose: Choose,
-    prefix: Sequence[Token] = (),
-) -> Iterator[ReleaseBlock]:
-    """Burns one ticket and opens the block of releases that it pays for.
-
-    Formal guarantees:
-      - The ticket was reserved, durably, and is burnt before any private record is read for it; it is committed only
-        after the block ends well, and stays spent whatever happens in between.
-      - Everything that leaves the block is an index released by `plan.mechanism`; at most `length` of them, on one
-        secret sample; together they are `plan.block_event(length)`, which must be the ticket's own event.
-      - One record moves one row: a row whose rendering or scoring fails is all zeros and no other row changes.
-
-    Raises:
-      PrivacyBudgetMismatchError: the ticket was priced for another data set, ledger or adjacency.
-      PrivacyBudgetError: the ticket does not pay for this block, was spent already, or the coins are not the
-        operating system's.
-      ModelCallError: the release could not be computed.
-    """
-    pool = opened(private, reservation, plan.block_event(length), plan.adjacency, gap=gap_of(plan))
-    block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
-    block.release = index_release(plan, choose)
-    with contextlib.closing(block):
-        yield block
-    reservation.commit()
 
 
 def open_sample(

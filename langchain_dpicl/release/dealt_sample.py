@@ -5,26 +5,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from langchain_dpicl.backends.rows.rows import run_guarded
+from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
 from langchain_dpicl.exceptions import ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import check_int
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.extensions.confident_gnmax import ConfidentGNMaxMechanism
 from langchain_dpicl.privacy.extensions.fixed_size_slots import BalancedSlots, PartitionedSlots
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedSlots
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRuns
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import Sample
 from langchain_dpicl.release import curator
 from langchain_dpicl.release.curator import check_ticket, gap_of, opened, opened_unread
-from langchain_dpicl.release.sample import NONE_LEFT, Record, Rendered, SecretSample, is_unanswered, public_side
-from langchain_dpicl.release.token_block import NOT_COMPUTED, Choose, ReleaseBlock, index_release
+from langchain_dpicl.release.sample import NONE_LEFT, NOT_COMPUTED, Record, Rendered, SecretSample, is_unanswered
+from langchain_dpicl.release.token_block import Choose, ReleaseBlock, index_release, public_side
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorRuns
 
 
 def open_deal(private: PrivateExamples, reservation: Reservation, *, plan: ReleasePlan, length: int) -> DealtSample:
@@ -59,7 +61,7 @@ class _BatchAllowance:
     """
 
     left: int
-    runs: TestRuns | None
+    runs: SparseVectorRuns | None
 
 
 class DealtSample(SecretSample):
@@ -79,7 +81,7 @@ class DealtSample(SecretSample):
         self._batches: dict[int, _BatchAllowance] = {}
         super().__init__(pool, plan, length=length)
 
-    def _runs(self) -> TestRuns | None:
+    def _runs(self) -> SparseVectorRuns | None:
         return None if self.plan.test is None else self.plan.test.runs(self.plan)
 
     def num_left(self, index: int) -> int:
@@ -102,7 +104,7 @@ class DealtSample(SecretSample):
           render: turns one row's records into its prompt; no records give the public prompt.
           choose: reads an index off a noised vector.
           length: releases.
-          options: `backend` and `prefix`, as for `curator.open_block`.
+          options: `backend` and `prefix`, as for `token_block.open_block`.
 
         Raises:
           PrivacyBudgetError: nothing is left of what the ticket paid for on this batch.

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
 from langchain_dpicl.backends.private_calls.call import OpaqueValue
 from langchain_dpicl.backends.rows.neighbour_rows import Near, SimilarTexts, Texts
-from langchain_dpicl.backends.rows.rows import OpaqueRows, run_guarded
 from langchain_dpicl.backends.sync_async import AcquireGate, Effect, EffectGenerator, FairSemaphore
 from langchain_dpicl.exceptions import (
     LedgerError,
@@ -23,15 +22,13 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetMismatchError,
 )
 from langchain_dpicl.privacy.accounting.events import NoEvent
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.privacy.extensions.individual_filter import QUERY_TEMPLATE, Balances, ParticipationPlan
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.release.curator import opened, opened_unread
-from langchain_dpicl.release.sample import Record, Rendered, check_one_wording
-from langchain_dpicl.release.token_block import NOT_COMPUTED
+from langchain_dpicl.release.sample import NOT_COMPUTED, Record, Rendered, check_one_wording
 
 T = TypeVar("T")
 Seated: TypeAlias = list[tuple[int, Near]]

@@ -9,22 +9,25 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from langchain_dpicl._opaque import Opaque
-from langchain_dpicl.backends.base import FullBackend
-from langchain_dpicl.backends.rows.rows import OpaqueRows, run_guarded
-from langchain_dpicl.backends.rows.vocabulary_rows import PublicRowContext
-from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
 from langchain_dpicl.exceptions import LedgerError, ModelCallError, PrivacyBudgetError
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool
+from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from langchain_dpicl.privacy.mechanisms.noise import Release
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import Sample, Sampler
-from langchain_dpicl.release.token_block import NOT_COMPUTED, ReleaseBlock, sum_rows
 
+if TYPE_CHECKING:
+    from langchain_dpicl.backends.sync_async import Effect, EffectGenerator
+
+NOT_COMPUTED = "the release could not be computed; its ticket stays burnt. Please report this."
 NONE_LEFT = "sample: expected a release still paid for, found none left. Declare another component."
 
 T = TypeVar("T")
@@ -170,6 +173,14 @@ class SecretSample(Opaque):
         self._render = None
 
 
+def sum_rows(boxed: OpaqueRows, plan: ReleasePlan, width: int, public: NDArray[np.float64] | None = None) -> BoundedSum:
+    """Returns the bounded sum of rows float64[n, width], or of gradients summed already, taken out of their box."""
+    with np.errstate(all="ignore"):
+        if not plan.aggregation.needs_public:
+            return plan.bound(boxed.take(), width=width)
+        return plan.bound(boxed.take(), width=width, public=public)
+
+
 def is_unanswered(released: Release) -> bool:
     """Returns whether a test refused and nothing else left."""
     return released.index is None and released.values is None and released.indices is None
@@ -212,32 +223,3 @@ def _renders(pool: Pool, plan: ReleasePlan) -> Renders[Any]:
         return tuple(run_guarded(lambda place=place, row=row: rendered(place, row, render)) for place, row in rows)  # type: ignore[misc]
 
     return every
-
-
-def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], str], **options: Any) -> ReleaseBlock:
-    """Returns a block on a fresh sample, which does not release anything yet.
-
-    A renderer may say, as its attribute `shared`, with which public text all its prompts start.
-
-    Raises:
-      ModelCallError: it could not be opened.
-      PrivacyBudgetError: the plan is for a deal, whose batches `DealtSample.batch` opens one by one.
-    """
-    if plan.sampler.is_batched:  # a block on all batches at once would cost more than their deal
-        raise PrivacyBudgetError("block: expected one sample, found a deal of batches. Open a sample and its batches.")
-    side = public_side(options["backend"], render, plan.sampler.num_rows, options["length"])
-    block = run_guarded(
-        lambda: ReleaseBlock(draw_sample(pool, plan)(render), plan=plan, release=None, side=side, **options)
-    )
-    if block is None:  # a stop in there would show prompts, and was raised anew without them
-        raise ModelCallError(NOT_COMPUTED)
-    return block
-
-
-def public_side(
-    backend: Any, render: Callable[[Sequence[Record]], str], num_rows: int | None, length: int
-) -> PublicRowContext | None:
-    """Returns what an engine that carries the public prompt gets of it; None for the others."""
-    if not isinstance(backend, FullBackend):
-        return None
-    return PublicRowContext(render(()), getattr(render, "shared", ""), num_rows, max_new_tokens=length)

@@ -1,28 +1,22 @@
 """Releases from private rows, token by token, as many as a ticket paid for.
 
-Only the curator makes blocks: it has burnt the ticket and drawn the sample before.
+The curator burns the ticket and opens the pool before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
 from langchain_dpicl.backends.base import Domain, FullBackend, NextTokenBackend, Rows, Token
 from langchain_dpicl.backends.rows.public_beside import AskBeside, PublicAnswer, dropped
-from langchain_dpicl.backends.rows.rows import (
-    OpaqueRows,
-    ReportRequest,
-    RowRequest,
-    RowSource,
-    restrict,
-    run_guarded,
-)
+from langchain_dpicl.backends.rows.rows import ReportRequest, RowRequest, RowSource, restrict
 from langchain_dpicl.backends.rows.vocabulary_rows import (
     FullRowSource,
     LogitRequest,
@@ -38,14 +32,19 @@ from langchain_dpicl.exceptions import (
     ModelCallError,
     PrivacyBudgetError,
 )
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
+from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.mechanisms.bounded import BoundedSum
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, TestRuns
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
+from langchain_dpicl.release.curator import Render, gap_of, opened
+from langchain_dpicl.release.sample import NOT_COMPUTED, Record, draw_sample, sum_rows
+
+if TYPE_CHECKING:
+    from langchain_dpicl.privacy.extensions.sparse_vector import SparseVectorRuns
 
 Choose: TypeAlias = Callable[[NDArray[np.float64]], int]
 """Post-processing of a noised float64[d] vector into one index."""
-
-NOT_COMPUTED = "the release could not be computed; its ticket stays burnt. Please report this."
 
 
 class ReleaseBlock(Opaque):
@@ -61,7 +60,7 @@ class ReleaseBlock(Opaque):
         length: int,
         release: Callable[[BoundedSum], int] | None,
         side: PublicRowContext | None = None,
-        runs: TestRuns | None = None,
+        runs: SparseVectorRuns | None = None,
     ) -> None:
         self.plan = plan
         self.left = length
@@ -166,6 +165,70 @@ class ReleaseBlock(Opaque):
         self._rows.close()
 
 
+def block_on(pool: Pool, plan: ReleasePlan, render: Callable[[Sequence[Record]], str], **options: Any) -> ReleaseBlock:
+    """Returns a block on a fresh sample, which does not release anything yet.
+
+    A renderer may say, as its attribute `shared`, with which public text all its prompts start.
+
+    Raises:
+      ModelCallError: it could not be opened.
+      PrivacyBudgetError: the plan is for a deal, whose batches `DealtSample.batch` opens one by one.
+    """
+    if plan.sampler.is_batched:  # a block on all batches at once would cost more than their deal
+        raise PrivacyBudgetError("block: expected one sample, found a deal of batches. Open a sample and its batches.")
+    side = public_side(options["backend"], render, plan.sampler.num_rows, options["length"])
+    block = run_guarded(
+        lambda: ReleaseBlock(draw_sample(pool, plan)(render), plan=plan, release=None, side=side, **options)
+    )
+    if block is None:  # a stop in there would show prompts, and was raised anew without them
+        raise ModelCallError(NOT_COMPUTED)
+    return block
+
+
+def public_side(
+    backend: Any, render: Callable[[Sequence[Record]], str], num_rows: int | None, length: int
+) -> PublicRowContext | None:
+    """Returns what an engine that carries the public prompt gets of it; None for the others."""
+    if not isinstance(backend, FullBackend):
+        return None
+    return PublicRowContext(render(()), getattr(render, "shared", ""), num_rows, max_new_tokens=length)
+
+
+@contextlib.contextmanager
+def open_block(
+    private: PrivateExamples,
+    reservation: Reservation,
+    *,
+    plan: ReleasePlan,
+    length: int,
+    backend: NextTokenBackend,
+    render: Render,
+    choose: Choose,
+    prefix: Sequence[Token] = (),
+) -> Iterator[ReleaseBlock]:
+    """Burns one ticket and opens the block of releases that it pays for.
+
+    Formal guarantees:
+      - The ticket was reserved, durably, and is burnt before any private record is read for it; it is committed only
+        after the block ends well, and stays spent whatever happens in between.
+      - Everything that leaves the block is an index released by `plan.mechanism`; at most `length` of them, on one
+        secret sample; together they are `plan.block_event(length)`, which must be the ticket's own event.
+      - One record moves one row: a row whose rendering or scoring fails is all zeros and no other row changes.
+
+    Raises:
+      PrivacyBudgetMismatchError: the ticket was priced for another data set, ledger or adjacency.
+      PrivacyBudgetError: the ticket does not pay for this block, was spent already, or the coins are not the
+        operating system's.
+      ModelCallError: the release could not be computed.
+    """
+    pool = opened(private, reservation, plan.block_event(length), plan.adjacency, gap=gap_of(plan))
+    block = block_on(pool, plan, render, prefix=prefix, backend=backend, length=length)
+    block.release = index_release(plan, choose)
+    with contextlib.closing(block):
+        yield block
+    reservation.commit()
+
+
 def _source(
     backend: NextTokenBackend, prompts: tuple[str | None, ...], prefix: list[Token], side: PublicRowContext | None
 ) -> RowSource | FullRowSource:
@@ -173,14 +236,6 @@ def _source(
     if side is not None and isinstance(backend, FullBackend):
         return FullRowSource(backend, prompts, prefix, side)
     return RowSource(backend, prompts, prefix)
-
-
-def sum_rows(boxed: OpaqueRows, plan: ReleasePlan, width: int, public: NDArray[np.float64] | None = None) -> BoundedSum:
-    """Returns the bounded sum of rows float64[n, width], or of gradients summed already, taken out of their box."""
-    with np.errstate(all="ignore"):
-        if not plan.aggregation.needs_public:
-            return plan.bound(boxed.take(), width=width)
-        return plan.bound(boxed.take(), width=width, public=public)
 
 
 def index_release(plan: ReleasePlan, choose: Choose) -> Callable[[BoundedSum], int]:

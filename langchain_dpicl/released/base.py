@@ -8,13 +8,15 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options.base import html_table
 from langchain_dpicl.privacy.accounting.events import canonical_json
 from langchain_dpicl.released.files import FileForm, plain_json, text_in, write_whole
-from langchain_dpicl.reports.report import VerifiedReport, verify_report
+
+if TYPE_CHECKING:  # loaded when something is verified
+    from langchain_dpicl.reports.report import VerifiedReport
 
 INFINITY = "infinity"
 
@@ -64,6 +66,8 @@ class Released(ABC):
 
     def verify(self) -> VerifiedReport:
         """Recomputes the price, and compares the value with what its report charges; see `verify_report`."""
+        from langchain_dpicl.reports.report import verify_report
+
         return verify_report(self)
 
     def to_json(self) -> str:

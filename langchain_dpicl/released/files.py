@@ -10,12 +10,6 @@ from typing import Any
 
 from langchain_dpicl._plain_files import MAX_TEXT, read_plain, write_bytes
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.reports.claims import (
-    CONTENT_DIGEST,
-    check_claims,
-    content_problems,
-    with_content_digest,
-)
 
 _INDENTED = json.JSONEncoder(allow_nan=False, indent=2).encode
 _COMPACT = json.JSONEncoder(allow_nan=False).encode
@@ -45,6 +39,8 @@ class FileForm:
 
         The content digest is stored in the report, or at the top level of a file without a report.
         """
+        from langchain_dpicl.reports.claims import with_content_digest
+
         whole = with_content_digest({"format": self.format, "version": self.version, **state})
         parts = (f"  {_INDENTED(key)}: {self._value(key, value)}" for key, value in whole.items())
         return "{\n" + ",\n".join(parts) + "\n}\n"
@@ -60,6 +56,8 @@ class FileForm:
 
         Other values are not checked. The digest is removed.
         """
+        from langchain_dpicl.reports.claims import CONTENT_DIGEST, check_claims, content_problems
+
         state = parse_json(self.what, text)
         if not isinstance(state, dict) or state.get("format") != self.format:
             raise ConfigurationError(f"{self.what}: expected a JSON object whose 'format' is {self.format!r}.")

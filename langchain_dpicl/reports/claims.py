@@ -17,8 +17,8 @@ from langchain_dpicl.privacy._validate import (
     fail,
 )
 from langchain_dpicl.privacy.accounting.events import canonical_json
+from langchain_dpicl.privacy.extensions.ledger_about import LedgerAbout
 from langchain_dpicl.privacy.ledger.amounts import exact, round_up
-from langchain_dpicl.privacy.ledger.store import LedgerAbout
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
 from langchain_dpicl.reports.rendering import PACKAGE, are_words_of, check_wrappers, own_version, words_of
 from langchain_dpicl.reports.stream_claims import heaviest, reads_problems, retired_in, shown_extent

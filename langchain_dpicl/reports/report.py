@@ -25,6 +25,7 @@ from langchain_dpicl.privacy._validate import (
 )
 from langchain_dpicl.privacy.data.units import Declaration, make_declaration
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
+from langchain_dpicl.privacy.extensions.stream_windows import Windows
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import (
@@ -34,7 +35,6 @@ from langchain_dpicl.privacy.ledger.tickets import (
     event_of_components,
     implementation_delta_of,
 )
-from langchain_dpicl.privacy.ledger.windows import Windows
 from langchain_dpicl.reports.claims import (
     REPORT_FORMAT,
     baseline_epsilon,

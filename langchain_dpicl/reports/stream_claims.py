@@ -12,9 +12,9 @@ from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import Adjacency, check_int
 from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent, canonical_json
 from langchain_dpicl.privacy.extensions.run_tickets import RUN_TEMPLATE
+from langchain_dpicl.privacy.extensions.stream_blocks import LAST_BLOCK, StreamTerms, hull_of
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_up
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Blocks, Extent, StreamTerms, hull_of
-from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms, implementation_delta_of
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, Extent, ShareTerms, implementation_delta_of
 
 SPANS = (2, 3, 6, 12)
 """How many windows long the stays of the table are."""

@@ -11,13 +11,15 @@ from typing import Any
 from langchain_dpicl.exceptions import DPICLError, LedgerRollbackError, PrivacyBudgetMismatchError
 from langchain_dpicl.privacy._validate import Adjacency, check_choice, check_delta, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.data.units import KEYWORDS, Declaration
+from langchain_dpicl.privacy.data.units import Declaration
 from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE
 from langchain_dpicl.privacy.extensions.joint_plans import share_price
 from langchain_dpicl.privacy.extensions.method_tickets import STEP_TEMPLATE
 from langchain_dpicl.privacy.extensions.outcome_counts import CHOICE_TEMPLATE, OUTCOME_TEMPLATE
+from langchain_dpicl.privacy.extensions.redeclared import KEYWORDS
 from langchain_dpicl.privacy.extensions.run_tickets import run_ticket
+from langchain_dpicl.privacy.extensions.stream_blocks import runs_touching
 from langchain_dpicl.privacy.extensions.topic_partition import (
     PAIRS_OF_TOPIC_TEMPLATE,
     TOPIC_TEMPLATE,
@@ -26,7 +28,6 @@ from langchain_dpicl.privacy.extensions.topic_partition import (
     places,
 )
 from langchain_dpicl.privacy.extensions.word_release import PAIR_TEMPLATE, WORD_TEMPLATE
-from langchain_dpicl.privacy.ledger.blocks import runs_touching
 from langchain_dpicl.privacy.ledger.state import RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component
@@ -307,7 +308,7 @@ def origin_problems(datasets: Mapping[str, Declaration]) -> Iterator[str]:
 def _size_of(declared: Declaration, label: str | None, runs: Any = None) -> int | None:
     size = declared.public_size
     if declared.stream is not None and runs is not None:
-        size = declared.stream.size_of(runs["length"])
+        size = int(declared.stream.size_of(runs["length"]))
         return size if label is None else max(1, size // max(1, len(declared.labels)))
     if label is None:
         return declared.total_size

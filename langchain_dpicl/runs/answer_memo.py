@@ -22,8 +22,8 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, MemoError, TenantCapExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.ledger.amounts import is_written
-from langchain_dpicl.privacy.ledger.blocks import Blocks
 from langchain_dpicl.privacy.ledger.shares import Share
+from langchain_dpicl.privacy.ledger.tickets import Blocks
 from langchain_dpicl.stores import memo_at
 from langchain_dpicl.stores.memos import MemoKey, ReleaseMemo, query_of, scope_of, tenant_of
 from langchain_dpicl.tasks.templates import Query

@@ -14,7 +14,7 @@ from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.options import OPTIONS
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.streams import PrivateRange, PrivateStream, RollingRange
+from langchain_dpicl.privacy.extensions.private_streams import PrivateRange, PrivateStream, RollingRange
 
 P = ParamSpec("P")
 R = TypeVar("R")

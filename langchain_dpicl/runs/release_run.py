@@ -42,7 +42,7 @@ from langchain_dpicl.options import LocalExecutor
 from langchain_dpicl.planning.share_plan import SharePlan
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.run_tickets import RunShare
-from langchain_dpicl.privacy.ledger.blocks import StreamTerms
+from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
 from langchain_dpicl.reports.claims import RELEASE_FORMAT, unit_of
 from langchain_dpicl.reports.stream_claims import reads_claims

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.privacy.data import streams
+from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.privacy.extensions.ledger_anchor import AnchoredWriter
+from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
+from langchain_dpicl.privacy.extensions.stream_windows import Windows
 from langchain_dpicl.privacy.ledger import store as stores
 from langchain_dpicl.privacy.ledger import writer
-from langchain_dpicl.privacy.ledger.blocks import StreamTerms
-from langchain_dpicl.privacy.ledger.windows import Windows
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter
 from langchain_dpicl.stores import FileAnchor, sqlite_file, sqlite_ledger
 from langchain_dpicl.stores import rows as _rows

@@ -11,9 +11,9 @@ from typing import Any
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.data import streams
-from langchain_dpicl.privacy.data.streams import PrivateStream
-from langchain_dpicl.privacy.ledger.blocks import StreamTerms
+from langchain_dpicl.privacy.extensions import private_streams as streams
+from langchain_dpicl.privacy.extensions.private_streams import PrivateStream
+from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
 from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.state import GIVE_BACK, RESERVE
 from langchain_dpicl.privacy.ledger.tickets import Ticket

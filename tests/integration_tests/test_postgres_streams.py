@@ -12,7 +12,7 @@ from langchain_dpicl import DemonstrationSynthesizer, DPVotingRunnable, PrivacyB
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError, SealedShareError
 from langchain_dpicl.options import Rows, Serving
-from langchain_dpicl.privacy.data import streams
+from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.ledger_audit import check_ledger
 from langchain_dpicl.stores.postgres_ledger import PostgresStore

@@ -6,12 +6,12 @@ VAULT = "langchain_dpicl/privacy"
 
 GROUPS = {
     "ledger": (
-        "ledger/amounts", "ledger/budget", "ledger/declared_shares", "ledger/shares", "ledger/state", "ledger/store",
+        "ledger/amounts", "ledger/budget", "ledger/shares", "ledger/state", "ledger/store",
         "ledger/tickets", "ledger/writer", "extensions/joint_plans", "extensions/ledger_anchor",
     ),
     "accounting": (
         "accounting/epsilon", "accounting/bounds", "accounting/pld_grid", "accounting/normal_form",
-        "accounting/profiles", "accounting/calibration", "accounting/events",
+        "accounting/profiles", "accounting/calibration", "accounting/events", "extensions/label_places",
         "extensions/random_allocation",
     ),
     "aggregation": (

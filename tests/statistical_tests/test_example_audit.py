@@ -39,8 +39,8 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     event_from_dict,
 )
-from langchain_dpicl.privacy.data.streams import RollingRange
-from langchain_dpicl.privacy.ledger.windows import Windows
+from langchain_dpicl.privacy.extensions.private_streams import RollingRange
+from langchain_dpicl.privacy.extensions.stream_windows import Windows
 from tests import audit_plants as plants
 from tests.example_files import example
 

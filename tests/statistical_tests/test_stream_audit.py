@@ -22,9 +22,9 @@ from langchain_dpicl.audit.game import POWER, Game, control, play, power_of
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Rows, Serving
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import Event, GaussianEvent
-from langchain_dpicl.privacy.data import streams
+from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.privacy.extensions.run_tickets import QueryShare
-from langchain_dpicl.privacy.ledger.windows import Windows
+from langchain_dpicl.privacy.extensions.stream_windows import Windows
 from langchain_dpicl.streams import PrivateStream, RollingRange
 
 DAY, START = 86_400, datetime(2002, 1, 1, 12, tzinfo=UTC).timestamp()

@@ -45,8 +45,8 @@ from langchain_dpicl.privacy.accounting.events import PureEvent
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.rehearsal import GenerationRehearsal, Rehearsal, rehearse, rehearse_generation
-from langchain_dpicl.released import files as _released_files
 from langchain_dpicl.released.files import parse_json, plain_json
+from langchain_dpicl.reports import claims as _claims
 from langchain_dpicl.reports.ledger_audit import check_ledger, export_lines, read_export, read_receipts
 from langchain_dpicl.runs.journal import RunJournal
 from langchain_dpicl.soft_prompts.options import Optimizer
@@ -418,7 +418,7 @@ def test_a_changed_file_is_refused_or_read_as_it_was_written(targets: dict[str, 
 def test_readers_that_compare_no_digest_are_caught(
     name: str, targets: dict[str, Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_released_files, "content_problems", lambda state: ())
+    monkeypatch.setattr(_claims, "content_problems", lambda state: ())
     right = targets[name].read(written(tmp_path / "x", targets[name].files))
     with pytest.raises(AssertionError, match="another content was read"):
         for case in range(1000):

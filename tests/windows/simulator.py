@@ -13,8 +13,9 @@ from typing import Any
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
-from langchain_dpicl.privacy.ledger.blocks import StreamTerms
-from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.privacy.extensions.stream_blocks import StreamTerms
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamShare, retire
+from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms, Ticket, event_of_components
@@ -84,10 +85,10 @@ class Simulation:
         price = terms.pop("price", (2 if self.exchange else 1) * most / scale**2)
         self.terms[name] = terms_of(name, (first, last), scale=scale, most=most, price=price, **terms), scale
 
-    def share(self, name: str, process: int = 0) -> Share:
+    def share(self, name: str, process: int = 0) -> StreamShare:
         """Returns a process's share."""
         terms, _ = self.terms[name]
-        return Share(self.desks[process], terms.components[0], ShareStatus(terms=terms))
+        return StreamShare(self.desks[process], terms.components[0], ShareStatus(terms=terms))
 
     def reserve(self, name: str, first: int, last: int, *, count: int = 1, process: int = 0, **how: Any) -> Reservation:
         """Reserves tickets."""
@@ -183,7 +184,7 @@ def _act(it: Simulation, rng: random.Random, now: int, *, greedy: bool) -> None:
         else:
             held.give_back()
     elif act < 0.95:
-        it.desks[process].retire(rng.choice(names))
+        retire(it.desks[process], rng.choice(names))
     elif act < 0.98:
         it.gone = max(it.gone, now - rng.randrange(1, 4))
     else:

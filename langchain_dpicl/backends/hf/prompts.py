@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.backends.hf.tokens import TokenizerMaps
-from langchain_dpicl.backends.rows.rows import run_guarded
 from langchain_dpicl.exceptions import ConfigurationError
 
 # Rows are made inside `run_guarded`: whatever a text makes a tokenizer raise is its own row's fault.

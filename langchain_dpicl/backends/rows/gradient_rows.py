@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, OpaqueRows, run_guarded
 from langchain_dpicl.backends.base import GradientBackend, RealRows, TrainingExample
-from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
+from langchain_dpicl.backends.rows.rows import arun_guarded
 from langchain_dpicl.backends.sync_async import EffectGenerator, bare, public_call, run_async, run_sync
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 

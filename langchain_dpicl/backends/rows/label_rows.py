@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._opaque import OpaqueRows, run_guarded
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, Rows
 from langchain_dpicl.backends.rows.label_scoring import (
     Scorer,
@@ -20,7 +21,7 @@ from langchain_dpicl.backends.rows.label_scoring import (
     label_scorer,
 )
 from langchain_dpicl.backends.rows.public_beside import LEAST_BESIDE, Outage, PublicAnswer
-from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, run_guarded
+from langchain_dpicl.backends.rows.rows import arun_guarded
 from langchain_dpicl.backends.sync_async import Effect, apublic_call, concurrency_limit, public_call
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError
 

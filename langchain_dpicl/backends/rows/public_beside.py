@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_dpicl.backends.rows.rows import OpaqueRows
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.sync_async import Effect
 
 LEAST_BESIDE = 8

@@ -6,29 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import OpaqueRows, run_guarded
 from langchain_dpicl.backends.base import NextTokenBackend, ReportSession, Rows, Token, TokenSession
 from langchain_dpicl.exceptions import ConfigurationError
 
 T = TypeVar("T")
-
-
-def run_guarded(action: Callable[[], T]) -> T | None:
-    """Returns the result of `action`, or None if it raised; Ctrl-C is raised again from here, without the frames."""
-    stopped = False
-    try:
-        return action()
-    except KeyboardInterrupt:
-        stopped = True
-    except BaseException:  # noqa: BLE001  panics of tokenizers and stray exits are faults of a row, not stops
-        stopped = False
-    if stopped:
-        raise KeyboardInterrupt
-    return None
 
 
 async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
@@ -46,19 +32,6 @@ async def arun_guarded(action: Callable[[], Awaitable[T]]) -> T | None:
     if stop is not None:
         raise stop
     return None
-
-
-class OpaqueRows(Opaque):
-    """Private rows, or their running sum, between engine and aggregation: read once, never shown."""
-
-    __slots__ = ("_rows",)
-
-    def __init__(self, rows: Any) -> None:
-        self._rows: list[Any] = [rows]
-
-    def take(self) -> Any:
-        """Returns the rows and forgets them."""
-        return self._rows.pop()
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_dpicl._opaque import OpaqueRows, run_guarded
 from langchain_dpicl.backends.base import FullBackend, FullSession, GroupBackend, Rows, Token
-from langchain_dpicl.backends.rows.rows import OpaqueRows, arun_guarded, fits, run_guarded
+from langchain_dpicl.backends.rows.rows import arun_guarded, fits
 from langchain_dpicl.backends.sync_async import apublic_call, bare, public_call, public_failure
 from langchain_dpicl.exceptions import DPICLError, ModelCallError
 

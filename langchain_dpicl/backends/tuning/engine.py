@@ -17,13 +17,12 @@ import torch
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
-from langchain_dpicl._opaque import Uncopyable
+from langchain_dpicl._opaque import Uncopyable, run_guarded
 from langchain_dpicl.backends.base import RealRows, TrainingExample
 from langchain_dpicl.backends.hf import loading, model_checks
 from langchain_dpicl.backends.hf.batches import is_out_of_memory
 from langchain_dpicl.backends.hf.vocabulary import distance, tolerance
 from langchain_dpicl.backends.rows.gradient_rows import Groups, StartAgainError
-from langchain_dpicl.backends.rows.rows import run_guarded
 from langchain_dpicl.backends.tuning.prompted_model import (
     METHODS,
     PROBE,

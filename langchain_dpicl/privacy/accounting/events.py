@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -328,6 +328,13 @@ def event_types() -> tuple[type[Event], ...]:
     """Returns the closed list of all events: those of this module, and those of the extensions, which it loads."""
     found: tuple[type[Event], ...] = provided("extensions").EVENT_TYPES
     return found
+
+
+def event_parts(event: Event) -> Iterator[Event]:
+    """Yields an event and every event inside it."""
+    yield event
+    for part in event.parts:
+        yield from event_parts(part)
 
 
 def is_event(value: object) -> bool:

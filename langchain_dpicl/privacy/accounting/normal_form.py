@@ -1,18 +1,17 @@
-"""Brings an event to its normal form: what it consists of, and how often, at each place that a unit may have.
+"""Brings an event to its normal form: what it consists of, and how often.
 
 Two events that mean the same are the same `Terms`, so counts add up and the order of composition cannot matter.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl.exceptions import ConfigurationError, UnknownEventError
 from langchain_dpicl.privacy._validate import Adjacency
 from langchain_dpicl.privacy.accounting.events import (
@@ -29,6 +28,7 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     SubsampledEvent,
     ZCdpEvent,
+    event_parts,
     event_types,
 )
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_up
@@ -36,7 +36,6 @@ from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round
 if TYPE_CHECKING:
     from langchain_dpicl.privacy.accounting.profiles import Profile
 
-_MAX_WORLDS = 5_000
 _MAX_COUNT = 10**12
 _HOPELESS = 1e9
 
@@ -273,13 +272,13 @@ def normal_form(event: Event) -> Terms:
     Raises:
       UnknownEventError: there is one, or an event without a theorem.
     """
-    world = _world(event)
+    world = world_of(event)
     if world.failure > 0.0:
         raise UnknownEventError("event: expected failures outside of secret samples, found one inside.")
     return world.terms
 
 
-def _world(event: Event, labels: tuple[tuple[str, tuple[str, ...]], ...] = ()) -> UnitTerms:
+def world_of(event: Event, labels: tuple[tuple[str, tuple[str, ...]], ...] = ()) -> UnitTerms:
     """What an event without `ParallelEvent`s does."""
     tally = _Tally()
     tally.add(event, 1)
@@ -291,147 +290,18 @@ def readings(event: Event, adjacency: Adjacency) -> tuple[Event, ...]:
 
     Only the second where an extension has no theorem of its own for the adjacency.
     """
-    found = [part for part in _extensions(event) if part.bounded_by is not None]
-    if not found:
+    if not any(isinstance(part, ExtensionEvent) for part in event_parts(event)):
         return (event,)
-    bounding = _rewritten(event, {}, is_bounding=True)
-    is_priced = all(adjacency in part.own_adjacencies for part in found)
-    return (event, bounding) if is_priced else (bounding,)
-
-
-def _extensions(event: Event) -> Iterator[ExtensionEvent]:
-    if isinstance(event, ExtensionEvent):
-        yield event
-        return
-    for part in event.parts:
-        yield from _extensions(part)
+    found: tuple[Event, ...] = provided("label_places").readings(event, adjacency)
+    return found
 
 
 def unit_terms(event: Event, adjacency: Adjacency) -> tuple[UnitTerms, ...]:
     """What the event does at each place that a unit may have: its price is the largest of theirs.
 
-    Under `add_remove` a unit has one label per partition; under `replace_one` it may leave one label and join another.
+    An event that labels do not split does the same everywhere.
     """
-    found: dict[str, list[ParallelEvent]] = {}
-    for parallel in _parallels(event):
-        known = found.setdefault(parallel.partition, [])
-        if parallel not in known:
-            known.append(parallel)
-    places = [_places(parallels, adjacency) for parallels in found.values()]
-    if math.prod(len(p) for p in places) > _MAX_WORLDS:
-        raise ConfigurationError(
-            f"event: expected at most {_MAX_WORLDS} combinations of labels that cost differently. "
-            "Use the same noise for all labels, or fewer partitions."
-        )
-    distinct: dict[tuple[Terms, float], UnitTerms] = {}
-    for combo in itertools.product(*places):
-        branches = dict(itertools.chain.from_iterable(place.branches for place in combo))
-        world = _world(_rewritten(event, branches), tuple(zip(found, (place.labels for place in combo), strict=True)))
-        distinct.setdefault((world.terms, world.failure), world)
-    return tuple(distinct.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _PartitionPlace:
-    """The labels of a unit in one partition, and what each of its parallel events then is."""
-
-    labels: tuple[str, ...]
-    branches: tuple[tuple[ParallelEvent, Event], ...]
-
-
-def _parallels(event: Event) -> Iterator[ParallelEvent]:
-    if isinstance(event, ParallelEvent):
-        yield event
-        if any(True for branch in event.parts for _ in _parallels(branch)):
-            raise UnknownEventError(
-                "ParallelEvent: expected branches without further ParallelEvents, found a nested one. "
-                "Split by the combined label instead."
-            )
-        return
-    for part in event.parts:
-        yield from _parallels(part)
-
-
-def _places(parallels: list[ParallelEvent], adjacency: Adjacency) -> list[_PartitionPlace]:
-    """What each of a partition's parallel events does to a unit, per place the unit may have."""
-    rows: _Rows = dict.fromkeys(sorted({label for parallel in parallels for label, _ in parallel.branches}), ())
-    for label in rows:
-        rows[label] = tuple(dict(parallel.branches).get(label, NoEvent()) for parallel in parallels)
-        for branch in rows[label]:
-            _world(branch)  # what no theorem prices is refused, also where another label costs more
-    if adjacency == "add_remove" or len(rows) < 2:
-        chosen: dict[tuple[str, ...], tuple[Event, ...]] = {(label,): rows[label] for label in _drop_dominated(rows, 1)}
-    else:
-        pairs = itertools.combinations(_drop_dominated(rows, 2), 2)
-        chosen = {(a, b): tuple(map(_both, rows[a], rows[b])) for a, b in pairs}
-    nowhere = {(): tuple(NoEvent() for _ in parallels)}
-    return [
-        _PartitionPlace(labels, tuple(zip(parallels, row, strict=True))) for labels, row in (chosen or nowhere).items()
-    ]
-
-
-_Rows = dict[str, tuple[Event, ...]]
-
-
-def _both(left: Event, joined: Event) -> Event:
-    return ComposedEvent((left, joined))
-
-
-def _drop_dominated(rows: _Rows, keep: int) -> list[str]:
-    """Drops labels that `keep` labels still there dominate: no choice of `keep` labels is worse for having them."""
-    kept = list(rows)
-    for label in rows:
-        larger = [other for other in kept if other != label and all(map(dominates, rows[other], rows[label]))]
-        if len(larger) >= keep:
-            kept.remove(label)
-    return kept
-
-
-def dominates(large: Event, small: Event) -> bool:
-    """Whether `large` visibly costs at least what `small` does: same shape, no parameter weaker, or not sampled."""
-    match large, small:
-        case (_, NoEvent()) | (NonPrivateEvent(), _):
-            return True
-        case (RepeatedEvent(), RepeatedEvent()):
-            return large.count >= small.count and dominates(large.event, small.event)
-        case (_, SubsampledEvent()):
-            return _dominates_sample(large, small)
-        case (ExtensionEvent(), _):
-            return large.outweighs(small)
-        case (ComposedEvent(), ComposedEvent()):
-            return len(large.events) == len(small.events) and all(map(dominates, large.events, small.events))
-        case _:
-            return large == small or (type(large) is type(small) and _weight(large) >= _weight(small))
-
-
-def _dominates_sample(large: Event, small: SubsampledEvent) -> bool:
-    """A sample is dominated by a larger one, and by what reads everybody: sampling never costs more."""
-    if isinstance(large, SubsampledEvent) and large.sampling_rate >= small.sampling_rate:
-        return dominates(large.event, small.event) or dominates(large, small.event)
-    return dominates(large, small.event)
-
-
-def _weight(event: Event) -> float:
-    """What grows with the cost of a leaf; nothing is claimed of other events."""
-    match event:
-        case GaussianEvent():
-            return -event.noise_multiplier
-        case PureEvent():
-            return event.epsilon
-        case BoundedRangeEvent():
-            return event.bound
-        case ZCdpEvent():
-            return event.rho
-        case FailureEvent():
-            return event.delta
-        case _:
-            return math.nan
-
-
-def _rewritten(event: Event, place: dict[ParallelEvent, Event], *, is_bounding: bool = False) -> Event:
-    """The event with every split where a unit has its place in it, and, if asked, with what bounds its extensions."""
-    if isinstance(event, ParallelEvent) and event in place:
-        return place[event]
-    if is_bounding and isinstance(event, ExtensionEvent) and event.bounded_by is not None:
-        return _rewritten(event.bounded_by, place, is_bounding=True)
-    return event.with_parts(tuple(_rewritten(part, place, is_bounding=is_bounding) for part in event.parts))
+    if not any(isinstance(part, ParallelEvent) for part in event_parts(event)):
+        return (world_of(event),)
+    found: tuple[UnitTerms, ...] = provided("label_places").unit_terms(event, adjacency)
+    return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
-from langchain_dpicl._calls import SaysHowToBuild, tells_how_to_build
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._lazy import provided
+from langchain_dpicl._opaque import Opaque, SaysHowToBuild, run_guarded, tells_how_to_build
 from langchain_dpicl.exceptions import (
     ConfigurationError,
     ExactSizeWarning,
@@ -19,23 +18,124 @@ from langchain_dpicl.exceptions import (
     RecordError,
 )
 from langchain_dpicl.privacy._validate import check_delta, check_int, fail, plain_or_type
-from langchain_dpicl.privacy.data.unit_pool import NO_SPLIT, OpenPool, Pool, Sealed, make_opaque_pool
 from langchain_dpicl.privacy.data.units import (
-    SPLIT_RULE,
     Declaration,
     LabelsByUnit,
-    forms_of,
+    Unit,
+    Units,
     has_moved,
     label_text,
     labels_by_unit,
     make_declaration,
     read_units,
     record_bound_labels,
-    relabel_unit,
+    records_of,
     unit_name,
 )
 
-__all__ = ["Pool", "PrivateExamples"]
+
+class Pool(Opaque):
+    """The units of one label, or all of them, as the curator reads them. Counts and content are private."""
+
+    __slots__ = ("_count", "_name", "_read", "_version")
+
+    def __init__(
+        self,
+        count: Callable[[], int],
+        read: Callable[[int], Unit],
+        name: Callable[[int], str] | None = None,
+        version: Callable[[], int] | None = None,
+    ) -> None:
+        self._count = count
+        self._read = read
+        self._name = name
+        self._version = version
+
+    @property
+    def version(self) -> int:
+        """A number that each removal raises, after the records are gone; only in a pool of all units."""
+        if self._version is None:
+            raise PrivateAccessError("Pool: expected a pool of all units, found another.")
+        return self._version()
+
+    @property
+    def num_units(self) -> int:
+        """The private number of units, removed ones included: they keep their position and hold no record."""
+        return self._count()
+
+    def records(self, position: int) -> Unit:
+        """Returns copies of the records of the unit at `position`; empty if it was removed."""
+        if not 0 <= position < self._count():
+            raise PrivateAccessError("Pool: expected a position of this pool, found another.")
+        return self._read(position)
+
+    def name(self, position: int) -> str:
+        """Returns the private name of the unit at `position`; only in a pool of all units."""
+        if self._name is None or not 0 <= position < self._count():
+            raise PrivateAccessError("Pool: expected a position of a pool of all units, found another.")
+        return self._name(position)
+
+
+OpenPool: TypeAlias = Callable[[str | None], Pool]
+"""Opens the pool of a label, or of all units."""
+Split: TypeAlias = Callable[[Unit], tuple[Unit, str]]
+"""Returns a unit's records of its label, and the label, from that unit alone; () and "" if it has no label."""
+Redeclare: TypeAlias = Callable[[tuple[str, ...], Split], OpenPool | None]
+"""Splits the units by other labels with the given rule; returns None if that failed."""
+Sealed: TypeAlias = tuple[OpenPool, Callable[[str], None], Redeclare]
+"""Functions that open a pool, remove a unit, and split the units by other labels."""
+
+
+def make_opaque_pool(units: Units) -> Sealed:
+    """Returns three closures, which are the only references to the content."""
+
+    def open_pool(label: str | None) -> Pool:
+        if label is None:
+            return Pool(
+                lambda: len(units.contents),
+                lambda position: tuple(records_of(units, position)),
+                name_of_units(units),
+                lambda: units.version,
+            )
+        index = units.by_label[label]
+        return Pool(lambda: len(index), lambda position: tuple(records_of(units, index[position])))
+
+    def remove(name: str) -> None:
+        # The position stays, so that the units of other positions and all sampling rates do not change.
+        position = units.positions.pop(name, None)
+        if position is not None:
+            units.contents[position] = ()
+            units.version += 1  # last: a reader of this number, then of the contents, may keep what is made of them
+
+    def redeclare(labels: tuple[str, ...], split: Split) -> OpenPool | None:
+        return run_guarded(lambda: provided("redeclared").split_units(units, labels, split))
+
+    return open_pool, remove, redeclare
+
+
+def name_of_units(units: Units) -> Callable[[int], str]:
+    """Returns a function from a position to the unit's name; "" for a unit that was removed before the first call.
+
+    The list of names is built on the first call: only retrieval needs it, and the time to build it depends on the
+    private number of units.
+    """
+    lock = threading.Lock()
+    made: list[list[str]] = []
+
+    def name_of(position: int) -> str:
+        with lock:
+            if not made:
+                made.append(_names(units))
+        return made[0][position]
+
+    return name_of
+
+
+def _names(units: Units) -> list[str]:
+    names = [""] * len(units.contents)
+    for name, position in list(units.positions.items()):
+        names[position] = name
+    return names
 
 
 class UnitBinding:
@@ -199,42 +299,10 @@ class PrivateExamples(Opaque, metaclass=SaysHowToBuild):
           ConfigurationError: a public argument is out of range, or the examples have a label already.
           RecordError: the units could not be split; the message hides the cause.
         """
-        old, root = self._declared, self._root or self
-        if dataset_id == old.dataset_id:
-            raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
-        if not isinstance(fold_case, bool):
-            raise fail("fold_case", "True or False", fold_case)
-        if label_key is not None and (old.label_key is not None or label_key not in old.fields):
-            known = [] if old.label_key is not None else [name for name in old.fields if name != old.text_key]
-            raise fail("label_key", f"one of {known}", label_key, "Declare it among `fields`, without labels.")
-        declared = make_declaration(
-            dataset_id=dataset_id,
-            public_size=public_size,
-            text_key=old.text_key,
-            label_key=old.label_key if label_key is None else label_key,
-            labels=(old.labels or None) if label_key is None and labels is None else labels,
-            unit_key=old.unit_key,
-            fields=old.extra_fields,
-            allow_large_delta=old.allow_large_delta,
-            max_chars=old.max_chars,
-            records_per_unit=old.records_per_unit,
-            redeclared={
-                "from": root.dataset_id,
-                "fold_case": (old.origin or (None, None))[1] if label_key is None else fold_case,
-                "rule": SPLIT_RULE,
-            },
+        how: dict[str, Any] = {"public_size": public_size, "label_key": label_key, "labels": labels}
+        again: PrivateExamples = provided("redeclared").redeclared(
+            self, dataset_id=dataset_id, fold_case=fold_case, **how
         )
-        if old.label_key is not None and declared.labels != old.labels:
-            raise fail("labels", f"the declared ones, {list(old.labels)}, in their order", list(declared.labels))
-        opened: OpenPool | None = self._open
-        if label_key is not None:
-            forms = forms_of(declared.labels, fold_case=fold_case)
-            split = functools.partial(relabel_unit, declared=declared, forms=forms, fold_case=fold_case)
-            opened = self._redeclare(declared.labels, split)
-        if opened is None:
-            raise RecordError(NO_SPLIT)
-        again = PrivateExamples.__new__(PrivateExamples)
-        again._adopt(declared, (opened, self._remove, self._redeclare), self._bond, root)  # noqa: SLF001  its own class
         return again
 
     def _adopt(

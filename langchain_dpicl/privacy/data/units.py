@@ -7,7 +7,6 @@ import json
 import math
 import os
 import threading
-import unicodedata
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,8 +17,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl.privacy._validate import check_int, fail, plain_or_type
-from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, check_name
+from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
 # A fault of a record is returned, never raised here: the caller raises it from a frame that holds no record.
@@ -29,46 +29,7 @@ Unit: TypeAlias = tuple[Record, ...]
 """The records of one unit, all of one label; empty once the unit was removed."""
 
 SPLIT_RULE = 1
-"""The version of `relabelled` and `normalized`; change it with their behaviour."""
-KEYWORDS = "keywords"
-"""Says that a unit's label is the first released topic in its texts; see `TopicSplit`."""
-PARTS = "parts"
-"""Says that a unit's label is a half of the data, by a hash of its name or its record; see `split_in_parts`."""
-_ORIGIN = frozenset({"from", "fold_case", "rule"})
-
-
-@dataclass(frozen=True, slots=True)
-class StreamDeclaration:
-    """What a stream declares beside what `Declaration` holds, all public, as `PrivateStream` documents it."""
-
-    time_key: str
-    block: str  # period of a block, in the form of ISO 8601
-    grace: int
-    sizes: tuple[tuple[int, int], ...]  # people in a range of so many blocks, by length
-
-    def size_of(self, length: int) -> int:
-        """Returns the declared number of people in a range: of the next longer one declared, or the longest."""
-        return next((size for known, size in self.sizes if known >= length), self.sizes[-1][1])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form."""
-        sizes = {str(length): size for length, size in self.sizes}
-        return {"time_key": self.time_key, "block": self.block, "grace": self.grace, "sizes": sizes}
-
-
-def make_stream_declaration(*, time_key: str, block: str, grace: int, sizes: Mapping[Any, int]) -> StreamDeclaration:
-    """Checks what a stream declares, or what a report shows of it, and freezes it."""
-    if not isinstance(sizes, Mapping) or not sizes:
-        raise fail("public_size", "people by the length of a range in blocks, such as {7: 400, 30: 1200}", type(sizes))
-    lengths = {int(length) if isinstance(length, str) and length.isdecimal() else length: length for length in sizes}
-    checked = {
-        check_int("length of a range in public_size", each, low=1): _check_number("public_size", sizes[key])
-        for each, key in lengths.items()
-    }
-    ordered = tuple(sorted(checked.items()))
-    if [size for _, size in ordered] != sorted(size for _, size in ordered):
-        raise fail("public_size", "no fewer people in a longer range", dict(ordered))
-    return StreamDeclaration(check_name("time_key", time_key), block, check_int("grace", grace, low=0), ordered)
+"""The version of `relabel_unit` and `normalized`; change it with their behaviour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +48,9 @@ class Declaration:
     # Of units that are declared again: the name of their first declaration, and whether labels were compared without
     # case (None: labels are those of the first declaration).
     origin: tuple[str, bool | None] | None = None
-    # `KEYWORDS` if topics split the units, `PARTS` if a hash does; None: the values of a field do.
+    # What splits units that are declared again: see `redeclared`; None: the values of a field do.
     by: str | None = None
-    stream: StreamDeclaration | None = None
+    stream: Any = None  # `StreamDeclaration`, of a range of a stream
     # Whether delta may be as large as 1 / public_size.
     allow_large_delta: bool = False
 
@@ -166,7 +127,7 @@ def make_declaration(
 ) -> Declaration:
     """Checks the public arguments of `PrivateExamples`, or those that a report shows, and freezes them."""
     declared = _check_labels(label_key, labels)
-    flow = None if stream is None else make_stream_declaration(**stream)
+    flow = None if stream is None else provided("streams").make_stream_declaration(**stream)
     is_whole = redeclared is not None or flow is None or public_size == flow.sizes[-1][1]
     if flow is not None and (unit_key is None or not is_whole):
         raise fail("unit_key, public_size", "a unit_key, and the people of the longest range", (unit_key, public_size))
@@ -180,7 +141,7 @@ def make_declaration(
         extra_fields=_check_names("fields", fields),
         max_chars=check_int("max_chars", max_chars, low=1),
         records_per_unit=check_int("records_per_unit", records_per_unit, low=1),
-        origin=None if redeclared is None else _check_origin(redeclared, dataset_id, label_key),
+        origin=None if redeclared is None else provided("redeclared").check_origin(redeclared, dataset_id, label_key),
         by=None if redeclared is None else redeclared.get("by"),
         stream=flow,
         allow_large_delta=_check_flag(allow_large_delta),
@@ -191,19 +152,6 @@ def _check_flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise fail("allow_large_delta", "True or False", plain_or_type(value))
     return value
-
-
-def _check_origin(shown: Mapping[str, Any], dataset_id: str, label_key: str | None) -> tuple[str, bool | None]:
-    if not isinstance(shown, Mapping) or set(shown) - {"by"} != _ORIGIN or shown["rule"] != SPLIT_RULE:
-        raise fail("redeclared", f"{sorted(_ORIGIN)}, and rule {SPLIT_RULE}", shown)
-    if "by" in shown and (shown["by"], shown["fold_case"]) not in {(KEYWORDS, True), (PARTS, None)}:
-        raise fail("redeclared by", f"{KEYWORDS!r} with fold_case=True, or {PARTS!r} with None", shown)
-    first, fold_case = check_name("redeclared from", shown["from"]), shown["fold_case"]
-    if first == dataset_id:
-        raise fail("dataset_id", "another name than that of the first declaration", dataset_id)
-    if fold_case is not None and (not isinstance(fold_case, bool) or label_key is None):
-        raise fail("fold_case", "True or False where units are split by a label, else None", fold_case)
-    return first, fold_case
 
 
 def _check_names(name: str, values: Iterable[str]) -> tuple[str, ...]:
@@ -383,47 +331,6 @@ def unit_label(own: Iterable[str], labels: tuple[str, ...]) -> str:
     most = max(counts.values())
     tied = {label for label, count in counts.items() if count == most}
     return tied.pop() if len(tied) == 1 else next(label for label in labels if label in tied)
-
-
-def normalized(text: str, *, fold_case: bool = True) -> str:
-    r"""Returns the form in which values are compared and released; "" if it has no printable character.
-
-    The public rule: Unicode NFKC, case folded, characters that cannot be printed and runs of white space replaced by
-    one space, stripped, at most 200 characters.
-
-    Args:
-      text: a value of a record.
-      fold_case: whether case is folded.
-
-    >>> normalized("  Christopher\tNOLAN ")
-    'christopher nolan'
-    """
-    form = unicodedata.normalize("NFKC", text)
-    if fold_case:
-        form = unicodedata.normalize("NFKC", form.casefold())
-    words = "".join(letter if letter.isprintable() else " " for letter in form).split()
-    return " ".join(words)[:MAX_NAME_LENGTH].rstrip()
-
-
-def forms_of(values: Iterable[str], *, fold_case: bool = True) -> dict[str, str]:
-    """Returns declared values by the form in which they are compared; refuses none, and two of the same form."""
-    listed = tuple(check_name("values", value) for value in values)
-    known = {normalized(value, fold_case=fold_case): value for value in listed}
-    if not listed or len(known) != len(listed) or "" in known:
-        advice = "Values that differ only in case or white space are equal: declare one, or set fold_case=False."
-        raise fail("values", "at least one value, all distinct by the public rule", list(listed), advice)
-    return known
-
-
-def relabel_unit(unit: Unit, declared: Declaration, forms: Mapping[str, str], *, fold_case: bool) -> tuple[Unit, str]:
-    """Returns a unit's records of its declared label, and the label; () and "" if it has no declared label."""
-    key = declared.label_key or ""
-    values = [forms.get(normalized(record[key], fold_case=fold_case)) for record in unit]
-    labels = [label for label in values if label is not None]
-    if not labels:
-        return (), ""
-    label = unit_label(labels, declared.labels)
-    return tuple({**record, key: label} for record, own in zip(unit, values, strict=True) if own == label), label
 
 
 def records_of(units: Units, position: int) -> Iterator[Record]:

@@ -23,9 +23,16 @@ from langchain_dpicl.privacy._validate import (
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, ZCdpEvent
 from langchain_dpicl.privacy.ledger.amounts import effective_delta, exact, round_down, round_up
-from langchain_dpicl.privacy.ledger.declared_shares import MIN_PROPORTION, DeclaredShares, extent_of
+from langchain_dpicl.privacy.ledger.budget import MIN_PROPORTION, DeclaredShares
 from langchain_dpicl.privacy.ledger.shares import Holding, Reservation
-from langchain_dpicl.privacy.ledger.tickets import Component, Kind, delta_for_mechanisms, implementation_delta_of, price
+from langchain_dpicl.privacy.ledger.tickets import (
+    Component,
+    Kind,
+    delta_for_mechanisms,
+    extent_of,
+    implementation_delta_of,
+    price,
+)
 from langchain_dpicl.privacy.ledger.writer import ShareStatus
 
 
@@ -147,7 +154,7 @@ _OPEN_PLANS: ContextVar[tuple[JointPlan, ...]] = ContextVar("dpicl_open_plans", 
 class PlannedPromises(DeclaredShares):
     """The declared shares of every kind; components declared inside an open plan become part of the plan."""
 
-    _price = staticmethod(share_price)
+    _price_together = staticmethod(share_price)
 
     @property
     def open_plan(self) -> JointPlan | None:

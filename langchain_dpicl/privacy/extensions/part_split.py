@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_dpicl.privacy._validate import fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import OpenPool, Pool
-from langchain_dpicl.privacy.data.units import PARTS, SPLIT_RULE, make_declaration
+from langchain_dpicl.privacy.data.private_examples import OpenPool, Pool, PrivateExamples
+from langchain_dpicl.privacy.data.units import SPLIT_RULE, make_declaration
+from langchain_dpicl.privacy.extensions.redeclared import PARTS
 
 Part: TypeAlias = Literal["choose", "test"]
 """The two halves."""

@@ -11,9 +11,9 @@ from typing import Any
 from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event, RepeatedEvent
-from langchain_dpicl.privacy.ledger.blocks import Blocks
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamShare
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.privacy.ledger.tickets import Ticket, compose_events
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Ticket, compose_events
 
 RUN_TEMPLATE = "run"
 """The ticket of a whole run of a component on a range of a stream."""
@@ -50,7 +50,7 @@ def run_ticket(tickets: Sequence[Ticket], *, runs: int, adjacency: Adjacency) ->
     return Ticket(RUN_TEMPLATE, compose_events((*of_all, *of_labels)), max_count=runs)
 
 
-class RunShare(Share):
+class RunShare(StreamShare):
     """The share of a component on a stream, seen from one of its runs: grants what one run may release, on its blocks.
 
     Formal guarantees:
@@ -120,7 +120,7 @@ class RunShare(Share):
             self._parts_left[part.template, part.label] += count
 
 
-class QueryShare(Share):
+class QueryShare(StreamShare):
     """The share of a component on a stream that answers queries, seen from one of its runs.
 
     A query is a ticket of its own, on the run's blocks: it reads all people, whatever their label.

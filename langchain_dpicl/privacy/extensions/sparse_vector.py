@@ -23,7 +23,7 @@ from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, Pure
 from langchain_dpicl.privacy.extensions.logit_sums import ClippedDifferenceMean, ClippedLogitMean
 from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, ClosedClass, Floats
 from langchain_dpicl.privacy.mechanisms.randomness import Coins, SecureRandom
-from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan, ReleaseTest
+from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum
 
 _STEPS = int(GRID)
@@ -88,7 +88,7 @@ class Threshold(Opaque, ClosedClass):
 
 @final
 @dataclass(frozen=True, slots=True)
-class SparseVectorTest(ReleaseTest):
+class SparseVectorTest(ClosedClass):
     """Asks again and again whether rows are far from a public distribution, and pays for the answers "yes" alone.
 
     Formal guarantees:

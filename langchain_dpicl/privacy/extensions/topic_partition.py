@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 from langchain_dpicl.exceptions import PrivateAccessError, RecordError
 from langchain_dpicl.privacy._validate import check_int, fail
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import NO_SPLIT, OpenPool, Pool, Redeclare
-from langchain_dpicl.privacy.data.units import KEYWORDS, SPLIT_RULE, Declaration, make_declaration
+from langchain_dpicl.privacy.data.private_examples import OpenPool, Pool, PrivateExamples, Redeclare
+from langchain_dpicl.privacy.data.units import SPLIT_RULE, Declaration, make_declaration
+from langchain_dpicl.privacy.extensions.redeclared import KEYWORDS, NO_SPLIT
 from langchain_dpicl.privacy.extensions.unit_values import TopicSplit
 
 _NAMED = ", topics named"

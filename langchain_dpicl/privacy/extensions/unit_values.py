@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, final
 
 from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_int, fail
-from langchain_dpicl.privacy.data.units import forms_of, normalized
+from langchain_dpicl.privacy.extensions.redeclared import forms_of, normalized
 from langchain_dpicl.privacy.ledger.amounts import PRINTABLE, check_name, is_name
 from langchain_dpicl.privacy.mechanisms.bounded import ClosedClass
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from langchain_dpicl.privacy.ledger.amounts import Amount
-from langchain_dpicl.privacy.ledger.blocks import Blocks
 from langchain_dpicl.privacy.ledger.state import LedgerState, Slot
 from langchain_dpicl.privacy.ledger.store import LedgerRecord
-from langchain_dpicl.privacy.ledger.tickets import Component
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Component
 
 MOST_HELD = 64
 """Most tickets of one slot that a process keeps, where nothing else is said."""

@@ -11,10 +11,9 @@ from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.ledger.amounts import MAX_NAME_LENGTH, is_written, round_down
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Blocks
 from langchain_dpicl.privacy.ledger.purse import Grant
 from langchain_dpicl.privacy.ledger.state import Slot, allowance
-from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, ShareTerms
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, ShareStatus
 
 
@@ -223,8 +222,7 @@ class Share(Holding):
     """A component's tickets. Made by `Budget.declare`.
 
     Formal guarantees:
-      - Over the ledger's life and all processes, at most `max_count` tickets of each (template, label) are out; of a
-        stream: for every window, at most `max_count` whose blocks touch it.
+      - Over the ledger's life and all processes, at most `max_count` tickets of each (template, label) are out.
       - The first reservation seals the share in the ledger; from then on its terms cannot change.
     """
 
@@ -233,15 +231,14 @@ class Share(Holding):
         """What all tickets together may release."""
         return self._component.event
 
-    def remaining(self, template: str, *, label: str | None = None, blocks: Blocks | None = None) -> int:
+    def remaining(self, template: str, *, label: str | None = None) -> int:
         """Returns how many tickets can still be reserved, without those that other processes hold.
 
         Args:
           template: of the ticket.
           label: of the ticket.
-          blocks: of a stream: the blocks that they would read; None: for any blocks.
         """
-        return int(self._left((template, label), blocks))
+        return int(self._left((template, label)))
 
     def committed(self, template: str, *, label: str | None = None) -> int:
         """Returns how many tickets were used and committed, in every process; arguments as `remaining`."""
@@ -265,8 +262,7 @@ class Share(Holding):
         count: int = 1,
         tenant: str | None = None,
         tenant_cap: int | None = None,
-        blocks: Blocks | None = None,
-        run_cap: int | None = None,
+        **reads: Any,
     ) -> Reservation:
         """Charges tickets, atomically and durably, before any private record is read.
 
@@ -279,8 +275,7 @@ class Share(Holding):
           count: number of tickets.
           tenant: public name of who asks; the ledger counts each tenant's tickets. None: no tenant, "".
           tenant_cap: most tickets of this share that the tenant may have, those of every process together.
-          blocks: of a stream: the first and last block that the tickets may read, inside the extent of the share.
-          run_cap: most tickets for these blocks, those of every process together; None: as many as a window may have.
+          reads: of a stream, what `StreamShare.reserve` takes.
 
         Raises:
           PrivacyBudgetExceededError: fewer tickets are left, to all or to the tenant, or the share no longer fits the
@@ -297,22 +292,6 @@ class Share(Holding):
             raise fail("tenant", "valid Unicode text", "half of a surrogate pair", "Decode it again.")
         if tenant_cap is not None:
             check_int("tenant_cap", tenant_cap, low=0)
-        if run_cap is not None:
-            check_int("run_cap", run_cap, low=1)
-        self._check_blocks(blocks)
         slot = template, label
         how: dict[str, Any] = {"event": ticket.event, "refundable": ticket.refundable}
-        return self._take(slot, count, tenant=tenant, cap=tenant_cap, blocks=blocks, run_cap=run_cap, **how)
-
-    def _check_blocks(self, blocks: Blocks | None) -> None:
-        """Refuses blocks that the share may not read."""
-        extent = self._component.extent
-        if (blocks is None) != (extent is None):
-            raise fail("blocks", "those of a range, for a component of a stream, and none for another", blocks)
-        if blocks is None or extent is None:
-            return
-        first, last = check_int("first block", blocks[0], low=0), check_int("last block", blocks[1], low=blocks[0])
-        end = LAST_BLOCK if extent[1] is None else extent[1]
-        if not extent[0] <= first <= last <= end:
-            words = f"blocks {extent[0]} to {'any to come' if extent[1] is None else end}"
-            raise fail("blocks", f"{words}, the extent of {self.component!r}", f"{first} to {last}")
+        return self._take(slot, count, tenant=tenant, cap=tenant_cap, **reads, **how)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl.exceptions import DPICLError, LedgerError
-from langchain_dpicl.privacy._validate import MAX_INT, check_delta, check_int, check_positive, check_real
+from langchain_dpicl.privacy._validate import MAX_INT, check_delta, check_int, check_positive, check_real, fail
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact
-from langchain_dpicl.privacy.ledger.blocks import Blocks
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LineBlock
-from langchain_dpicl.privacy.ledger.tickets import Component, Kind, ShareTerms, event_of_components
-from langchain_dpicl.privacy.ledger.windows import Windows, WindowSums
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, Extent, Kind, ShareTerms, event_of_components
 
 BIND = "bind"
 SEAL = "seal"
@@ -23,10 +22,9 @@ COMMIT = "commit"
 GIVE_BACK = "give_back"
 SNAPSHOT = "snapshot"
 UPGRADE = "upgrade"
-RETIRE = "retire"
 
 RESERVED = ("blocks", "stream")
-"""Members of a line's body that only ledgers of streams have: where it reserves, and where it binds. From format 2."""
+"""Members of a line's body that only ledgers of streams have, from format 2."""
 
 SNAPSHOT_LINES = 4096
 """A snapshot follows at least so many lines, and more where it is large itself."""
@@ -82,10 +80,10 @@ class _SlotTotals:
 
     component: Component
     slot: Slot
-    left: Amount  # of a stream: below 0 where more was reserved over life than one window may have
+    left: Amount
     refundable: bool
     unsettled: int = 0
-    taken: WindowSums | None = None  # of a stream: what is out, for each window
+    taken: Any = None  # what `StreamState` keeps of it
 
 
 @dataclass(slots=True)
@@ -98,7 +96,7 @@ class _UnsettledReservation:
     tenant: str
     stamp: str
     holder: str | None
-    blocks: Blocks | None = None  # of a stream: the first and last block that the tickets may read
+    blocks: Blocks | None = None  # of a stream: what the tickets may read
 
 
 @functools.lru_cache(maxsize=1024, typed=True)  # a ledger has few amounts
@@ -122,7 +120,21 @@ def allowance(component: Component, slot: Slot) -> Amount:
 
 
 class LedgerState:
-    """Totals, shares, bindings and open reservations after the lines applied so far."""
+    """Totals, shares, bindings and open reservations after the lines applied so far.
+
+    Of a ledger of a stream it is a `StreamState`, which is loaded for it: other rules apply there.
+    """
+
+    windows: Any = None  # what is promised for each window of a stream; None: the promise is for life
+
+    def __new__(cls, header: LedgerHeader | None = None) -> LedgerState:  # noqa: PYI034  the kind is the header's
+        """Returns the state for the kind of promise that the header makes; refuses rules of the other kind."""
+        kind: type[LedgerState] = cls  # None: a copy
+        if header is not None:
+            kind = LedgerState if header.stream is None else provided("streams").StreamState
+        if not issubclass(kind, cls):
+            raise LedgerError("ledger: expected a header of the kind that these rules are for, found another.")
+        return object.__new__(kind)
 
     def __init__(self, header: LedgerHeader) -> None:
         self.header = header
@@ -138,10 +150,6 @@ class LedgerState:
         self._open: dict[int, _UnsettledReservation] = {}
         self._used: dict[tuple[str, str], int] = {}
         self.format = header.ledger_format
-        # What is promised for each window of a stream; None: the promise is for life.
-        self.windows: Windows | None = None
-        if header.stream is not None:
-            self.windows = Windows(header.stream, epsilon=header.epsilon, delta=header.delta)
         self._named: list[list[Any]] = []  # number and hash of the lines that bind and seal
         self._last_snapshot = 0  # its number
 
@@ -158,8 +166,7 @@ class LedgerState:
         """
         *named, last = lines
         state, fault = cls(header), ""
-        if state.windows is not None:
-            state.windows.expect_snapshot()
+        state._expect_snapshot()
         for line in named:
             state.seq, state.head = line.seq - 1, line.prev  # the lines between are in the snapshot
             state.apply(line)
@@ -184,31 +191,32 @@ class LedgerState:
             totals = self._slots[name, template, label]
             by = None if holder is None else str(holder)
             check_int("count", count, low=1)
-            amount = _amount(totals.component, unit)
-            read = None if self.windows is None else _blocks_of(*blocks)
+            amount = amount_of(totals.component, unit)
+            read = self._blocks_of(*blocks)
             self._open[entry] = _UnsettledReservation(totals, amount, count, str(tenant), str(stamp), by, read)
             totals.unsettled += count
         for totals, pair in zip(self._slots.values(), body["left"], strict=True):
-            totals.left = _amount(totals.component, pair)
-            is_possible = totals.taken is not None or totals.left >= 0
-            _require(is_possible and totals.left <= allowance(totals.component, totals.slot), "no more than there was")
-        if self.windows is not None:
-            self._take_over_windows(body["windows"])
+            totals.left = amount_of(totals.component, pair)
+            _require(self._is_possible(totals), "no more than there was")
+        self._take_over_windows(body)
         # Whatever was read is written again: nothing was left out, and no value is of another type.
         self.seq, self.head = record.seq - 1, record.prev
         self.apply(record)
 
+    # `StreamState` overrides what follows, and `promised`, `check_request`, `_left_for`, `_charge` and `_refund`.
+
+    def _expect_snapshot(self) -> None:
+        """Called before the lines that a snapshot names are applied."""
+
+    def _blocks_of(self) -> Blocks | None:
+        """Returns what an open reservation of a snapshot says of blocks: nothing, so that more is refused."""
+        return None
+
+    def _is_possible(self, totals: _SlotTotals) -> bool:
+        return 0 <= totals.left <= allowance(totals.component, totals.slot)
+
     def _take_over_windows(self, body: Mapping[str, Any]) -> None:
-        """Takes over what a snapshot holds of the windows."""
-        if self.windows is None:
-            raise LedgerError("expected a ledger of a stream")
-        self.windows.take_over(body, [share.terms for share in self._sealed])
-        for totals, steps in zip(self._slots.values(), body["taken"], strict=True):
-            pairs = [(window, _amount(totals.component, pair)) for window, pair in steps]
-            totals.taken = WindowSums.from_steps(pairs)
-            _require(
-                totals.taken.largest() <= allowance(totals.component, totals.slot), "no more than a window may have"
-            )
+        """Takes over what else a snapshot holds."""
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the totals after the lines applied so far: the body of a line `snapshot`, in a fixed order.
@@ -216,22 +224,17 @@ class LedgerState:
         What `from_snapshot` needs to go on without the lines before it: names the lines that bind and seal, which are
         read, and holds what the others add up to.
         """
-        totals: dict[str, Any] = {
+        return {
             "lines": self._named,
-            "left": [_pair(it.left) for it in self._slots.values()],  # in the order of the shares and their slots
+            "left": [pair_of(it.left) for it in self._slots.values()],  # in the order of the shares and their slots
             "used": sorted([*key, count] for key, count in self._used.items() if count),
             "open": [
-                [entry, *_place(it), _pair(it.unit), it.unsettled, it.tenant, it.stamp, it.holder]
+                [entry, *_place(it), pair_of(it.unit), it.unsettled, it.tenant, it.stamp, it.holder]
                 + ([] if it.blocks is None else [list(it.blocks)])
                 for entry, it in sorted(self._open.items())
             ],
             "wrappers": sorted(self.allowed_wrappers),
         }
-        if self.windows is None:
-            return totals
-        taken = [[] if it.taken is None else it.taken.steps() for it in self._slots.values()]
-        steps = [[[window, _pair(amount)] for window, amount in each] for each in taken]
-        return {**totals, "windows": {**self.windows.to_dict(), "taken": steps}}
 
     @property
     def needs_snapshot(self) -> bool:
@@ -250,36 +253,50 @@ class LedgerState:
 
         Of a stream: of the window where they are largest.
         """
-        if self.windows is not None:
-            return self.windows.promised()
+        return self.promised()
+
+    def promised(self, extent: Extent | None = None) -> tuple[Fraction, Fraction]:  # noqa: ARG002  an override does
+        """Returns `spent`; of a stream: of the windows that touch the blocks of `extent`."""
         return (
             sum((exact(share.terms.epsilon) for share in self._sealed), Fraction(0)),
             sum((exact(share.terms.delta) for share in self._sealed), Fraction(0)),
         )
 
+    def is_apart(self, terms: ShareTerms, extent: Extent | None) -> bool:  # noqa: ARG002  an override does
+        """Whether no promise covers both a share and what reads the blocks of `extent`: never, where it is for life."""
+        return False
+
+    def check_request(
+        self,
+        component: Component,
+        slot: Slot,
+        cost: Amount,  # noqa: ARG002  an override does
+        *,
+        blocks: Blocks | None,
+        run_cap: int | None,
+    ) -> None:
+        """Refuses a reservation for another reason than what is left."""
+        if component.extent is not None or blocks is not None or run_cap is not None:
+            raise fail("blocks", f"none for {component.name!r} {slot[0]!r}: this promise is for life", blocks)
+
+    def available(
+        self,
+        component: Component,
+        slot: Slot,
+        *,
+        blocks: Blocks | None = None,
+        run_cap: int | None = None,  # noqa: ARG002
+    ) -> Amount:
+        """Returns what of a slot can be reserved, of a component that is sealed or not."""
+        is_sealed = component.name in self.shares
+        return self.left(component.name, slot, blocks) if is_sealed else allowance(component, slot)
+
     def left(self, component: str, slot: Slot, blocks: Blocks | None = None) -> Amount:
         """Returns what a sealed component's slot still holds; of a stream: for blocks, or where least is left."""
-        totals = self._slots[component, *slot]
-        return totals.left if self.windows is None else self._left_for(totals, blocks)
+        return self._left_for(self._slots[component, *slot], blocks)
 
-    def _left_for(self, totals: _SlotTotals, blocks: Blocks | None) -> Amount:
-        """Returns what may still be reserved for blocks of a stream, or for any (R2)."""
-        full = allowance(totals.component, totals.slot)
-        if totals.taken is None or self.windows is None:
-            return full
-        return full - (totals.taken.largest() if blocks is None else totals.taken.largest(self.windows.touched(blocks)))
-
-    def left_of_run(self, component: str, slot: Slot, blocks: Blocks, cap: Amount) -> Amount:
-        """Returns what a run on blocks of a stream has left of `cap`, whatever its windows have left.
-
-        What the run has taken is read where no run before it is counted: in the last window that touches its blocks.
-        Runs on later blocks are counted there too, so that a process that is behind them is refused early.
-        """
-        totals = self._slots[component, *slot]
-        if totals.taken is None or self.windows is None:
-            raise LedgerError("expected a ledger of a stream")
-        _, last = self.windows.touched(blocks)
-        return cap - totals.taken.largest((last, last))
+    def _left_for(self, totals: _SlotTotals, blocks: Blocks | None) -> Amount:  # noqa: ARG002  an override does
+        return totals.left
 
     def taken(self, component: str, slot: Slot) -> Amount:
         """Returns what was reserved of a slot and not given back, over the ledger's life."""
@@ -349,12 +366,12 @@ class LedgerState:
         """Applies lines whose place in the chain was checked; returns what takes the last one's totals back."""
         fault, rules, inverse = "", self._RULES, _NOTHING
         seq, kind = self.seq, ""
-        blocks, stream = RESERVED
-        windows = self.windows
+        (blocks, stream), members = RESERVED, self._MEMBERS
         try:
             for seq, kind, body, stamp, digest in lines:
-                is_other = stream in body and (windows is None or kind != BIND)
-                is_other = is_other or (blocks in body and (windows is None or kind != RESERVE))
+                is_other = (stream in body and kind != members.get(stream)) or (
+                    blocks in body and kind != members.get(blocks)
+                )
                 if is_other and self.format > 1:
                     raise LedgerError("expected members that this version reads")
                 inverse = rules[kind](self, seq, body, stamp, digest)
@@ -371,8 +388,6 @@ class LedgerState:
     def _bind(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
         name = body["dataset_id"]
         _require(name not in self.bindings, "a data set not yet bound")
-        if self.windows is not None:
-            _require(body["stream"]["block"] == self.windows.terms.block, "a stream of blocks as long as the ledger's")
         self.bindings[name] = body
         self._named.append([seq, digest])
 
@@ -390,15 +405,7 @@ class LedgerState:
         _require(terms.event == event_of_components(terms.components), "the event of its tickets")
         price = exact(check_real("epsilon", terms.epsilon, low=0.0)), exact(check_delta(terms.delta))
         totals = {(c.name, *slot): _totals(c, slot) for c in terms.components for slot in slots(c)}
-        windows = self.windows
-        if windows is None:
-            epsilon, delta = (spent + more for spent, more in zip(self.spent, price, strict=True))
-            _require(epsilon <= exact(self.header.epsilon) and delta <= exact(self.header.delta), "a share that fits")
-            _require(all(c.extent is None for c in terms.components), "no extent where the promise is for life")
-        else:
-            windows.seal(terms)
-            for slot_totals in totals.values():
-                slot_totals.taken = WindowSums()
+        take_charge_back = self._charge(terms, price, totals.values())
         share = SealedShare(terms, stamp)
         self._sealed.append(share)
         self.shares.update(dict.fromkeys(names, share))
@@ -407,8 +414,7 @@ class LedgerState:
         self._named.append([seq, digest])
 
         def undo() -> None:
-            if windows is not None:
-                windows.unseal(terms)
+            take_charge_back()
             self._named.pop()
             self._sealed.pop()
             for name in names:
@@ -417,6 +423,18 @@ class LedgerState:
                 del self._slots[key]
 
         return undo, ()
+
+    def _charge(
+        self,
+        terms: ShareTerms,
+        price: tuple[Fraction, Fraction],
+        totals: Iterable[_SlotTotals],  # noqa: ARG002
+    ) -> Undo:
+        """Refuses a share that does not fit, or promises something else; returns what takes its charge back."""
+        epsilon, delta = (spent + more for spent, more in zip(self.promised(), price, strict=True))
+        _require(epsilon <= exact(self.header.epsilon) and delta <= exact(self.header.delta), "a share that fits")
+        _require(all(c.extent is None for c in terms.components), "no extent where the promise is for life")
+        return lambda: None
 
     def _reserve(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
         name, count, amount = body["component"], body["count"], body["amount"]
@@ -427,10 +445,8 @@ class LedgerState:
         unit = 1 if is_ticket else _checked_unit(totals.component.kind, amount)
         if type(count) is not int or not 0 < count <= MAX_INT:
             check_int("count", count, low=1)
-        windows, read, reach = self.windows, None, None
-        if windows is not None:
-            read = windows.check_blocks(totals.component, body["blocks"])
-        if (totals.left if windows is None else self._left_for(totals, read)) < unit * count:
+        read = self._read_by(totals.component, body)
+        if self._left_for(totals, read) < unit * count:
             raise LedgerError("expected no more than what is left")
         tenant, holder = body.get("tenant", ""), body.get("holder")
         if type(tenant) is not str or (holder is not None and not isinstance(holder, str)):
@@ -443,18 +459,17 @@ class LedgerState:
         self._open[seq] = entry = _UnsettledReservation(totals, unit, count, tenant, stamp, holder, read)
         totals.unsettled += count
         self._refund(entry, -count)
-        if windows is not None and read is not None:
-            reach = windows.reach(name, None)
-            windows.reach(name, max(read[1], -1 if reach is None else reach))
-        return self._take_reservation_back, (seq, count, wrappers, reach)
+        return self._take_reservation_back, (seq, count, wrappers)
 
-    def _take_reservation_back(self, seq: int, count: int, wrappers: frozenset[str], reach: int | None) -> None:
+    def _read_by(self, component: Component, body: Mapping[str, Any]) -> Blocks | None:  # noqa: ARG002  an override does
+        """Returns the blocks that a line reserves tickets for; None where the promise is for life."""
+        return None
+
+    def _take_reservation_back(self, seq: int, count: int, wrappers: frozenset[str]) -> None:
         self.allowed_wrappers = wrappers
         entry = self._open.pop(seq)
         entry.totals.unsettled -= count
         self._refund(entry, count)
-        if self.windows is not None:
-            self.windows.reach(entry.totals.component.name, reach)
 
     def _commit(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002  as all rules
         number, count = body["reservation"], body["count"]
@@ -491,8 +506,6 @@ class LedgerState:
         """Lets tickets that were settled be reserved again; a negative count reserves them."""
         totals, user = entry.totals, (entry.totals.component.name, entry.tenant)
         totals.left += entry.unit * count
-        if totals.taken is not None and entry.blocks is not None and self.windows is not None:
-            totals.taken.add(self.windows.touched(entry.blocks), -entry.unit * count)
         self._used[user] = self._used.get(user, 0) - count
 
     def _snapshot(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002
@@ -514,14 +527,6 @@ class LedgerState:
 
         return undo, ()
 
-    def _retire(self, seq: int, body: Mapping[str, Any], stamp: str, digest: str) -> _Inverse:  # noqa: ARG002
-        windows, name = self.windows, body["component"]
-        if windows is None or set(body) != {"component"}:
-            raise LedgerError("expected the name of a component of a stream")
-        terms = self.shares[name].terms
-        windows.retire(terms, name)
-        return windows.restore, (terms, name)
-
     _RULES: ClassVar[dict[str, Callable[[LedgerState, int, Mapping[str, Any], str, str], _Inverse]]] = {
         BIND: _bind,
         SEAL: _seal,
@@ -530,8 +535,11 @@ class LedgerState:
         GIVE_BACK: _give_back,
         SNAPSHOT: _snapshot,
         UPGRADE: _upgrade,
-        RETIRE: _retire,
     }
+    """What a line of each kind does; a kind that is not here is refused."""
+
+    _MEMBERS: ClassVar[Mapping[str, str]] = {}
+    """The kind of line that may have each of `RESERVED`."""
 
 
 def slots(component: Component) -> Iterator[Slot]:
@@ -553,19 +561,16 @@ def _place(entry: _UnsettledReservation) -> tuple[str, str, str | None]:
     return entry.totals.component.name, *entry.totals.slot
 
 
-def _pair(amount: Amount) -> list[int]:
+def pair_of(amount: Amount) -> list[int]:
+    """Returns the JSON form of an exact amount."""
     return [amount.numerator, amount.denominator]
 
 
-def _amount(component: Component, pair: Sequence[int]) -> Amount:
+def amount_of(component: Component, pair: Sequence[int]) -> Amount:
+    """Returns the amount of `pair_of`."""
     numerator, denominator = pair
     amount = Fraction(numerator, denominator)
     return int(amount) if component.kind == "tickets" and denominator == 1 else amount
-
-
-def _blocks_of(pair: Sequence[int]) -> Blocks:
-    first, last = pair
-    return check_int("first", first, low=0), check_int("last", last, low=first)
 
 
 def _text(value: object, what: str) -> str:

@@ -17,15 +17,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload, runtime_checkable
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl._opaque import Uncopyable
 from langchain_dpicl.exceptions import DPICLError, LedgerError
-from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_choice, check_delta, check_epsilon, fail
+from langchain_dpicl.privacy._validate import Adjacency, check_adjacency, check_delta, check_epsilon
 from langchain_dpicl.privacy.accounting.events import canonical_json
-from langchain_dpicl.privacy.ledger.amounts import check_name
-from langchain_dpicl.privacy.ledger.blocks import StreamTerms
 
 LEDGER_FORMAT = 2
 """Of new ledgers. Those of format 1 have no snapshots and go on without until a line `upgrade`."""
+
+LIFE = "life"
+"""The window of a ledger whose promise is for everything that a person ever does."""
 
 T = TypeVar("T")
 
@@ -51,61 +53,6 @@ def _stamp_of(second: float) -> str:
     raise LedgerError(msg)
 
 
-MOST_OF_ABOUT, MOST_HOSTS = 500, 100
-"""Characters of one declared text, and hosts with a country: a first line is read often."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerAbout:
-    """What the owners of a ledger declare for those who approve it: public text, which nothing checks.
-
-    Attributes:
-      purpose: what the records are used for; "": not declared, as with the others.
-      owner: who answers for the ledger.
-      approver: who agreed to its limits.
-      retention: how long records, ledger and releases are kept.
-      countries: hosts that receive private text, each with the country where it stands, sorted.
-    """
-
-    purpose: str = ""
-    owner: str = ""
-    approver: str = ""
-    retention: str = ""
-    countries: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def parse(cls, about: Any) -> LedgerAbout | None:
-        """Reads texts by name, and `countries` as a mapping from host to country; nothing declared is None.
-
-        Raises:
-          ConfigurationError: a name is another, a text is blank, not printable, or longer than 500 characters, or there
-            are more than 100 hosts.
-        """
-        if about is not None and not isinstance(about, Mapping):
-            raise fail("about", "a mapping", type(about).__name__, f"Its names are {', '.join(_public_fields(cls))}.")
-        given = {check_choice("about", name, _public_fields(cls)): value for name, value in (about or {}).items()}
-        countries = given.pop("countries", {})
-        if not isinstance(countries, Mapping):
-            raise fail("about: countries", "a mapping from host to country", type(countries).__name__)
-        if len(countries) > MOST_HOSTS:
-            raise fail("about: countries", f"at most {MOST_HOSTS} hosts", len(countries))
-        pairs = ((check_name("about: host", host), _check_text(host, place)) for host, place in countries.items())
-        made = cls(**{name: _check_text(name, value) for name, value in given.items()}, countries=tuple(sorted(pairs)))
-        return None if made == cls() else made
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON form of what was declared; `parse` inverts it exactly."""
-        data = {**{name: getattr(self, name) for name in _public_fields(type(self))}, "countries": dict(self.countries)}
-        return {name: value for name, value in data.items() if value}
-
-
-def _check_text(name: str, value: Any) -> str:
-    if isinstance(value, str) and value.strip() and len(value) <= MOST_OF_ABOUT and value.isprintable():
-        return value
-    found = f"a text of {len(value)} characters" if isinstance(value, str) else type(value).__name__
-    raise fail(f"about: {name}", f"one line of printable text, not blank, of at most {MOST_OF_ABOUT} characters", found)
-
-
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
     """The identity and limits of a ledger; its digest is the first link of the chain.
@@ -118,8 +65,8 @@ class LedgerHeader:
       adjacency: the one neighbouring relation of everything on the ledger.
       stamp: time of creation (UTC); informative.
       ledger_format: version of the line format.
-      stream: blocks and windows of a ledger that promises for each window; None: it promises for life.
-      about: what its owners declared of it; None: nothing.
+      stream: `StreamTerms` of a ledger that promises for each window; None: it promises for life.
+      about: `LedgerAbout`: what its owners declared of it; None: nothing.
     """
 
     ledger_id: str
@@ -129,8 +76,8 @@ class LedgerHeader:
     adjacency: Adjacency
     stamp: str = dataclasses.field(default_factory=_now)
     ledger_format: int = LEDGER_FORMAT
-    stream: StreamTerms | None = None
-    about: LedgerAbout | None = None
+    stream: Any = None
+    about: Any = None
 
     @property
     def digest(self) -> str:
@@ -139,7 +86,7 @@ class LedgerHeader:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
-        data = {name: getattr(self, name) for name in _public_fields(type(self))}
+        data = {name: getattr(self, name) for name in public_fields(type(self))}
         for name in _LATER:  # no member of it where there is none, as in ledgers of earlier versions
             if (value := data.pop(name)) is not None:
                 data[name] = value.to_dict()
@@ -169,9 +116,9 @@ class LedgerHeader:
             check_delta(data["delta"])
             check_adjacency(data["adjacency"])
             if "stream" in data:
-                later["stream"] = StreamTerms.from_dict(data["stream"])
+                later["stream"] = provided("streams").StreamTerms.from_dict(data["stream"])
             if "about" in data:
-                later["about"] = LedgerAbout.parse(data["about"])
+                later["about"] = provided("about").LedgerAbout.parse(data["about"])
             # One form alone: the digest is taken of what was read, and has to tell another text apart.
             if any(later[name] is None or later[name].to_dict() != data[name] for name in _LATER & set(data)):
                 raise LedgerError("expected no empty member")
@@ -230,7 +177,7 @@ class LedgerRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form; `from_dict` inverts it exactly."""
-        return {name: getattr(self, name) for name in _public_fields(type(self))}
+        return {name: getattr(self, name) for name in public_fields(type(self))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LedgerRecord:
@@ -246,12 +193,13 @@ class LedgerRecord:
         return cls(**data)
 
 
-def _public_fields(cls: type[Any]) -> list[str]:
+def public_fields(cls: type[Any]) -> list[str]:
+    """Returns the names of the fields of a dataclass that have a JSON form."""
     return [known.name for known in dataclasses.fields(cls) if not known.name.startswith("_")]
 
 
 def _require_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
-    names = set(_public_fields(cls))
+    names = set(public_fields(cls))
     keys = set(data) if isinstance(data, Mapping) else set()
     if keys != names:
         msg = f"{cls.__name__}: expected the fields {sorted(names)}, found {sorted(map(str, keys))}."

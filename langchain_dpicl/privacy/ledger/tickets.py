@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from langchain_dpicl._lazy import provided
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
@@ -31,13 +32,19 @@ from langchain_dpicl.privacy.accounting.events import (
     ZCdpEvent,
     canonical_json,
     event_from_dict,
+    event_parts,
     event_to_dict,
     is_event,
 )
 from langchain_dpicl.privacy.ledger.amounts import check_name, effective_delta
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, Extent
 
 Kind: TypeAlias = Literal["tickets", "gdp", "zcdp"]
+
+Blocks: TypeAlias = tuple[int, int]
+"""The first and the last block of a range of a stream."""
+
+Extent: TypeAlias = tuple[int, int | None]
+"""The first and the last block that the tickets of a component may read; None: every block to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +105,6 @@ class Ticket:
         return cls(**{**data, "event": event_from_dict(data["event"])})
 
 
-def event_parts(event: Event) -> Iterator[Event]:
-    """Yields an event and every event inside it."""
-    yield event
-    inner: tuple[Any, ...] = ()
-    if isinstance(event, ComposedEvent):
-        inner = event.events
-    elif isinstance(event, ParallelEvent):
-        inner = tuple(branch for _, branch in event.branches)
-    elif hasattr(event, "event"):
-        inner = (event.event,)
-    for part in inner:
-        yield from event_parts(part)
-
-
 def event_of_tickets(tickets: Sequence[Ticket], *, partition: str | None = None) -> Event:
     """Returns what all tickets together may release.
 
@@ -166,10 +159,7 @@ class Component:
     def __post_init__(self) -> None:
         check_name("component", self.name)
         if self.extent is not None:
-            first, last = self.extent
-            check_int("extent", first, low=0, high=LAST_BLOCK)
-            last = None if last is None else check_int("extent", last, low=first, high=LAST_BLOCK)
-            object.__setattr__(self, "extent", (first, last))
+            object.__setattr__(self, "extent", provided("streams").checked_extent(self.extent))
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         if self.delta is not None:
@@ -273,6 +263,12 @@ def event_of_components(components: Iterable[Component]) -> Event:
     """Returns what the components may release together; components without tickets release nothing."""
     events = [component.event for component in components]
     return compose_events(events) if events else NoEvent()
+
+
+def extent_of(components: Iterable[Component]) -> Extent | None:
+    """Returns the least range with the blocks of all components of a stream, or None."""
+    extents = [component.extent for component in components if component.extent is not None]
+    return provided("streams").hull_of(extents) if extents else None
 
 
 def implementation_delta_of(components: Iterable[Component]) -> float:

@@ -29,14 +29,12 @@ from langchain_dpicl.exceptions import (
     TenantCapExceededError,
 )
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact, round_down, round_up
-from langchain_dpicl.privacy.ledger.blocks import Blocks, hull_of
 from langchain_dpicl.privacy.ledger.purse import LEAST_LEFT, Grant, Lease, Purse, PurseKey
 from langchain_dpicl.privacy.ledger.state import (
     BIND,
     COMMIT,
     GIVE_BACK,
     RESERVE,
-    RETIRE,
     SEAL,
     SNAPSHOT,
     UPGRADE,
@@ -47,7 +45,7 @@ from langchain_dpicl.privacy.ledger.state import (
     unit_cost,
 )
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction, in_blocks
-from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, ShareTerms, extent_of
 
 
 def budget_exceeded(
@@ -632,19 +630,11 @@ class LedgerWriter:
         """Returns how many tickets a lease may take, or raises the refusal of `count` of them."""
         name, slot, unit = component.name, key.slot, unit_cost(component.kind, key.amount)
         sealed = state.sealed_component(name)
-        if sealed is None:
-            remaining = allowance(component, slot)
-        else:
+        if sealed is not None:
             self._check_same_terms(component, sealed)
-            if state.windows is not None and state.windows.is_retired(name):
-                raise SealedShareError(f"{name!r}: it was retired. Declare another component for a new share.")
-            remaining = state.left(name, slot, key.blocks)
-        if key.blocks is not None and key.run_cap is not None:
-            of_run = key.run_cap if sealed is None else state.left_of_run(name, slot, key.blocks, key.run_cap)
-            if of_run <= remaining and of_run < unit * count:
-                what = f"tickets {slot[0]!r} of one run of {name!r}"
-                raise budget_exceeded(what, count, max(of_run, 0), "The next run has its own.")
-            remaining = min(remaining, of_run)
+        asked: dict[str, Any] = {"blocks": key.blocks, "run_cap": key.run_cap}
+        state.check_request(component, slot, unit * count, **asked)
+        remaining = state.available(component, slot, **asked)
         if unit * count > remaining:
             held = state.unsettled(name, slot) - self._waiting_of(state, name, slot)
             raise too_few(component, slot, unit * count, remaining, held)
@@ -696,8 +686,7 @@ class LedgerWriter:
         sealed = [c.name for c in terms.components if c.name in writer.state.shares]
         if sealed:
             raise SealedShareError(f"{sealed}: sealed meanwhile by another process. Declare the plan again.")
-        windows, extents = writer.state.windows, [c.extent for c in terms.components if c.extent is not None]
-        promised = writer.state.spent if windows is None else windows.promised(hull_of(extents))
+        promised = writer.state.promised(extent_of(terms.components))
         for name, spent in zip(("epsilon", "delta"), promised, strict=True):
             requested, remaining = getattr(terms, name), exact(getattr(self.header, name)) - spent
             if exact(requested) > remaining:
@@ -706,22 +695,9 @@ class LedgerWriter:
                 )
         writer.append(SEAL, terms.to_dict())
 
-    def retire(self, name: str) -> None:
-        """Ends a component of a stream: it reserves no more, and its price leaves the windows that it has not read.
-
-        What this process holds of it is given back first; a component that is retired already stays so.
-
-        Raises:
-          SealedShareError: no share of the name is sealed.
-        """
-        with self.exclusive() as writer:
-            windows = writer.state.windows
-            if windows is None or name not in writer.state.shares:
-                advice = "Only the component of a stream that has reserved a ticket can be retired."
-                raise SealedShareError(f"{name!r}: expected a sealed component of a stream, found none. {advice}")
-            if not windows.is_retired(name):
-                _return_tickets(writer, self._purse.remove(writer.state, lambda key: key.component == name))
-                writer.append(RETIRE, {"component": name})
+    def return_component(self, writer: LineAppender, name: str) -> None:
+        """Gives back all tickets of a component that this process holds."""
+        _return_tickets(writer, self._purse.remove(writer.state, lambda key: key.component == name))
 
     def commit(self, reservation: int, count: int, *, wait: bool = False) -> None:
         """Notes that what tickets released is stored; the line waits for the next one where the store is durable.
@@ -784,17 +760,13 @@ class LedgerWriter:
 
         Of a stream: for these blocks, at most `run_cap` of them; None: for any.
         """
-        full = allowance(component, slot)  # refuses a slot that the component has not
+        allowance(component, slot)  # refuses a slot that the component has not
         state = self.refresh()
         with self.lock:  # no line that moves tickets between the two is written meanwhile
-            left = state.left(component.name, slot, blocks) if component.name in state.shares else full
+            left = state.available(component, slot, blocks=blocks, run_cap=run_cap)
             if state.windows is not None and blocks is None:
                 return left
-            if blocks is not None and run_cap is not None:
-                is_sealed = component.name in state.shares
-                of_run = state.left_of_run(component.name, slot, blocks, run_cap) if is_sealed else run_cap
-                left = max(min(left, of_run), 0)
-            return left + self._purse.cost(component.name, slot, blocks)
+            return max(left, 0) + self._purse.cost(component.name, slot, blocks)
 
     def used_by(self, tenant: str, component: str) -> int:
         """Returns how many tickets of a component a tenant has, without those that are in the purse."""

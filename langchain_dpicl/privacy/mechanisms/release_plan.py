@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy.typing as npt
 
@@ -17,48 +16,11 @@ from langchain_dpicl._lazy import provided
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.privacy._validate import Adjacency, RowShape, check_adjacency, check_int, check_real, fail
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, RepeatedEvent
-from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Aggregation, BoundedSum, ClosedClass, Sensitivity
+from langchain_dpicl.privacy.mechanisms.bounded import GRID, LARGEST, Aggregation, BoundedSum, Sensitivity
 from langchain_dpicl.privacy.mechanisms.noise import GaussianMechanism, GumbelMechanism, Mechanism
 from langchain_dpicl.privacy.mechanisms.randomness import SecureRandom
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits, Sampler
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
-
-
-class TestRuns(Protocol):
-    """The runs of a plan's test on one secret sample."""
-
-    @property
-    def are_over(self) -> bool:
-        """Whether all private releases that were paid for have been made; public."""
-
-    def are_far(self, rows: npt.NDArray[Any], public: npt.NDArray[Any], *, rng: SecureRandom) -> bool:
-        """Asks whether the rows are far from the public distribution."""
-
-
-class ReleaseTest(ClosedClass, is_base=True):
-    """Base of the tests that are asked before every release whether the rows are far from the public distribution."""
-
-    __slots__ = ()
-    name: ClassVar[str]
-    threshold: float
-    noise_multiplier: float
-
-    @abstractmethod
-    def with_releases(self, event: Event, runs: int) -> Event:
-        """Returns the event of `runs` runs of the test, each followed by one release of `event`."""
-
-    @abstractmethod
-    def runs(self, plan: ReleasePlan) -> TestRuns:
-        """Returns the runs of this test for one secret sample of a plan."""
-
-    @abstractmethod
-    def implementation_delta(self, num_questions: int) -> float:
-        """Returns what one run of so many questions may add to delta."""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the public parameters, for reports."""
-
 
 # What looks like one of these can do anything: the proofs cover exactly these classes and those of `registry`.
 _PROVED: dict[str, tuple[type, ...]] = {
@@ -112,8 +74,8 @@ class ReleasePlan:
       adjacency: the neighbouring relation all of it is stated under.
       redraw_every: releases per secret sample (c), public.
       constants: public scores of further candidates, which no row moves ("abstain"); rounded to multiples of 2^-32.
-      test: asks before every release whether the rows are far from the public distribution; where they are not, what
-        leaves is public. Only for sums that the public logits belong to.
+      test: None, or a `SparseVectorTest`: asks before every release whether the rows are far from the public
+        distribution; where they are not, what leaves is public. Only for sums that the public logits belong to.
       private_releases: with `test`, how many releases of a block may come from the rows; what follows is public.
 
     Raises:
@@ -127,7 +89,7 @@ class ReleasePlan:
     adjacency: Adjacency
     redraw_every: int = 1
     constants: tuple[float, ...] = ()
-    test: ReleaseTest | None = None
+    test: Any = None
     private_releases: int = 0
 
     def __post_init__(self) -> None:

@@ -14,7 +14,8 @@ from langchain_dpicl.audit.game import play, power_of
 from langchain_dpicl.audit.suite import _checks, games_of
 from langchain_dpicl.documents.plan import plan_documents
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.data import unit_pool
+from langchain_dpicl.privacy.data.private_examples import Pool
+from langchain_dpicl.privacy.extensions import redeclared as resplit
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,
@@ -113,16 +114,16 @@ def several_topics(patch: pytest.MonkeyPatch) -> None:
 
         def open_pool(label: str | None) -> Any:
             index = range(len(units.contents)) if label is None else held.get(label, [])
-            return unit_pool.Pool(lambda: len(index), lambda position: units.contents[index[position]])
+            return Pool(lambda: len(index), lambda position: units.contents[index[position]])
 
         return open_pool
 
-    patch.setattr(unit_pool, "_split_units", redeclared)
+    patch.setattr(resplit, "split_units", redeclared)
 
 
 def evened_out(patch: pytest.MonkeyPatch) -> None:
     """Topics are filled evenly: who comes first decides where the others go."""
-    real = unit_pool._split_units
+    real = resplit.split_units
 
     def redeclared(units: Any, labels: Any, split: Any) -> Any:
         taken: list[str] = []
@@ -136,7 +137,7 @@ def evened_out(patch: pytest.MonkeyPatch) -> None:
 
         return real(units, labels, even)
 
-    patch.setattr(unit_pool, "_split_units", redeclared)
+    patch.setattr(resplit, "split_units", redeclared)
 
 
 def noise_for_many_alone(patch: pytest.MonkeyPatch) -> None:

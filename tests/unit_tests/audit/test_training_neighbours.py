@@ -20,7 +20,7 @@ from langchain_dpicl.options import Noise, Training
 from langchain_dpicl.privacy.extensions.gradient_sums import RunningSum
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonUnits
-from langchain_dpicl.release.token_block import NOT_COMPUTED
+from langchain_dpicl.release.sample import NOT_COMPUTED
 from langchain_dpicl.runs import release_run
 from langchain_dpicl.soft_prompts.options import ExampleFields
 from langchain_dpicl.soft_prompts.trainer import PromptDPSGD

@@ -39,7 +39,7 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
 )
 from langchain_dpicl.privacy.accounting.events import PureEvent
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool
 from langchain_dpicl.privacy.extensions.count_histograms import COUNT_TEMPLATE
 from langchain_dpicl.privacy.extensions.unit_values import UnitValues
 from langchain_dpicl.privacy.ledger.store import InMemoryStore

@@ -25,7 +25,7 @@ from langchain_dpicl.exceptions import (
     PrivacyBudgetError,
     RunInterruptedError,
 )
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool
 from langchain_dpicl.privacy.extensions.word_release import (
     PAIR_TEMPLATE,
     WORD_TEMPLATE,

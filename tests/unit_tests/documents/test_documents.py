@@ -41,7 +41,7 @@ from langchain_dpicl.exceptions import (
     RunInterruptedError,
 )
 from langchain_dpicl.options import Decoding, GenerationTask, Noise, OpenLabel, Rows, Topics
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool
 from langchain_dpicl.privacy.extensions.count_histograms import GaussianCountMechanism
 from langchain_dpicl.privacy.extensions.topic_partition import TOPIC_TEMPLATE, TopicExamples
 from langchain_dpicl.privacy.extensions.unit_values import TopicSplit, UnitKeywords
@@ -304,7 +304,7 @@ class TestWhatIsPaid:
 
     def test_a_split_that_fails_is_tried_again_for_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = maker()
-        monkeypatch.setattr("langchain_dpicl.privacy.data.unit_pool._split_units", None)
+        monkeypatch.setattr("langchain_dpicl.privacy.extensions.redeclared.split_units", None)
         with pytest.raises(RecordError):
             made.run(progress=False)
         monkeypatch.undo()

@@ -16,7 +16,7 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
 from langchain_dpicl import Budget, PrivateExamples
-from langchain_dpicl.backends.rows.rows import run_guarded
+from langchain_dpicl._opaque import run_guarded
 from langchain_dpicl.evaluation import (
     Choice,
     EvaluationResult,

@@ -53,7 +53,7 @@ from langchain_dpicl.privacy.mechanisms.sampling import assign
 from langchain_dpicl.release import dealt_sample
 from langchain_dpicl.release import sample as samples
 from langchain_dpicl.release import token_block as blocks
-from langchain_dpicl.release.curator import open_block
+from langchain_dpicl.release.token_block import open_block
 from tests.doubles import WORDS, SpyBackend
 from tests.full_doubles import FullFake, full_engine, same_coins
 from tests.labelling_doubles import counts, house

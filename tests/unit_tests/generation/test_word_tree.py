@@ -220,7 +220,6 @@ def asked(notes: list[str], patch: pytest.MonkeyPatch) -> list[tuple[Token, ...]
         within.setattr(ReleasePlan, "bound", lambda self, rows, **_: rows)
         within.setattr(token_block, "sum_rows", lambda boxed, plan, width, public=None: width)
         within.setattr(token_block, "index_release", lambda plan, choose: lambda width: width - 1)
-        within.setattr("langchain_dpicl.release.curator.index_release", lambda plan, choose: lambda width: width - 1)
         few_shot(api(), notes=notes)[0].run(progress=False)
     return seen
 

@@ -27,8 +27,7 @@ from langchain_dpicl.exceptions import (
     PrivateAccessError,
     RecordError,
 )
-from langchain_dpicl.privacy.data.private_examples import PrivateExamples
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool, PrivateExamples
 from langchain_dpicl.reports.page import page_of
 
 CANARY = "zx-example-canary-58"

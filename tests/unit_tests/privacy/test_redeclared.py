@@ -18,6 +18,7 @@ from langchain_dpicl.backends.fake import FakeBackend, word_copier
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetMismatchError, PrivateAccessError, RecordError
 from langchain_dpicl.options import Decoding, Rows
 from langchain_dpicl.privacy.data import units
+from langchain_dpicl.privacy.extensions import redeclared
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.stores import SQLiteStore
@@ -364,7 +365,7 @@ def locals_of_ours(error: BaseException) -> list[str]:
 
 
 def failing(kind: type[BaseException]) -> Callable[..., str]:
-    real = units.normalized
+    real = redeclared.normalized
 
     def normalized(text: str, *, fold_case: bool = True) -> str:
         if CANARY in text:
@@ -383,7 +384,7 @@ def test_a_stop_while_bound_units_are_split_shows_none_of_them(
 ) -> None:
     private = found([record("card", CANARY), record(CANARY, CANARY)])
     budget_of().bind(private)
-    monkeypatch.setattr(units, "normalized", failing(raised))
+    monkeypatch.setattr(redeclared, "normalized", failing(raised))
     with pytest.raises(heard) as caught:
         split(private)
     seen = locals_of_ours(caught.value)
@@ -436,7 +437,7 @@ def test_a_stop_while_a_unit_is_read_shows_nothing_of_it(
     made = split(private)
     private._attach("ledger")
     pool = made._pool(None, ledger_id="ledger")
-    monkeypatch.setattr(units, "normalized", failing(raised))
+    monkeypatch.setattr(redeclared, "normalized", failing(raised))
     assert len(pool.records(0)) == 1
     if raised is MemoryError:
         assert pool.records(1) == ()

@@ -21,7 +21,7 @@ from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUni
 from langchain_dpicl.release import curator
 from langchain_dpicl.release import sample as samples
 from langchain_dpicl.release import token_block as blocks
-from langchain_dpicl.release.curator import open_block
+from langchain_dpicl.release.token_block import open_block
 from tests.doubles import WORDS, RepeatableCoins, SpyBackend
 
 DOMAIN = tuple(word.encode() for word in WORDS)

@@ -29,7 +29,7 @@ from langchain_dpicl.exceptions import (
 )
 from langchain_dpicl.options import Rows, Serving
 from langchain_dpicl.privacy._validate import Adjacency
-from langchain_dpicl.privacy.data import streams
+from langchain_dpicl.privacy.extensions import private_streams as streams
 from langchain_dpicl.privacy.extensions.run_tickets import QueryShare
 from langchain_dpicl.privacy.ledger import purse as purses
 from langchain_dpicl.privacy.ledger import writer as writers

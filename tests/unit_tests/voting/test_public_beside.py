@@ -14,10 +14,10 @@ from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from langchain_dpicl import DPVotingRunnable, Rows, Serving
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.private_calls.call import RetryPolicy
 from langchain_dpicl.backends.rows.public_beside import AskBeside, Outage, PublicAnswer
-from langchain_dpicl.backends.rows.rows import OpaqueRows
 from langchain_dpicl.backends.sync_async import Effect
 from langchain_dpicl.exceptions import ModelCallError
 from tests.contracts.front_room import CANARY

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.embeddings import DeterministicFakeEmbedding
 
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.embedded.model import EmbeddedModel
 from langchain_dpicl.backends.fake import FakeBackend, scripted
 from langchain_dpicl.backends.langchain.backend import LangChainBackend
@@ -21,7 +22,6 @@ from langchain_dpicl.backends.langchain.texts import TextVoteBackend
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
 from langchain_dpicl.backends.rows import answer_rows
 from langchain_dpicl.backends.rows.answer_rows import AnswerRows, Keywords
-from langchain_dpicl.backends.rows.rows import OpaqueRows
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, PrivateAccessError
 from tests.canary import RECORD, VOTE, canaries_in, describe
 from tests.doubles import PanicError

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.base import GradientBackend, TrainingExample
 from langchain_dpicl.backends.rows.gradient_rows import GradientRequest, StartAgainError
-from langchain_dpicl.backends.rows.rows import OpaqueRows
 from langchain_dpicl.exceptions import ConfigurationError, DPICLError, ModelCallError, PrivateAccessError
 from tests.doubles import PanicError
 

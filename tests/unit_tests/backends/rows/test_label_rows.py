@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.backends.base import ChoiceBackend, NextTokenBackend, PublicChoiceBackend, Rows
 from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.backends.rows.label_rows import LabelRows
-from langchain_dpicl.backends.rows.rows import OpaqueRows
 from langchain_dpicl.exceptions import CapabilityError, ConfigurationError, ModelCallError
 from tests.contracts.backend import same_bits
 from tests.doubles import PanicError

@@ -32,7 +32,8 @@ from langchain_dpicl.privacy.accounting.events import (
     RepeatedEvent,
     SubsampledEvent,
 )
-from langchain_dpicl.privacy.accounting.normal_form import Terms, dominates, normal_form, unit_terms
+from langchain_dpicl.privacy.accounting.normal_form import Terms, normal_form, unit_terms
+from langchain_dpicl.privacy.extensions.label_places import dominates
 from langchain_dpicl.privacy.second_opinions import accountants as _opinions
 from tests.strategies import (
     ADJACENCIES,

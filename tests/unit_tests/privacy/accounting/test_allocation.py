@@ -29,8 +29,9 @@ from langchain_dpicl.privacy.accounting.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.accounting.normal_form import dominates, normal_form
+from langchain_dpicl.privacy.accounting.normal_form import normal_form
 from langchain_dpicl.privacy.extensions import random_allocation as _allocation
+from langchain_dpicl.privacy.extensions.label_places import dominates
 from langchain_dpicl.privacy.extensions.random_allocation import MAX_BATCHES, AllocatedEvent
 from langchain_dpicl.privacy.second_opinions import accountants as _allocation_opinion
 from tests.contracts.sampler import EVENT

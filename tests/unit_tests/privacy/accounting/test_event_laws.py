@@ -28,8 +28,9 @@ from langchain_dpicl.privacy.accounting.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.accounting.normal_form import dominates, unit_terms
+from langchain_dpicl.privacy.accounting.normal_form import unit_terms
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
+from langchain_dpicl.privacy.extensions.label_places import dominates
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
 from langchain_dpicl.privacy.extensions.registry import EVENT_TYPES
 from langchain_dpicl.privacy.second_opinions.compare import second_reading

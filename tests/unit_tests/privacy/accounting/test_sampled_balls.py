@@ -22,9 +22,10 @@ from langchain_dpicl.privacy.accounting.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.accounting.normal_form import dominates, normal_form
+from langchain_dpicl.privacy.accounting.normal_form import normal_form
 from langchain_dpicl.privacy.extensions import gradient_sums
 from langchain_dpicl.privacy.extensions.gradient_sums import SampledBallEvent
+from langchain_dpicl.privacy.extensions.label_places import dominates
 
 SIZE, BATCH = 67_349, 1_024
 RATE, DELTA = BATCH / SIZE, 1 / SIZE

@@ -29,7 +29,6 @@ from langchain_dpicl.privacy.accounting.events import (
     event_from_dict,
     event_to_dict,
 )
-from langchain_dpicl.privacy.data.units import normalized
 from langchain_dpicl.privacy.extensions.count_histograms import (
     CountPlan,
     DiscreteLaplaceMechanism,
@@ -39,6 +38,7 @@ from langchain_dpicl.privacy.extensions.count_histograms import (
     tail_bound,
 )
 from langchain_dpicl.privacy.extensions.random_allocation import AllocatedEvent
+from langchain_dpicl.privacy.extensions.redeclared import normalized
 from langchain_dpicl.privacy.extensions.unit_values import UNITS, UnitValues
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from langchain_dpicl import Budget, PrivateExamples
 from langchain_dpicl.exceptions import RecordError
 from langchain_dpicl.privacy.data import units
-from langchain_dpicl.privacy.data.unit_pool import Pool
+from langchain_dpicl.privacy.data.private_examples import Pool
 from langchain_dpicl.stores import SQLiteStore
 
 CANARY = "zx-moved-canary-12"

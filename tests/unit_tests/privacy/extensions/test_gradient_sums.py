@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_dpicl.backends.rows.rows import OpaqueRows
+from langchain_dpicl._opaque import OpaqueRows
 from langchain_dpicl.exceptions import ConfigurationError, PrivateAccessError, SensitivityError
 from langchain_dpicl.privacy.extensions import gradient_sums
 from langchain_dpicl.privacy.extensions.gradient_sums import ClippedGradientSum, RunningSum, running_sum
@@ -26,7 +26,7 @@ from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.sampling import PoissonSlots, PoissonUnits
 from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
-from langchain_dpicl.release.token_block import sum_rows
+from langchain_dpicl.release.sample import sum_rows
 from tests import row_strategies
 from tests.contracts.aggregation import LAW, AggregationContract
 

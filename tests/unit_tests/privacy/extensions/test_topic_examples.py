@@ -10,7 +10,7 @@ import pytest
 
 from langchain_dpicl import Budget, PrivateExamples, verify_report
 from langchain_dpicl.exceptions import ConfigurationError, PrivacyBudgetMismatchError, PrivateAccessError, RecordError
-from langchain_dpicl.privacy.data import unit_pool
+from langchain_dpicl.privacy.extensions import redeclared
 from langchain_dpicl.privacy.extensions.topic_partition import TopicExamples, split_by_topics
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.stores import SQLiteStore
@@ -120,7 +120,7 @@ def test_what_splits_is_hidden_where_it_fails(monkeypatch: pytest.MonkeyPatch) -
     def broken(*_: Any) -> Any:
         raise MemoryError(CANARY)
 
-    monkeypatch.setattr(unit_pool, "_split_units", broken)
+    monkeypatch.setattr(redeclared, "split_units", broken)
     with pytest.raises(RecordError) as caught:
         made.name_topics(["card"])
     assert CANARY not in str(caught.value)

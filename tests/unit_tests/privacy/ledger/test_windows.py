@@ -25,12 +25,13 @@ from langchain_dpicl.exceptions import (
     SealedShareError,
 )
 from langchain_dpicl.privacy.accounting.events import GaussianEvent, PureEvent
+from langchain_dpicl.privacy.extensions.stream_blocks import LAST_BLOCK, StreamTerms
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamState, retire
+from langchain_dpicl.privacy.extensions.stream_windows import Windows, WindowSums
 from langchain_dpicl.privacy.ledger import state as states
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, StreamTerms
 from langchain_dpicl.privacy.ledger.state import SNAPSHOT, LedgerState
-from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, next_record
+from langchain_dpicl.privacy.ledger.store import InMemoryStore, LedgerHeader, LedgerRecord, next_record
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.ledger.windows import Windows, WindowSums
 from langchain_dpicl.privacy.ledger.writer import write_dropped
 from langchain_dpicl.reports import verify_report
 from langchain_dpicl.stores import SQLiteStore
@@ -295,7 +296,7 @@ def test_a_snapshot_whose_shares_do_not_fit_opens_nothing() -> None:
     it = Simulation(7, 10, ())
     it.declare("a", 0, scale=1.0)
     it.run("a", 0, 20)
-    it.desks[0].retire("a")  # before the second one fits
+    retire(it.desks[0], "a")  # before the second one fits
     it.declare("b", 40, scale=1.0)
     it.run("b", 40, 41)
     state = it.verified()
@@ -447,3 +448,56 @@ def test_a_promise_for_windows_can_be_pure() -> None:
         [2, 3, 6, 12], rel=1e-5
     )
     assert verify_report(report).ok
+
+
+# -- one rule book, of which the part for streams is loaded -----------------------------------------------------------
+
+
+def lines_of_a_stream(state: LedgerState) -> list[LedgerRecord]:
+    reserve = {"component": "a", "template": "run", "label": None, "count": 1, "amount": 1.0, "blocks": [3, 9]}
+    seal = terms_of("a", (0, None), scale=4.0, most=2).to_dict()
+    made: list[LedgerRecord] = []
+    for kind, body in [("seal", seal), ("reserve", reserve), ("retire", {"component": "a"})]:
+        made.append(next_record(len(made), made[-1].hash if made else state.head, kind, body))
+    return made
+
+
+def test_the_rules_are_those_of_the_header() -> None:
+    life = LedgerHeader("f0" * 16, "test", 1.0, 0.5, "add_remove")
+    assert type(LedgerState(life)) is LedgerState
+    assert type(LedgerState(header(7))) is StreamState
+    with pytest.raises(LedgerError, match="kind that these rules are for"):
+        StreamState(life)
+
+
+def test_the_rules_of_a_stream_are_loaded_by_the_first_ledger_that_has_one() -> None:
+    code = (
+        "import sys; from langchain_dpicl.privacy.ledger.state import LedgerState\n"
+        "from langchain_dpicl.privacy.ledger.store import LedgerHeader\n"
+        "name = 'langchain_dpicl.privacy.extensions.stream_ledger'\n"
+        "terms = {'block': 'P1D', 'origin': '2001-01-01T00:00:00+00:00', 'window': 7}\n"
+        "data = LedgerHeader('f0' * 16, 'test', 1.0, 0.5, 'add_remove').to_dict()\n"
+        "LedgerState(LedgerHeader.from_dict(data)); assert name not in sys.modules\n"
+        "state = LedgerState(LedgerHeader.from_dict({**data, 'stream': terms})); assert name in sys.modules\n"
+        "print(type(state).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["StreamState"]
+
+
+def test_rules_for_life_ignore_no_line_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, reserve, retire_line = lines_of_a_stream(LedgerState(header(7)))
+    whole = LedgerState(header(7))
+    whole.apply_all((first, reserve, retire_line))
+    assert whole.seq == 3
+    # Planted: the header's kind is overlooked. The lines are refused all the same.
+    monkeypatch.setattr(LedgerState, "__new__", lambda cls, _: object.__new__(LedgerState))
+    blind = LedgerState(header(7))
+    with pytest.raises(LedgerError, match="no extent where the promise is for life"):
+        blind.apply(first)
+    monkeypatch.setattr(LedgerState, "_charge", lambda *_: lambda: None)
+    blind.apply(first)
+    with pytest.raises(LedgerError, match="members that this version reads"):
+        blind.apply(reserve)
+    with pytest.raises(LedgerError, match="retire"):
+        blind.apply(next_record(1, blind.head, "retire", {"component": "a"}))

@@ -11,14 +11,15 @@ import pytest
 
 from langchain_dpicl.exceptions import DPICLError
 from langchain_dpicl.privacy.accounting.events import GaussianEvent
+from langchain_dpicl.privacy.extensions import stream_windows as windows
+from langchain_dpicl.privacy.extensions.stream_ledger import StreamState, retire
+from langchain_dpicl.privacy.extensions.stream_windows import Windows, WindowSums
 from langchain_dpicl.privacy.ledger import purse as purses
-from langchain_dpicl.privacy.ledger import windows
 from langchain_dpicl.privacy.ledger import writer as writers
 from langchain_dpicl.privacy.ledger.purse import Purse
 from langchain_dpicl.privacy.ledger.shares import Reservation
 from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.tickets import Ticket
-from langchain_dpicl.privacy.ledger.windows import Windows
 from tests.durable import EarlyStore
 from tests.windows.oracle import Entry, by_arrival, first_of_a_block, rows_per_block
 from tests.windows.simulator import Simulation
@@ -64,7 +65,7 @@ def twice_over(*second: int) -> Callable[[Simulation], None]:
 def retired_then_another(it: Simulation) -> None:
     it.declare("a", 0, scale=1.0)
     it.run("a", 0, 0)
-    it.desks[0].retire("a")
+    retire(it.desks[0], "a")
     it.declare("b", 0, scale=1.0)
     it.run("b", 0, 0)
 
@@ -128,14 +129,14 @@ def leased_for_another_run(it: Simulation) -> None:
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 NOW = [0]
-touched, extent_of, left_for, left = Windows.touched, Windows.extent_of, LedgerState._left_for, LedgerState.left
+touched, extent_of, left_for, left = Windows.touched, Windows.extent_of, StreamState._left_for, StreamState.left
 sealed, take = Purse.sealed, Purse.take
 
 
 def charged_to(patch: pytest.MonkeyPatch, place: Callable[[tuple[int, int]], tuple[int, int]]) -> None:
     """Charges other blocks than those that are read, in the rules and where a process looks ahead."""
     patch.setattr(Windows, "check_blocks", lambda self, component, blocks: place(blocks))
-    patch.setattr(LedgerState, "left", lambda self, name, slot, blocks=None: left(self, name, slot, place(blocks)))
+    patch.setattr(StreamState, "left", lambda self, name, slot, blocks=None: left(self, name, slot, place(blocks)))
 
 
 def of_the_clock(patch: pytest.MonkeyPatch, it: Simulation) -> None:
@@ -177,10 +178,10 @@ def old_view(patch: pytest.MonkeyPatch, it: Simulation) -> None:
     before = LedgerState(it.header)
 
     def old(self: LedgerState, totals: Any, blocks: Any) -> Any:
-        unused = type(totals)(totals.component, totals.slot, 0, refundable=True)
+        unused = type(totals)(totals.component, totals.slot, 0, refundable=True, taken=WindowSums())
         return left_for(before, unused, blocks)
 
-    patch.setattr(LedgerState, "_left_for", old)
+    patch.setattr(StreamState, "_left_for", old)
 
 
 def burnt_comes_back(patch: pytest.MonkeyPatch, it: Simulation) -> None:

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 
 from langchain_dpicl.exceptions import LedgerError
 from langchain_dpicl.privacy._validate import check_int
+from langchain_dpicl.privacy.extensions.stream_blocks import END, LAST_BLOCK, StreamTerms, hull_of
 from langchain_dpicl.privacy.ledger.amounts import Amount, exact
-from langchain_dpicl.privacy.ledger.blocks import END, LAST_BLOCK, Blocks, Extent, StreamTerms, hull_of
-from langchain_dpicl.privacy.ledger.tickets import Component, ShareTerms
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Component, Extent, ShareTerms
 
 _Node: TypeAlias = list[Any]
 """Its own amount, the largest sum below it with its own, and two halves; None stands for a node of nothing."""

@@ -12,17 +12,20 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
 from typing import Any, TypeAlias
 
-from langchain_dpicl._opaque import Opaque
+from langchain_dpicl._opaque import Opaque, run_guarded
 from langchain_dpicl.exceptions import ConfigurationError, RecordError
 from langchain_dpicl.privacy._validate import check_choice, check_delta, check_int, fail
 from langchain_dpicl.privacy.data.private_examples import (
     DocumentLoader,
+    OpenPool,
     PrivateExamples,
+    Sealed,
+    Split,
     UnitBinding,
     container_fault,
     each_record,
+    make_opaque_pool,
 )
-from langchain_dpicl.privacy.data.unit_pool import OpenPool, Sealed, Split, make_opaque_pool, run_guarded
 from langchain_dpicl.privacy.data.units import (
     Declaration,
     Record,
@@ -33,7 +36,9 @@ from langchain_dpicl.privacy.data.units import (
     reduce_groups,
     unit_name,
 )
-from langchain_dpicl.privacy.ledger.blocks import LAST_BLOCK, LENGTHS, LIFE, Blocks, Extent, StreamTerms, runs_touching
+from langchain_dpicl.privacy.extensions.stream_blocks import LAST_BLOCK, LENGTHS, StreamTerms, runs_touching
+from langchain_dpicl.privacy.ledger.store import LIFE
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Extent
 
 __all__ = ["PrivateRange", "PrivateStream", "RollingRange"]
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy.ledger.amounts import check_name
+from langchain_dpicl.privacy.ledger.store import LIFE
+from langchain_dpicl.privacy.ledger.tickets import Blocks, Extent
 
 LAST_BLOCK = 2**20 - 1
 """The last block that a line may name: after 119 years of hours."""
@@ -24,21 +28,12 @@ END = LAST_BLOCK + MOST_BLOCKS
 ORIGIN = datetime(2001, 1, 1, tzinfo=UTC)
 """The beginning of block 0: midnight of a Monday."""
 
-LIFE = "life"
-"""The window of a ledger whose promise is for everything that a person ever does."""
-
 LENGTHS = {
     "hour": ("PT1H", timedelta(hours=1)),
     "day": ("P1D", timedelta(days=1)),
     "week": ("P7D", timedelta(weeks=1)),
 }
 """The periods that a block can have: their ISO 8601 form, and their length."""
-
-Blocks: TypeAlias = tuple[int, int]
-"""The first and the last block of a range."""
-
-Extent: TypeAlias = tuple[int, int | None]
-"""The first and the last block that the tickets of a component may read; None: every block to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +90,10 @@ class StreamTerms:
         start = day_start(name, day)
         return self.block_at(start), self.block_at(start + 86_399)
 
+    def to_come(self) -> Extent:
+        """Returns the blocks from the present one on."""
+        return max(self.block_at(time.time()), 0), None
+
     def start_of(self, block: int) -> datetime:
         """Returns when a block begins."""
         return ORIGIN + block * LENGTHS[self.name][1]
@@ -133,6 +132,13 @@ def day_start(name: str, value: Any) -> float:
 _LONGEST_DAY = 10
 
 
+def checked_extent(extent: Any) -> Extent:
+    """Returns an extent whose blocks are in order."""
+    first, last = extent
+    check_int("extent", first, low=0, high=LAST_BLOCK)
+    return first, None if last is None else check_int("extent", last, low=first, high=LAST_BLOCK)
+
+
 def runs_touching(length: int, *, every: int, window: int) -> int:
     """Returns how many runs can touch one window: those whose last block is in it, or less than a run behind it.
 
@@ -150,3 +156,37 @@ def hull_of(extents: Sequence[Extent]) -> Extent | None:
         return None
     lasts = [last for _, last in extents if last is not None]
     return min(first for first, _ in extents), max(lasts) if len(lasts) == len(extents) else None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDeclaration:
+    """What a stream declares beside what `Declaration` holds, all public, as `PrivateStream` documents it."""
+
+    time_key: str
+    block: str  # period of a block, in the form of ISO 8601
+    grace: int
+    sizes: tuple[tuple[int, int], ...]  # people in a range of so many blocks, by length
+
+    def size_of(self, length: int) -> int:
+        """Returns the declared number of people in a range: of the next longer one declared, or the longest."""
+        return next((size for known, size in self.sizes if known >= length), self.sizes[-1][1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON form."""
+        sizes = {str(length): size for length, size in self.sizes}
+        return {"time_key": self.time_key, "block": self.block, "grace": self.grace, "sizes": sizes}
+
+
+def make_stream_declaration(*, time_key: str, block: str, grace: int, sizes: Mapping[Any, int]) -> StreamDeclaration:
+    """Checks what a stream declares, or what a report shows of it, and freezes it."""
+    if not isinstance(sizes, Mapping) or not sizes:
+        raise fail("public_size", "people by the length of a range in blocks, such as {7: 400, 30: 1200}", type(sizes))
+    lengths = {int(length) if isinstance(length, str) and length.isdecimal() else length: length for length in sizes}
+    checked = {
+        check_int("length of a range in public_size", each, low=1): check_int("public_size", sizes[key], low=1)
+        for each, key in lengths.items()
+    }
+    ordered = tuple(sorted(checked.items()))
+    if [size for _, size in ordered] != sorted(size for _, size in ordered):
+        raise fail("public_size", "no fewer people in a longer range", dict(ordered))
+    return StreamDeclaration(check_name("time_key", time_key), block, check_int("grace", grace, low=0), ordered)
