@@ -32,11 +32,11 @@ pytestmark = pytest.mark.traced
 ENGINE = FakeBackend(scripted({" late": 0.6, " card": 0.4}), max_top_k=20)
 
 
-def stream(**declared: Any) -> PrivateStream:
-    """Every week 400 people write of cards; of the second week on 400 others of boats."""
+def stream(weeks: int = 3, **declared: Any) -> PrivateStream:
+    """Every week 400 people write of cards; of the second week on 400 others of boats; some weeks are still to come."""
     given = {"dataset_id": "notes", "time_key": "at", "unit_key": "user", "public_size": {7: 1000}}
     some = PrivateStream(**{**given, **declared})
-    for week in range(-1, 12):
+    for week in range(-1, weeks):
         texts = ["a card was declined"] * 400 + (["the boat is late"] * 400 if week > 0 else [])
         some.extend(
             {"at": START + (7 * week - 1.7) * DAY - n % 7 * DAY, "user": n, "text": text}
@@ -63,7 +63,7 @@ def lines(budget: Any, kind: str) -> list[Any]:
 def test_each_week_releases_words_of_its_own_topics_from_one_standing_share(
     adjacency: Adjacency, clock: list[float]
 ) -> None:
-    budget, some = ledger(adjacency=adjacency), stream()
+    budget, some = ledger(adjacency=adjacency), stream(weeks=12)
     made = []
     for _ in range(8):
         made.append(synthesizer(some.rolling(7, every=7), budget).run(progress=False))
