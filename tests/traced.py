@@ -1,7 +1,8 @@
 """Which tests of the vault its coverage is taken of: tracing doubles the time of those that work in the vault's own lines.
 
 What is listed here runs untraced. It takes about a second or more, and passes no branch that no other test passes: by
-the contexts of coverage.py (`--cov-context=test`), on the day that a name was added.
+the contexts of coverage.py (`--cov-context=test`), on the day that a name was added. Tests that live elsewhere are marked
+one by one: those that pass branches which no test of the vault passes.
 """
 
 from __future__ import annotations

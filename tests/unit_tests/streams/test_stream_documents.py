@@ -27,8 +27,6 @@ from langchain_dpicl.streams import PrivateStream
 from tests.sealed_files import assert_found, sealed
 from tests.stream_times import DAY, START
 
-pytestmark = pytest.mark.traced
-
 ENGINE = FakeBackend(scripted({" late": 0.6, " card": 0.4}), max_top_k=20)
 
 
@@ -161,6 +159,7 @@ def test_documents_that_are_written_while_the_run_goes_on_have_the_ids_of_the_wh
     assert all(whole[each.id].metadata == each.metadata for each in seen)
 
 
+@pytest.mark.traced
 def test_a_range_that_does_not_roll_is_read_once(clock: list[float]) -> None:
     budget, some = ledger(), stream()
     assert synthesizer(some.last(7), budget, component="once").run(progress=False).documents
@@ -212,6 +211,7 @@ def test_what_documents_on_a_stream_cannot_be_is_refused_before_anything_is_char
     assert not lines(budget, "seal")
 
 
+@pytest.mark.traced
 def test_the_delta_of_the_longest_range_counts() -> None:
     some = stream(public_size={7: 1000, 30: 400_000})
     with pytest.raises(ConfigurationError, match="longest range"):
