@@ -14,7 +14,12 @@ from typing import Any
 from pytest_timeout import timeout_timer
 
 PACE = 2.0
-"""Seconds between two looks at the clock. Both are taken here at import: tests replace them in their modules."""
+"""Seconds between two looks at the clock."""
+
+
+def pause(sleep: Callable[[float], None] = sleep) -> None:
+    """Waits for the next look: as long as this process knew to sleep when it began, whatever a test replaces."""
+    sleep(PACE)
 
 
 class HangGuard:
@@ -23,12 +28,16 @@ class HangGuard:
     Args:
       end: what is called with a test that ran too long, and its settings.
       clock: returns seconds.
+      wait: ends when it is time to look again.
     """
 
     def __init__(
-        self, end: Callable[[Any, Any], object] = timeout_timer, clock: Callable[[], float] = monotonic
+        self,
+        end: Callable[[Any, Any], object] = timeout_timer,
+        clock: Callable[[], float] = monotonic,
+        wait: Callable[[], object] = pause,
     ) -> None:
-        self._end, self._clock = end, clock
+        self._end, self._clock, self._wait = end, clock, wait
         self._watched: tuple[float, Any, Any] | None = None
         self._thread: threading.Thread | None = None
 
@@ -52,5 +61,5 @@ class HangGuard:
 
     def _look(self) -> None:
         while True:
-            sleep(PACE)
+            self._wait()
             self.look()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests import hang_guard
 from tests.conftest import GUARD
 from tests.hang_guard import HangGuard
 
@@ -28,10 +28,13 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def guard(ended: list[Any], now: list[float], monkeypatch: pytest.MonkeyPatch) -> HangGuard:
+def guard(ended: list[Any], now: list[float]) -> HangGuard:
     """One that looks when it is asked to."""
-    monkeypatch.setattr(hang_guard, "sleep", lambda seconds: threading.Event().wait())
-    return HangGuard(end=lambda item, settings: ended.append((item, settings.timeout)), clock=lambda: now[0])
+    return HangGuard(
+        end=lambda item, settings: ended.append((item, settings.timeout)),
+        clock=lambda: now[0],
+        wait=threading.Event().wait,
+    )
 
 
 def test_a_test_that_runs_too_long_is_ended_once_with_its_own_settings(
@@ -54,16 +57,18 @@ def test_what_is_over_is_not_ended(guard: HangGuard, ended: list[Any], now: list
     assert not ended
 
 
-def test_one_thread_looks_by_itself(ended: list[Any], now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    done = threading.Event()
-    monkeypatch.setattr(hang_guard, "sleep", lambda seconds: threading.Event().wait() if ended else None)
-    guard = HangGuard(end=lambda item, settings: (ended.append(item), done.set()), clock=lambda: now[0])
+def test_one_thread_looks_by_itself(now: list[float]) -> None:
+    looks, seen = threading.Semaphore(0), queue.Queue()
+    guard = HangGuard(end=lambda item, settings: seen.put(item), clock=lambda: now[0], wait=looks.acquire)
+    threads = set()
     for number in range(3):
         guard.watch(number, settings(600.0))
-    assert sum(thread is guard._thread for thread in threading.enumerate()) == 1
+        threads.add(guard._thread)
+    assert len(threads) == 1
     now[0] += 601.0
-    assert done.wait(60)
-    assert ended == [2]
+    looks.release(5)
+    assert seen.get(timeout=60) == 2
+    assert seen.empty()
 
 
 def test_the_tests_of_this_run_are_watched(request: pytest.FixtureRequest) -> None:
