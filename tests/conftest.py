@@ -21,6 +21,7 @@ from pytest_socket import disable_socket, enable_socket
 from langchain_dpicl.backends import allow_wrappers
 from langchain_dpicl.backends.private_calls import method_checks
 from tests import ledgers
+from tests.hang_guard import HangGuard
 from tests.ordering import shuffled
 from tests.traced import is_traced
 
@@ -76,7 +77,7 @@ def begin_elsewhere(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    leave_aside()
+    gc.freeze()  # what imports leave is not looked through: hardly any of it could go
     gc.set_threshold(50_000, 20)  # tests make much that goes by itself, and few cycles
     gc.enable()
 
@@ -145,6 +146,21 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
             trace(None, None)
         if nextitem is not None and nextitem.path != item.path:
             leave_aside()
+
+
+GUARD = HangGuard()
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Watches tests from one thread, in place of one for each; leaves the other methods to pytest-timeout."""
+    if settings.method != "thread":
+        return None
+    GUARD.watch(item, settings)
+    return True
+
+
+def pytest_timeout_cancel_timer() -> None:
+    GUARD.leave()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -33,20 +33,29 @@ def test_a_fault_costs_no_line_and_gives_nothing_back(fault: Fault, afresh: Afre
     assert found.seen or "copies" in fault.words
 
 
+@pytest.fixture(scope="module")
+def whole_afresh() -> Iterator[Afresh]:
+    """Another one, for what imports all of the package: forks of the first would be slow after that."""
+    with Afresh() as found:
+        yield found
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_components_that_are_killed_make_no_more_private_calls_than_the_ledger_has_tickets(tmp_path: Path) -> None:
-    with Afresh() as process:
-        found = process.count("L2 kill -9 of whole components, SQLite", tmp_path, trials=10)
+def test_components_that_are_killed_make_no_more_private_calls_than_the_ledger_has_tickets(
+    whole_afresh: Afresh, tmp_path: Path
+) -> None:
+    found = whole_afresh.count("L2 kill -9 of whole components, SQLite", tmp_path, trials=10)
     assert found.violations == []
     assert sum(found.seen.values()) >= 5
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.loopback
-def test_agents_that_are_killed_with_their_server_get_no_answer_without_a_ticket(tmp_path: Path) -> None:
+def test_agents_that_are_killed_with_their_server_get_no_answer_without_a_ticket(
+    whole_afresh: Afresh, tmp_path: Path
+) -> None:
     pytest.importorskip("mcp")
-    with Afresh() as process:
-        found = process.count("L2 kill -9 of agents and their server, SQLite", tmp_path, trials=8)
+    found = whole_afresh.count("L2 kill -9 of agents and their server, SQLite", tmp_path, trials=8)
     assert found.violations == []
     assert found.seen["private calls of agents"] >= 4
     assert found.seen["answers"] >= 1

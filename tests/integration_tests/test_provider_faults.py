@@ -188,7 +188,7 @@ class TestARow:
 @pytest.mark.parametrize("make", [completions, anthropic], ids=lambda make: make.__name__)
 async def test_a_row_that_is_not_answered_in_time_abstains(servers: Servers, make: Make) -> None:
     # The clients' own timeout; long enough for the other rows on a busy machine.
-    served, engine = make(servers, RetryPolicy(max_attempts=1), timeout=3.0)
+    served, engine = make(servers, RetryPolicy(max_attempts=1), timeout=6.0)
     await check_abstention(served, engine, slow(600.0))
 
 

@@ -221,9 +221,9 @@ def test_how_many_records_are_refused_is_seen_nowhere(servers: Servers, room: ty
 
 @pytest.mark.parametrize("room", [Voting, Labelling], ids=lambda room: room.__name__)
 def test_one_record_that_takes_too_long_is_seen_nowhere_but_in_the_time(servers: Servers, room: type[Scene]) -> None:
-    usual = seen(room(servers, (*PLAIN, USUAL), None, timeout=3.0))
+    usual = seen(room(servers, (*PLAIN, USUAL), None, timeout=6.0))
     assert usual["error"] == ""
-    assert seen(room(servers, NEIGHBOURS["replaced"], slow(600.0), timeout=3.0)) == usual
+    assert seen(room(servers, NEIGHBOURS["replaced"], slow(600.0), timeout=6.0)) == usual
 
 
 EXTRAS = "chatcmpl-of-one-record"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from langchain_dpicl import ReleasedCounts, verify_report
 from langchain_dpicl.cli.discover import _counts_text
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.released import ReleasedWords
+from tests.other_shells import OtherShells
 
 CANARY = "canary-7f3a"
 TERMS = ("--epsilon", "1", "--delta", "1e-6")
@@ -122,20 +121,14 @@ def test_a_key_that_a_flag_stands_for_is_refused(films: Path, capsys: pytest.Cap
     assert "--max-values" in capsys.readouterr().err
 
 
-def elsewhere(*typed: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a process of its own, as a shell would."""
-    code = "import sys; from langchain_dpicl.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    return subprocess.run([sys.executable, "-c", code, *typed], capture_output=True, text=True, check=False)
-
-
-def test_the_same_component_is_not_counted_twice(films: Path, tmp_path: Path) -> None:
+def test_the_same_component_is_not_counted_twice(films: Path, other_shells: OtherShells, tmp_path: Path) -> None:
     ledger, out = str(tmp_path / "ledger.db"), tmp_path / "out.json"
     assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
     paid = ("--by", "director", "--value", "no", "--ledger", ledger, "--out", str(out), "--component", "mine")
-    first = elsewhere("discover", str(films), *TERMS, *paid)
+    first = other_shells.run("discover", str(films), *TERMS, *paid)
     assert "  mine " in first.stdout, first.stderr
     kept = out.read_text()
-    again = elsewhere("discover", str(films), *TERMS, *paid)
+    again = other_shells.run("discover", str(films), *TERMS, *paid)
     assert (again.returncode, out.read_text()) == (3, kept)
     assert "remaining 0" in again.stderr
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +15,7 @@ from langchain_dpicl.budget.handler import PrivacyBudgetCallbackHandler
 from langchain_dpicl.cli.main import main
 from langchain_dpicl.exceptions import ModelCallError
 from langchain_dpicl.voting import DPVotingRunnable
+from tests.other_shells import OtherShells
 
 CANARY = "canary-7f3a"
 DECLARED = ("--label-key", "topic", "--label", "card", "--label", "transfer", "--public-size", "300")
@@ -38,15 +37,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def vote(*more: str, terms: tuple[str, ...] = TERMS) -> int:
     return main(["vote", "records.jsonl", *terms, *more])
-
-
-def elsewhere(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs dpicl in a process of its own."""
-    root = Path(__file__).resolve().parents[3]
-    code = f"import os, sys; sys.path.insert(0, {str(root)!r}); from langchain_dpicl.cli.main import main; sys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -130,7 +120,7 @@ def test_an_abstention_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 
 def test_a_ledger_that_two_processes_spend_refuses_with_its_own_exit_code(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, other_shells: OtherShells, capsys: pytest.CaptureFixture[str]
 ) -> None:
     PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
     paid = (*DECLARED, "--ledger", "ledger.db", "--component", "help", "--epsilon", "8", "--max-queries", "3")
@@ -138,7 +128,7 @@ def test_a_ledger_that_two_processes_spend_refuses_with_its_own_exit_code(
     assert main([*asked]) == 0
     first = capsys.readouterr()
     assert first.out.splitlines()[1] == f"card\t{TRANSFER}", first.err
-    second = elsewhere(folder, *asked)
+    second = other_shells.run(*asked, folder=folder)
     assert second.returncode == 3
     assert second.stdout.splitlines() == [f"card\t{CARD}"]
     assert "dpicl: vote: 1 of 2 questions are answered." in second.stderr
@@ -152,12 +142,12 @@ def test_a_ledger_that_two_processes_spend_refuses_with_its_own_exit_code(
 
 
 def test_a_memo_gives_the_answers_of_an_earlier_process_for_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, other_shells: OtherShells, capsys: pytest.CaptureFixture[str]
 ) -> None:
     PrivacyBudgetCallbackHandler.create("ledger.db", epsilon=8.0, delta=1e-6).budget.close()
     paid = (*DECLARED, "--ledger", "ledger.db", "--component", "help", "--epsilon", "8", "--max-queries", "1")
     asked = ("--query", CARD, "--model", f"{HERE}:SURE", "--memo", "answers.memo")
-    assert elsewhere(folder, "vote", "records.jsonl", *paid, *asked).returncode == 0
+    assert other_shells.run("vote", "records.jsonl", *paid, *asked, folder=folder).returncode == 0
     assert vote(*asked, terms=paid) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"card (from the memo, free)\t{CARD}"
 

@@ -56,8 +56,6 @@ from tests.canary import locals_in
 from tests.contracts.release_run import entries_in
 from tests.sealed_files import rechained
 
-pytestmark = pytest.mark.traced
-
 CANARY = "canary-7f3a"
 NOTES = ["my card was declined"] * 300 + ["the transfer is late"] * 200 + [f"a boat {CANARY}"]
 VOCABULARY = ("boat", "card", "film", "transfer")
@@ -275,6 +273,7 @@ class TestWhatIsPaid:
             maker(budget, private, epsilon=2.0)
         assert verify_report(budget.report()).ok
 
+    @pytest.mark.traced
     def test_a_histogram_that_fails_stays_paid_and_says_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = maker()
 
@@ -341,6 +340,7 @@ class TestWhatIsPaid:
 
 
 class TestAStop:
+    @pytest.mark.traced
     @pytest.mark.parametrize(
         ("owner", "name"),
         [(UnitKeywords, "of"), (GaussianCountMechanism, "release"), (TopicSplit, "of"), (GenerationTemplate, "record")],
@@ -589,6 +589,7 @@ class TestWhatIsKept:
 
 
 class TestWhatIsRefused:
+    @pytest.mark.traced
     @pytest.mark.parametrize(
         "wrong",
         [

@@ -29,8 +29,6 @@ from langchain_dpicl.privacy.extensions.part_split import part_of, split_in_part
 from langchain_dpicl.release.curator import pool_without_privacy
 from tests.unit_tests.evaluation.test_evaluating import TEMPLATE, reader
 
-pytestmark = pytest.mark.traced
-
 MODEL, OTHER, EXACT = reader(), reader(x="y"), Exact()
 CHAINS = {"right": TEMPLATE | MODEL, "wrong": TEMPLATE | OTHER}
 
@@ -65,6 +63,7 @@ def test_the_half_of_a_user_is_that_of_the_name_whatever_the_records_are():
     assert part_of("7") == part_of("7")
 
 
+@pytest.mark.traced
 def test_a_removed_user_counts_in_neither_half():
     private = tickets(unit_key="user")
     before = members(private, "test")
@@ -241,6 +240,7 @@ def test_an_epsilon_that_is_none_does_not_take_what_was_set_aside(epsilon):
         dp_evaluate(CHAINS["right"], private, evaluators=EXACT, budget=spent, part="test", epsilon=epsilon)
 
 
+@pytest.mark.traced
 def test_only_the_half_that_is_asked_for_is_read():
     seen = []
     step = Score(Pure(lambda inputs, outputs, reference: seen.append(inputs["text"]) or 1), name="seen")
@@ -275,6 +275,7 @@ def test_what_a_unit_that_moves_to_the_other_half_changes_is_covered_by_the_pric
     assert share.epsilon == pytest.approx(1.0 if adjacency == "add_remove" else 2.0, rel=1e-3)
 
 
+@pytest.mark.traced
 def test_an_unknown_part_and_a_half_of_one_unit_are_refused():
     spent = Budget(epsilon=20.0, delta=1e-5)
     for part, private, words in (("train", tickets(), "part"), ("test", tickets(1, public_size=1), "2 units")):

@@ -17,8 +17,6 @@ from langchain_dpicl.reports import verify_report
 from langchain_dpicl.reports.claims import report_digest
 from langchain_dpicl.reports.stream_claims import heaviest
 
-pytestmark = pytest.mark.traced
-
 
 def ledger(**options: Any) -> Budget:
     budget = Budget(**{"epsilon": 4.0, "delta": 1e-6, "per": "30 days", **options})
@@ -68,6 +66,7 @@ def test_a_longer_stay_costs_what_the_tickets_of_its_windows_compose_to() -> Non
         assert row["delta"] == pytest.approx(shares * 2e-7)
 
 
+@pytest.mark.traced
 def test_what_retires_leaves_the_windows_that_it_has_not_read() -> None:
     budget = ledger()
     budget.retire("standing")

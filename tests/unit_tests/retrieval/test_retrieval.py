@@ -61,12 +61,13 @@ from tests.retrieval_doubles import (
     votes,
 )
 
-pytestmark = [pytest.mark.traced, pytest.mark.usefixtures("remembered_prices")]
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 
 # -- who takes part --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize("rows", ["slots", "units"])
 def test_those_near_the_query_vote_and_nobody_else(rows: str) -> None:
     made = voter(

@@ -38,7 +38,7 @@ from langchain_dpicl.retrieval.individual_filter import IndividualFilter
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.retrieval_doubles import CANARY, FRESH, NEAR, TopicEmbeddings, examples, house, record, records, voter, votes
 
-pytestmark = [pytest.mark.traced, pytest.mark.usefixtures("remembered_prices")]
+pytestmark = pytest.mark.usefixtures("remembered_prices")
 
 COUGHS = records("cough", "yes", 3)
 

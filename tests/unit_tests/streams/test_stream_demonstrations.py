@@ -37,8 +37,6 @@ from langchain_dpicl.streams import PrivateStream
 from tests.faults.children import Child
 from tests.stream_times import DAY, START
 
-pytestmark = pytest.mark.traced
-
 ENGINE = FakeBackend(scripted({" hello": 0.6, " card": 0.4}), max_top_k=20)
 
 
@@ -145,6 +143,7 @@ def test_a_run_that_was_interrupted_goes_on_on_the_ticket_that_it_has() -> None:
     assert len(lines(budget, "reserve")) == 1
 
 
+@pytest.mark.traced
 def test_parts_of_a_run_are_granted_once_and_given_back_within_the_run() -> None:
     budget, some = ledger(), stream()
     share = synthesizer(some.rolling(30, every=7), budget).share
@@ -252,6 +251,7 @@ def test_a_run_over_labels_costs_what_one_person_can_take_part_in(adjacency: Adj
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize(
     "tickets",
     [

@@ -27,16 +27,14 @@ from langchain_dpicl.streams import PrivateStream
 from tests.sealed_files import assert_found, sealed
 from tests.stream_times import DAY, START
 
-pytestmark = pytest.mark.traced
-
 ENGINE = FakeBackend(scripted({" late": 0.6, " card": 0.4}), max_top_k=20)
 
 
-def stream(**declared: Any) -> PrivateStream:
-    """Every week 400 people write of cards; of the second week on 400 others of boats."""
+def stream(weeks: int = 3, **declared: Any) -> PrivateStream:
+    """Every week 400 people write of cards; of the second week on 400 others of boats; some weeks are still to come."""
     given = {"dataset_id": "notes", "time_key": "at", "unit_key": "user", "public_size": {7: 1000}}
     some = PrivateStream(**{**given, **declared})
-    for week in range(-1, 12):
+    for week in range(-1, weeks):
         texts = ["a card was declined"] * 400 + (["the boat is late"] * 400 if week > 0 else [])
         some.extend(
             {"at": START + (7 * week - 1.7) * DAY - n % 7 * DAY, "user": n, "text": text}
@@ -63,7 +61,7 @@ def lines(budget: Any, kind: str) -> list[Any]:
 def test_each_week_releases_words_of_its_own_topics_from_one_standing_share(
     adjacency: Adjacency, clock: list[float]
 ) -> None:
-    budget, some = ledger(adjacency=adjacency), stream()
+    budget, some = ledger(adjacency=adjacency), stream(weeks=12)
     made = []
     for _ in range(8):
         made.append(synthesizer(some.rolling(7, every=7), budget).run(progress=False))
@@ -161,6 +159,7 @@ def test_documents_that_are_written_while_the_run_goes_on_have_the_ids_of_the_wh
     assert all(whole[each.id].metadata == each.metadata for each in seen)
 
 
+@pytest.mark.traced
 def test_a_range_that_does_not_roll_is_read_once(clock: list[float]) -> None:
     budget, some = ledger(), stream()
     assert synthesizer(some.last(7), budget, component="once").run(progress=False).documents
@@ -212,6 +211,7 @@ def test_what_documents_on_a_stream_cannot_be_is_refused_before_anything_is_char
     assert not lines(budget, "seal")
 
 
+@pytest.mark.traced
 def test_the_delta_of_the_longest_range_counts() -> None:
     some = stream(public_size={7: 1000, 30: 400_000})
     with pytest.raises(ConfigurationError, match="longest range"):

@@ -15,8 +15,6 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.runs.door import NO_STREAM
 from langchain_dpicl.streams import PrivateStream
 
-pytestmark = pytest.mark.traced
-
 READERS = {
     "DPFewShotPromptTemplate",
     "DPFewShotChatMessagePromptTemplate",

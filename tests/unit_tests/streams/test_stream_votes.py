@@ -39,8 +39,6 @@ from langchain_dpicl.streams import PrivateRange, PrivateStream
 from tests.sealed_files import assert_found, with_digest
 from tests.stream_times import DAY, START
 
-pytestmark = pytest.mark.traced
-
 LABELS = ("card", "transfer")
 
 
@@ -248,6 +246,7 @@ def test_runs_of_another_form_are_not_of_the_share_although_their_tickets_are_th
     ask(voter(some.rolling(30, every=7), budget), "c")
 
 
+@pytest.mark.traced
 def test_a_run_is_capped_in_all_processes_together_and_late_ones_are_refused(clock: list[float]) -> None:
     budget, some = ledger(), stream()
     one, other = (voter(some.rolling(30, every=7), budget) for _ in range(2))
@@ -323,6 +322,7 @@ def test_a_report_that_says_something_else_of_its_one_run_is_not_verified(forged
     assert_found(verify_report(with_digest(data)), "of its runs")
 
 
+@pytest.mark.traced
 @pytest.mark.parametrize(
     ("options", "declared", "expected"),
     [

@@ -160,6 +160,13 @@ def test_one_part_more_never_costs_less(event: Event, more: Event, delta: float,
     assert at_most(price(more, delta, adjacency), both)
 
 
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_several_deals_and_balls_cost_the_same_in_any_order(adjacency: str) -> None:
+    deals = AllocatedEvent(GaussianEvent(4.0), 2, 0.5), AllocatedEvent(GaussianEvent(5.0), 2, 0.5)
+    parts = SampledBallEvent(2.0, 0.1), *deals, SampledBallEvent(3.0, 0.2), *[ONE_OF_EACH[ParallelEvent]] * 2
+    assert price(ComposedEvent(parts), 1e-6, adjacency) == price(ComposedEvent(parts[::-1]), 1e-6, adjacency)
+
+
 @laws
 @given(EVENTS, ADJACENCIES)
 def test_a_larger_delta_never_costs_more(event: Event, adjacency: str) -> None:
