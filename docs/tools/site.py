@@ -4,13 +4,14 @@ Files beside docs/ (the changelog, the security policy) become pages, and so do 
 came out of them in this build. A link that leaves docs/ leads to such a page, or else to the repository. Headings get
 the anchors that a repository browser gives them. Formulas, which are written as plain text there, get raised and
 lowered signs here. Tables say in each cell what its column is, and drawings have their tall variants beside them, for
-telephones.
+telephones. The planner's page gets its form and its numbers.
 """
 
 from __future__ import annotations
 
 import functools
 import html as markup
+import json
 import os
 import re
 import textwrap
@@ -18,6 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import planner
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from pymdownx.slugs import slugify
@@ -133,6 +135,12 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     A browser breaks `--option` behind its dashes.
     """
     folder = (ROOT / "docs" / page.file.src_uri).parent
+    if planner.MARK in html:
+        if not planner.OUT.exists():
+            raise PluginError(f"{planner.OUT.relative_to(ROOT)} is missing: run make planner, as make docs does")
+        data = json.loads(planner.OUT.read_text(encoding="utf-8"))
+        script = os.path.relpath(planner.SCRIPT, Path(page.file.dest_uri).parent).replace(os.sep, "/")
+        html = html.replace(planner.MARK, planner.page_part(data, script))
     html = TABLE.sub(lambda table: _stacked(table[0]), WHOLE.sub(r'<code class="whole">\1</code>', html))
     return IMAGE.sub(lambda image: _pictured(image, folder), html)
 
