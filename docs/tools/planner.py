@@ -42,7 +42,7 @@ FIELDS = ("right", "low", "high", "at_most", "takes", "private", "public", "toke
 
 
 def cell(epsilon: float, records: int, queries: int, labels: int) -> dict[str, int]:
-    """Returns what a plan says: chances and what the noise takes in whole percent, calls, tokens, and whether it warns."""
+    """Returns what a plan says: chances in whole percent, calls, tokens, and whether it advises against spending."""
     from langchain_dpicl.cli.config import settings_of
     from langchain_dpicl.cli.plan import planned
     from langchain_dpicl.planning.expected_utility import MUCH_NOISE
@@ -128,9 +128,9 @@ def page_part(data: Mapping[str, Any], script: str) -> str:
 def _fields(data: Mapping[str, Any]) -> Iterator[str]:
     choices: dict[str, Sequence[float]] = {**data["axes"], "prior": data["priors"]}
     for name, values in choices.items():
+        marks = (" selected" if value == data["first"][name] else "" for value in values)
         options = "".join(
-            f'<option value="{value:g}"{" selected" if value == data["first"][name] else ""}>{_shown(name, value)}</option>'
-            for value in values
+            f"<option{mark}>{_shown(name, value)}</option>" for mark, value in zip(marks, values, strict=True)
         )
         yield (
             f'<div><label for="planner-{name}">{html.escape(QUESTIONS[name])}</label>'
@@ -151,7 +151,7 @@ def _tables(data: Mapping[str, Any]) -> Iterator[str]:
     """The right answers and the beliefs at every epsilon, for the first number of labels."""
     labels, epsilons = data["first"]["labels"], data["axes"]["epsilon"]
     head = "".join(f"<th>epsilon {epsilon:g}</th>" for epsilon in epsilons)
-    yield f"<p>Right answers with {labels} labels, in percent, at delta {data['delta']:g}; they rest on a guess about the model:</p>"
+    yield f"<p>Right answers with {labels} labels at delta {data['delta']:g}, in percent; they rest on a guess:</p>"
     yield f"<table><thead><tr><th>records</th><th>answers</th>{head}</tr></thead><tbody>"
     for records, queries in itertools.product(data["axes"]["records"], data["axes"]["queries"]):
         chosen = {"records": records, "queries": queries, "labels": labels}
