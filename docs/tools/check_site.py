@@ -197,7 +197,7 @@ ON_SCREEN = """(() => {
 # stand outside of landmarks, the button of each block of code is a landmark without a name, and code that scrolls gets
 # the focus only where a pointer can hover, which this browser has not.
 AXE = """(async rules => {
-  const asked = rules ? {runOnly: {type: 'rule', values: rules}} : 
+  const asked = rules ? {runOnly: {type: 'rule', values: rules}} :
     {rules: Object.fromEntries(['region', 'landmark-unique', 'scrollable-region-focusable'].map(
       name => [name, {enabled: false}]))};
   const found = await axe.run(document, {...asked, resultTypes: ['violations'], elementRef: false});
