@@ -317,13 +317,14 @@ def accessibility(browser: Browser, address: str, site: Path) -> list[str]:
 
 def choose(browser: Browser, name: str, steps: int) -> None:
     """Moves a choice of the planner by so many values, with the keyboard."""
+    if not steps:
+        return
     browser.run(f"document.getElementById('planner-{name}').focus()")
     key = "ArrowDown" if steps > 0 else "ArrowUp"
     code = {"ArrowDown": 40, "ArrowUp": 38}[key]
     for _ in range(abs(steps)):
         for kind in ("keyDown", "keyUp"):
             browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
-    browser.drawn()
 
 
 def planner(browser: Browser, address: str, data: dict[str, Any]) -> list[str]:
@@ -338,18 +339,17 @@ def planner(browser: Browser, address: str, data: dict[str, Any]) -> list[str]:
             for (name, values), place in zip(data["axes"].items(), places, strict=True):
                 choose(browser, name, place - at[name])
                 at[name], chosen[name] = place, values[place]
+            browser.drawn()
             cell = numbers.cell_of(data, **chosen)
             wanted = "{right} % ({low} to {high}), at most {at_most} % whatever the noise; ".format(**cell)
             said = browser.run(PLANNER)
             if not said.get("Right answers", "").startswith(wanted) or ("Advice" in said) != bool(cell["advises"]):
                 found.append(f"planner.html, {chosen}: expected {wanted!r}, found {said}")
         found += [f"planner.html: {what} covers" for what in browser.run(COVERED)]
-    browser.call("Emulation.setScriptExecutionDisabled", value=True)
-    browser.open(f"{address}/planner.html")
+    browser.open(f"{address}/planner.html", scripts=False)
     rows = browser.run(
         "[...document.querySelectorAll('#planner-tables tbody tr')].filter(e => e.checkVisibility()).length"
     )
-    browser.call("Emulation.setScriptExecutionDisabled", value=False)
     if rows != len(data["axes"]["records"]) * len(data["axes"]["queries"]) + len(data["priors"]):
         found.append(f"planner.html: without JavaScript {rows} rows of its tables are seen")
     print(f"used the planner with the keyboard: {len(found)} faults")
