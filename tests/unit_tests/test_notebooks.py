@@ -113,7 +113,7 @@ def test_a_page_leaves_out_the_lines_of_cells_that_hide_them(tmp_path: Path) -> 
         book.cells.append(cell)
     write_page(book, "book", tmp_path)
     page = (tmp_path / "book.md").read_text()
-    assert "```python\nshown = 1\n```" in page
+    assert "```\nshown = 1\n```" in page
     assert "\nhidden = 2" not in page
     assert page.count("printed by ") == 2
 
