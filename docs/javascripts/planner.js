@@ -2,7 +2,7 @@
 (() => {
   "use strict";
   const data = JSON.parse(document.getElementById("planner-data").textContent);
-  const form = document.getElementById("planner"), names = Object.keys(data.axes);
+  const form = document.getElementById("planner-form"), names = Object.keys(data.axes);
   const field = name => document.getElementById(`planner-${name}`);
   const place = name => field(name).selectedIndex;
   const price = kind => Math.max(0, Number(field(`price-${kind}`).value) || 0);
@@ -42,7 +42,7 @@
   function command() {
     const [epsilon, records, queries, labels] = names.map(name => data.axes[name][place(name)]);
     const prices = ["in", "out"].filter(kind => price(kind)).map(kind => ` --set cost.price_${kind}=${price(kind)}`);
-    return `dpicl plan --method voting --epsilon ${epsilon} --delta ${data.delta} --public-size ${records} ` +
+    return `dpicl plan --method voting --epsilon ${epsilon} --delta ${data.delta.toExponential()} --public-size ${records} ` +
       `--max-queries ${queries} --set guess.labels=${labels}${prices.join("")}`;
   }
 
@@ -60,7 +60,7 @@
     const line = part => rows.map((row, number) => `${x(number)},${y(row[part])}`).join(" ");
     const back = rows.map((row, number) => `${x(number)},${y(row.low)}`).reverse().join(" ");
     const now = rows[places.epsilon];
-    const drawn = shape("svg", {viewBox: "0 0 360 216", role: "img", "aria-label":
+    const drawn = shape("svg", {viewBox: "0 0 360 230", role: "img", "aria-label":
       `Right answers against epsilon: ${rows.map((row, number) => `${row.right} % at ${data.axes.epsilon[number]}`).join(", ")}`});
     for (const share of [0, 50, 100]) drawn.append(
       shape("line", {x1: 44, x2: 344, y1: y(share), y2: y(share), class: "grid"}),
@@ -72,8 +72,8 @@
       shape("circle", {cx: x(places.epsilon), cy: y(now.right), r: 6, class: "now"}));
     data.axes.epsilon.forEach((epsilon, number) =>
       drawn.append(shape("text", {x: x(number), y: 188, "text-anchor": "middle"}, epsilon)));
-    drawn.append(shape("text", {x: 194, y: 208, "text-anchor": "middle"},
-      "epsilon; line: right answers, shaded: range, dashed: ceiling"));
+    ["epsilon", "line: right answers; shaded: range; dashed: ceiling"].forEach((said, number) =>
+      drawn.append(shape("text", {x: 180, y: 207 + 16 * number, "text-anchor": "middle"}, said)));
     return drawn;
   }
 

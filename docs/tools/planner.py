@@ -111,7 +111,7 @@ def page_part(data: Mapping[str, Any], script: str) -> str:
     answer = '<div id="planner-answer" aria-live="polite"></div>'
     return "\n".join(
         [
-            '<form id="planner" class="planner" hidden aria-label="Planner">',
+            '<form id="planner-form" class="planner" hidden aria-label="Planner">',
             *_fields(data),
             "</form>",
             f'<div id="planner-found" class="planner" hidden>{answer}<div id="planner-chart"></div></div>',

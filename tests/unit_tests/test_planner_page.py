@@ -84,7 +84,9 @@ def test_the_form_is_used_with_the_keyboard_and_tables_stand_without_javascript(
     if program is None:
         pytest.skip("Chromium is not installed")
     shutil.copy(DOCS / "javascripts" / "planner.js", tmp_path)
-    (tmp_path / "planner.html").write_text(f"<!doctype html><main>{planner.page_part(small, 'planner.js')}</main>")
+    (tmp_path / "planner.html").write_text(
+        f"<!doctype html><main><h1 id='planner'>Planner</h1>{planner.page_part(small, 'planner.js')}</main>"
+    )
     other = copy.deepcopy(small)
     other["cells"][-1][0] += 1
     more = copy.deepcopy(small)
