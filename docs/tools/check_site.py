@@ -196,19 +196,29 @@ ON_SCREEN = """(() => {
 # A rule by its name, and the first two places where it is broken. Left out is what the theme's script does: some parts
 # stand outside of landmarks, the button of each block of code is a landmark without a name, and code that scrolls gets
 # the focus only where a pointer can hover, which this browser has not.
-AXE = """(async rules => {
-  const asked = rules ? {runOnly: {type: 'rule', values: rules}} :
-    {rules: Object.fromEntries(['region', 'landmark-unique', 'scrollable-region-focusable'].map(
-      name => [name, {enabled: false}]))};
+AXE = """(async asked => {
   const found = await axe.run(document, {...asked, resultTypes: ['violations'], elementRef: false});
   return found.violations.map(rule => `${rule.id} (${rule.nodes.length}): ` + rule.nodes.slice(0, 2).map(
     node => `${node.target} ${[...node.any, ...node.all, ...node.none][0]?.message || ''}`).join('; '));
 })(%s)"""
+OF_COLORS = ("color-contrast", "link-in-text-block")
+LEFT_OUT = ("region", "landmark-unique", "scrollable-region-focusable", *OF_COLORS)
+# Colours come from one style sheet, and take axe-core longest: it compares them on pages of every kind.
+COLORED = (
+    "index",
+    "quickstart",
+    "planner",
+    "faq",
+    "cli",
+    "which-component",
+    "proofs/gaussian",
+    "reference/workers",
+    "notebooks/votes",
+    "notebooks/privacy_officer",
+)
 # Colours change at once, as a colour on its way would be measured too.
 AT_ONCE = "document.head.insertAdjacentHTML('beforeend', '<style>* {transition: none !important}</style>')"
 DARK = "document.body.setAttribute('data-md-color-scheme', 'slate')"
-# Pages of the reference are made alike, and axe-core takes minutes for the longest: it reads these.
-FEW_OF = {"reference": ("index", "workers", "classification"), "proofs": ("README", "gaussian", "zcdp-block")}
 SMALL = """(() => {
   const found = new Set(), nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = nodes.nextNode(); node; node = nodes.nextNode()) {
@@ -289,16 +299,21 @@ def axe() -> str | None:
     )
 
 
-def unreadable(browser: Browser, address: str, rules: str) -> list[str]:
-    """What some readers cannot read on a page: by all rules in light colours, by contrast in dark ones too."""
+def unreadable(browser: Browser, address: str, rules: str, *, colors: bool) -> list[str]:
+    """What some readers cannot read on a page, by the rules of axe-core; `colors`: in light and dark colours too."""
     browser.screen(*DESKTOP)
     browser.open(address)
     browser.run(f"{rules}; 0")
     browser.run(AT_ONCE)
-    found = browser.run(SMALL) + browser.run(AXE % "null")
-    browser.run(DARK)
-    browser.drawn()
-    return [*found, *(f"dark: {what}" for what in browser.run(AXE % "['color-contrast']"))]
+    options = json.dumps({"rules": {name: {"enabled": False} for name in LEFT_OUT}})
+    found = browser.run(SMALL) + browser.run(AXE % options)
+    if colors:
+        of_colors = AXE % json.dumps({"runOnly": OF_COLORS})
+        found += browser.run(of_colors)
+        browser.run(DARK)
+        browser.drawn()
+        found += [f"dark: {what}" for what in browser.run(of_colors)]
+    return found
 
 
 def accessibility(browser: Browser, address: str, site: Path) -> list[str]:
@@ -306,12 +321,14 @@ def accessibility(browser: Browser, address: str, site: Path) -> list[str]:
     rules = axe()
     if rules is None:
         return ["axe-core is not installed: pip install --no-deps --group accessibility"]
-    paths = [page.relative_to(site) for page in sorted(site.rglob("*.html"))]
-    pages = [path.as_posix() for path in paths if path.stem in FEW_OF.get(path.parent.name, (path.stem,))]
+    found = []
     browser.block("*/search_index.json", "*/workers/search.*")
-    found = [f"{page}: {what}" for page in pages for what in unreadable(browser, f"{address}/{page}", rules)]
+    pages = [page.relative_to(site).with_suffix("").as_posix() for page in sorted(site.rglob("*.html"))]
+    for page in pages:
+        faults = unreadable(browser, f"{address}/{page}.html", rules, colors=page in COLORED)
+        found += [f"{page}: {what}" for what in faults]
     browser.block()
-    print(f"asked axe-core about {len(pages)} pages in light and dark colours: {len(found)} faults")
+    print(f"asked axe-core about {len(pages)} pages, about colours of {len(COLORED)}: {len(found)} faults")
     return found
 
 
@@ -345,7 +362,6 @@ def planner(browser: Browser, address: str, data: dict[str, Any]) -> list[str]:
             said = browser.run(PLANNER)
             if not said.get("Right answers", "").startswith(wanted) or ("Advice" in said) != bool(cell["advises"]):
                 found.append(f"planner.html, {chosen}: expected {wanted!r}, found {said}")
-        found += [f"planner.html: {what} covers" for what in browser.run(COVERED)]
     browser.open(f"{address}/planner.html", scripts=False)
     rows = browser.run(
         "[...document.querySelectorAll('#planner-tables tbody tr')].filter(e => e.checkVisibility()).length"

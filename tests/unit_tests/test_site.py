@@ -240,8 +240,8 @@ class TestTheCheckInTheBrowser:
         for name, page in pages.items():
             (tmp_path / f"{name}.html").write_text(f"<!doctype html>{page}")
         with browser.served(tmp_path) as address, browser.Browser(program) as chromium:
-            good = check.unreadable(chromium, f"{address}/good.html", rules)
-            bad = "\n".join(check.unreadable(chromium, f"{address}/bad.html", rules))
+            good = check.unreadable(chromium, f"{address}/good.html", rules, colors=True)
+            bad = "\n".join(["", *check.unreadable(chromium, f"{address}/bad.html", rules, colors=True)])
         assert good == []
         for rule in ("html-has-lang", "heading-order", "label", "image-alt", "link-name", "color-contrast"):
             assert f"\n{rule} (" in bad
