@@ -351,7 +351,7 @@ def planner(browser: Browser, address: str, data: dict[str, Any]) -> list[str]:
         browser.screen(*size, phone=phone, dark=dark)
         browser.open(f"{address}/planner.html")
         at = {name: list(values).index(data["first"][name]) for name, values in data["axes"].items()}
-        for places in itertools.product(*((0, len(values) - 1) for values in data["axes"].values())):
+        for places in itertools.product(*(sorted({0, len(values) - 1}) for values in data["axes"].values())):
             chosen = {}
             for (name, values), place in zip(data["axes"].items(), places, strict=True):
                 choose(browser, name, place - at[name])
