@@ -55,6 +55,7 @@ WHOLE = re.compile(r"(?<!</span>)<code>([^<\n]{1,30})</code>")
 # One with a caption is the table of a value in a notebook, two columns wide.
 TABLE = re.compile(r"<table>(?!<caption>).*?</table>", re.DOTALL)
 HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
+EMPTY_HEAD = re.compile(r"<th([^>]*)></th>")
 TABLE_ROW = re.compile(r"(?<=<tr>).*?(?=</tr>)", re.DOTALL)
 CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 IMAGE = re.compile(r'<img [^>]*src="([^":]+)\.(svg|png)"[^>]*>')
@@ -151,6 +152,11 @@ def on_post_page(output: str, **_: Any) -> str:
     return output.replace(SEARCH, f'{SEARCH} aria-label="Search"', 1)
 
 
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The same on the page for what is not found."""
+    return on_post_page(output_content)
+
+
 def _stacked(table: str) -> str:
     """Gives each cell the heading of its column, which the style sheet shows where rows are stacked."""
     heads = [markup.escape(markup.unescape(re.sub(r"<[^>]+>", "", head)).strip()) for head in HEAD.findall(table)]
@@ -159,7 +165,9 @@ def _stacked(table: str) -> str:
         names = iter(heads)
         return CELL.sub(lambda cell: f'<td{cell[1]} data-label="{next(names, "")}"><div>{cell[2]}</div></td>', found[0])
 
-    return TABLE_ROW.sub(row, table).replace("<table>", f'<table data-columns="{len(heads)}">', 1)
+    # A corner without words is no heading.
+    table = EMPTY_HEAD.sub(r"<td\1></td>", TABLE_ROW.sub(row, table))
+    return table.replace("<table>", f'<table data-columns="{len(heads)}">', 1)
 
 
 def _pictured(image: re.Match[str], folder: Path) -> str:
