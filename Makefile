@@ -209,8 +209,12 @@ postgres:
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install postgresql > /dev/null; \
 	} || echo "PostgreSQL is not installed and cannot be from here: its tests will be skipped (on CI they fail)"
 
+# The numbers of the planner's page, anew when the package changed.
+out/planner.json: docs/tools/planner.py $(shell find langchain_dpicl -name '*.py') | .venv/.ready
+	.venv/bin/python docs/tools/planner.py --out $@
+
 # A browser comes with the system, as PostgreSQL does; CHROMIUM=/path/to/one names another.
-docs: .venv-docs/.ready notebooks  ## the site, into out/site, with the notebooks and what comes out of them; a broken link stops it, and what headless Chromium finds: tables too wide for a phone, text on text, searches that miss
+docs: .venv-docs/.ready notebooks out/planner.json  ## the site, into out/site, with the notebooks and what comes out of them; a broken link stops it, and what headless Chromium finds: tables too wide for a phone, text on text, searches that miss, what some readers cannot read
 	@command -v $(or $(CHROMIUM),chromium) > /dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium > /dev/null; \
@@ -280,6 +284,7 @@ lock: .venv-lock/.ready  ## tests/constraints.txt anew: the newest version of ev
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install $(PIP) --upgrade 'pip>=25.1'
 	.venv-docs/bin/python -m pip install $(PIP) --group docs
+	.venv-docs/bin/python -m pip install $(PIP) --no-deps --group accessibility
 	touch $@
 
 .venv-release/.ready: $(STAMP)

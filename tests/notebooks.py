@@ -120,10 +120,15 @@ def run_on_kernel(path: Path, out: Path) -> str:
 
 
 def write_page(book: Any, name: str, out: Path) -> int:
-    """Writes an executed notebook as NAME.md, with its pictures beside it; returns how many there are."""
-    from nbconvert import MarkdownExporter
+    """Writes an executed notebook as NAME.md, with its pictures beside it; returns how many there are.
 
-    page, resources = MarkdownExporter(raw_template=PAGE).from_notebook_node(book, {"unique_key": name})
+    Lines of cells with the tag "hide-input" are left out: some readers need what comes out alone.
+    """
+    from nbconvert import MarkdownExporter
+    from traitlets.config import Config
+
+    hidden = Config(TagRemovePreprocessor={"enabled": True, "remove_input_tags": ["hide-input"]})
+    page, resources = MarkdownExporter(config=hidden, raw_template=PAGE).from_notebook_node(book, {"unique_key": name})
     (out / f"{name}.md").write_text(page.strip() + "\n", encoding="utf-8")
     for file, content in resources["outputs"].items():
         (out / file).write_bytes(content)

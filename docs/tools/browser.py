@@ -144,15 +144,17 @@ class Browser:
         first, _, self._rest = self._rest.partition(b"\0")
         return json.loads(first)
 
-    def open(self, address: str) -> None:
-        """Opens a page, and waits until it is loaded and drawn."""
+    def open(self, address: str, *, scripts: bool = True) -> None:
+        """Opens a page, with its scripts or without, and waits until it is loaded and drawn."""
         self._events.clear()
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         if failed := self.call("Page.navigate", url=address).get("errorText"):
             raise RuntimeError(f"{address}: {failed}")
         until = time.monotonic() + self._patience
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._events.append(self._message(address, until))
-        self.drawn()
+        if scripts:  # else what waits for drawing would not run
+            self.drawn()
 
     def drawn(self) -> None:
         """Waits until what changed is drawn."""

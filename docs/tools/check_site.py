@@ -1,21 +1,29 @@
 """Looks at the built site in headless Chromium: `make docs` runs it behind mkdocs, and stops at what it finds.
 
-python docs/tools/check_site.py [--site out/site] [--screens out/screens] [--only layout|search]
+python docs/tools/check_site.py [--site out/site] [--screens out/screens] [--only layout|search|accessibility|planner]
 
 - On a telephone (390 px) nothing is wider than the screen, tables included; only blocks of code may scroll. Letters of
   drawings are not smaller than eight pixels.
 - On a desktop (1440 px) no text covers another.
 - Questions of a reader, typed into the site's own search, lead to a fitting page as the first result; of ten of them
   the answer stands on the first screen of it, or of the part of it that the search names first.
+- The rules of axe-core find nothing in light and dark colours: contrast, names of links and fields, texts of pictures,
+  order of headings, language. No letters are smaller than eleven pixels.
+- The planner's form, used with the keyboard, says what was computed; without JavaScript its tables stand there.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
+import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import planner as numbers
 from browser import Browser, chromium, served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,6 +193,48 @@ ON_SCREEN = """(() => {
 })()"""
 
 
+# A rule by its name, and the first two places where it is broken. Left out is what the theme's script does: some parts
+# stand outside of landmarks, the button of each block of code is a landmark without a name, and code that scrolls gets
+# the focus only where a pointer can hover, which this browser has not.
+AXE = """(async asked => {
+  const found = await axe.run(document, {...asked, resultTypes: ['violations'], elementRef: false});
+  return found.violations.map(rule => `${rule.id} (${rule.nodes.length}): ` + rule.nodes.slice(0, 2).map(
+    node => `${node.target} ${[...node.any, ...node.all, ...node.none][0]?.message || ''}`).join('; '));
+})(%s)"""
+OF_COLORS = ("color-contrast", "link-in-text-block")
+LEFT_OUT = ("region", "landmark-unique", "scrollable-region-focusable", *OF_COLORS)
+# Colours come from one style sheet, and take axe-core longest: it compares them on pages of every kind.
+COLORED = (
+    "index",
+    "quickstart",
+    "planner",
+    "faq",
+    "cli",
+    "which-component",
+    "proofs/gaussian",
+    "reference/workers",
+    "notebooks/votes",
+    "notebooks/privacy_officer",
+)
+# Colours change at once, as a colour on its way would be measured too.
+AT_ONCE = "document.head.insertAdjacentHTML('beforeend', '<style>* {transition: none !important}</style>')"
+DARK = "document.body.setAttribute('data-md-color-scheme', 'slate')"
+SMALL = """(() => {
+  const found = new Set(), nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = nodes.nextNode(); node; node = nodes.nextNode()) {
+    const e = node.parentElement;
+    if (!node.data.trim() || e.closest('[hidden], script, style, svg, sup, sub') || !e.checkVisibility()) continue;
+    const size = parseFloat(getComputedStyle(e).fontSize);
+    if (size < 11) found.add(`${e.tagName.toLowerCase()}.${e.className}: letters of ${size.toFixed(1)} px`);
+  }
+  return [...found];
+})()"""
+PLANNER = (
+    "Object.fromEntries([...document.querySelectorAll('#planner-answer dt')].map("
+    "e => [e.textContent, e.nextElementSibling.textContent]))"
+)
+
+
 def faults_of(browser: Browser, address: str) -> list[str]:
     """What covers what on a desktop, and what does not fit on a telephone. The page is loaded once."""
     browser.screen(*DESKTOP)
@@ -241,6 +291,87 @@ def search(browser: Browser, address: str) -> list[str]:
     return found
 
 
+def axe() -> str | None:
+    """The rules of axe-core as JavaScript, or None where they are not installed."""
+    package = importlib.util.find_spec("axe_playwright_python")
+    return (
+        None if package is None or package.origin is None else Path(package.origin).with_name("axe.min.js").read_text()
+    )
+
+
+def unreadable(browser: Browser, address: str, rules: str, *, colors: bool) -> list[str]:
+    """What some readers cannot read on a page, by the rules of axe-core; `colors`: in light and dark colours too."""
+    browser.screen(*DESKTOP)
+    browser.open(address)
+    browser.run(f"{rules}; 0")
+    browser.run(AT_ONCE)
+    options = json.dumps({"rules": {name: {"enabled": False} for name in LEFT_OUT}})
+    found = browser.run(SMALL) + browser.run(AXE % options)
+    if colors:
+        of_colors = AXE % json.dumps({"runOnly": OF_COLORS})
+        found += browser.run(of_colors)
+        browser.run(DARK)
+        browser.drawn()
+        found += [f"dark: {what}" for what in browser.run(of_colors)]
+    return found
+
+
+def accessibility(browser: Browser, address: str, site: Path) -> list[str]:
+    """What axe-core and the sizes of letters say of all pages."""
+    rules = axe()
+    if rules is None:
+        return ["axe-core is not installed: pip install --no-deps --group accessibility"]
+    found = []
+    browser.block("*/search_index.json", "*/workers/search.*")
+    pages = [page.relative_to(site).with_suffix("").as_posix() for page in sorted(site.rglob("*.html"))]
+    for page in pages:
+        faults = unreadable(browser, f"{address}/{page}.html", rules, colors=page in COLORED)
+        found += [f"{page}: {what}" for what in faults]
+    browser.block()
+    print(f"asked axe-core about {len(pages)} pages, about colours of {len(COLORED)}: {len(found)} faults")
+    return found
+
+
+def choose(browser: Browser, name: str, steps: int) -> None:
+    """Moves a choice of the planner by so many values, with the keyboard."""
+    if not steps:
+        return
+    browser.run(f"document.getElementById('planner-{name}').focus()")
+    key = "ArrowDown" if steps > 0 else "ArrowUp"
+    code = {"ArrowDown": 40, "ArrowUp": 38}[key]
+    for _ in range(abs(steps)):
+        for kind in ("keyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+
+def planner(browser: Browser, address: str, data: dict[str, Any]) -> list[str]:
+    """Whether the form says what was computed, at the ends of every axis, and the tables stand without JavaScript."""
+    found = []
+    for size, phone, dark in ((PHONE, True, False), (DESKTOP, False, True)):
+        browser.screen(*size, phone=phone, dark=dark)
+        browser.open(f"{address}/planner.html")
+        at = {name: list(values).index(data["first"][name]) for name, values in data["axes"].items()}
+        for places in itertools.product(*(sorted({0, len(values) - 1}) for values in data["axes"].values())):
+            chosen = {}
+            for (name, values), place in zip(data["axes"].items(), places, strict=True):
+                choose(browser, name, place - at[name])
+                at[name], chosen[name] = place, values[place]
+            browser.drawn()
+            cell = numbers.cell_of(data, **chosen)
+            wanted = "{right} % ({low} to {high}), at most {at_most} % whatever the noise; ".format(**cell)
+            said = browser.run(PLANNER)
+            if not said.get("Right answers", "").startswith(wanted) or ("Advice" in said) != bool(cell["advises"]):
+                found.append(f"planner.html, {chosen}: expected {wanted!r}, found {said}")
+    browser.open(f"{address}/planner.html", scripts=False)
+    rows = browser.run(
+        "[...document.querySelectorAll('#planner-tables tbody tr')].filter(e => e.checkVisibility()).length"
+    )
+    if rows != len(data["axes"]["records"]) * len(data["axes"]["queries"]) + len(data["priors"]):
+        found.append(f"planner.html: without JavaScript {rows} rows of its tables are seen")
+    print(f"used the planner with the keyboard: {len(found)} faults")
+    return found
+
+
 def take_screens(browser: Browser, address: str, out: Path) -> None:
     """Screenshots of ten pages: on a telephone, and on a desktop in light and dark colours."""
     for kind, size, phone, dark, height in (
@@ -262,7 +393,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--site", type=Path, default=ROOT / "out" / "site")
     parser.add_argument("--screens", type=Path, default=ROOT / "out" / "screens")
-    parser.add_argument("--only", choices=("layout", "search", "screens"))
+    parser.add_argument("--only", choices=("layout", "search", "accessibility", "planner", "screens"))
     asked = parser.parse_args()
     program = chromium()
     if program is None:
@@ -274,6 +405,10 @@ def main() -> int:
             found += search(browser, address)
         if asked.only in {None, "layout"}:
             found += layout(browser, address, asked.site)
+        if asked.only in {None, "accessibility"}:
+            found += accessibility(browser, address, asked.site)
+        if asked.only in {None, "planner"}:
+            found += planner(browser, address, json.loads(numbers.OUT.read_text(encoding="utf-8")))
         if asked.only in {None, "screens"}:
             take_screens(browser, address, asked.screens)
     print("\n".join(found))

@@ -68,10 +68,10 @@ def drawn(width: int, beside: int) -> str:
         for start in range(0, len(level), beside):
             shown = level[start : start + beside]
             each = (width - 28) / len(shown)
-            inside = {folder: lines_of(rooms(folder), each - 16) for folder in shown}
+            inside = {folder: lines_of(rooms(folder), each - 13) for folder in shown}
             high = BOX + 14 * max(0, *(len(lines) - 1 for lines in inside.values()))
             for place, folder in enumerate(shown):
-                left, wide = 14 + each * place, each - 8
+                left, wide = 14 + each * place, each - 5
                 fill, stroke = FILLS.get(folder, "#f6f6f6"), STROKES.get(folder, "#999999")
                 box = f'x="{left:.0f}" y="{top}" width="{wide:.0f}" height="{high}" rx="6"'
                 body.append(f'<rect {box} fill="{fill}" stroke="{stroke}"/>')

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import browser
+import flows
+import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -43,6 +45,7 @@ from langchain_dpicl.privacy.accounting.events import (
 )
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.reports import PrivacyReport
+from langchain_dpicl.reports.page import belief
 from langchain_dpicl.reports.plots import plot_budget, plot_epsilon_delta
 
 OUT = Path(__file__).resolve().parents[1] / "pictures"
@@ -253,6 +256,23 @@ STANDING: dict[str, Any] = {
 """What the operators of an invented service see."""
 
 
+def beliefs() -> Figure:
+    """What a belief can become at most, by epsilon, for three beliefs before."""
+    figure = Figure(figsize=(7.8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    epsilons = np.linspace(0, 8, 161)
+    for prior, color in ((0.5, "C3"), (0.1, "C1"), (0.01, "C0")):
+        axes.plot(epsilons, [100 * belief(prior, epsilon) for epsilon in epsilons], color=color, lw=2.5)
+        at = 3.4 if prior < 0.1 else 1.9 if prior < 0.5 else 0.5
+        axes.annotate(f"before: {100 * prior:g} %", (at, 100 * belief(prior, at)), (8, -14), textcoords="offset points")
+    axes.set_xlabel("epsilon, of everything that comes out")
+    axes.set_ylabel("belief afterwards, at most (%)")
+    axes.set_xlim(0, 8)
+    axes.set_ylim(0, 102)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def operators(name: str) -> None:
     """Draws the page for operators."""
 
@@ -287,6 +307,8 @@ def main() -> None:
     save(plot_epsilon_delta(found), "epsilon-delta.png", width=700)
     save(plot_claimed_audited(audited()), "claimed-audited.png", width=800)
     operators("operators.png")
+    save(beliefs(), "belief.png", width=780)
+    flows.main()
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ Files beside docs/ (the changelog, the security policy) become pages, and so do 
 came out of them in this build. A link that leaves docs/ leads to such a page, or else to the repository. Headings get
 the anchors that a repository browser gives them. Formulas, which are written as plain text there, get raised and
 lowered signs here. Tables say in each cell what its column is, and drawings have their tall variants beside them, for
-telephones.
+telephones. The planner's page gets its form and its numbers.
 """
 
 from __future__ import annotations
 
 import functools
 import html as markup
+import json
 import os
 import re
 import textwrap
@@ -18,6 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import planner
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from pymdownx.slugs import slugify
@@ -53,6 +55,7 @@ WHOLE = re.compile(r"(?<!</span>)<code>([^<\n]{1,30})</code>")
 # One with a caption is the table of a value in a notebook, two columns wide.
 TABLE = re.compile(r"<table>(?!<caption>).*?</table>", re.DOTALL)
 HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
+EMPTY_HEAD = re.compile(r"<th([^>]*)></th>")
 TABLE_ROW = re.compile(r"(?<=<tr>).*?(?=</tr>)", re.DOTALL)
 CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 IMAGE = re.compile(r'<img [^>]*src="([^":]+)\.(svg|png)"[^>]*>')
@@ -70,6 +73,7 @@ BOOSTS = {
 }
 # Its cards take the room of the table of contents.
 LANDING = "index.md"
+SEARCH = 'data-md-component="search" role="dialog"'
 # The width below which tables are stacked and tall drawings shown: also in stylesheets/site.css.
 PHONE = "(max-width: 44.9375em)"
 
@@ -133,8 +137,24 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     A browser breaks `--option` behind its dashes.
     """
     folder = (ROOT / "docs" / page.file.src_uri).parent
+    if planner.MARK in html:
+        if not planner.OUT.exists():
+            raise PluginError(f"{planner.OUT.relative_to(ROOT)} is missing: run make planner, as make docs does")
+        data = json.loads(planner.OUT.read_text(encoding="utf-8"))
+        script = os.path.relpath(planner.SCRIPT, Path(page.file.dest_uri).parent).replace(os.sep, "/")
+        html = html.replace(planner.MARK, planner.page_part(data, script))
     html = TABLE.sub(lambda table: _stacked(table[0]), WHOLE.sub(r'<code class="whole">\1</code>', html))
     return IMAGE.sub(lambda image: _pictured(image, folder), html)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Names the theme's search for readers who hear the page."""
+    return output.replace(SEARCH, f'{SEARCH} aria-label="Search"', 1)
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The same on the page for what is not found."""
+    return on_post_page(output_content)
 
 
 def _stacked(table: str) -> str:
@@ -145,7 +165,9 @@ def _stacked(table: str) -> str:
         names = iter(heads)
         return CELL.sub(lambda cell: f'<td{cell[1]} data-label="{next(names, "")}"><div>{cell[2]}</div></td>', found[0])
 
-    return TABLE_ROW.sub(row, table).replace("<table>", f'<table data-columns="{len(heads)}">', 1)
+    # A corner without words is no heading.
+    table = EMPTY_HEAD.sub(r"<td\1></td>", TABLE_ROW.sub(row, table))
+    return table.replace("<table>", f'<table data-columns="{len(heads)}">', 1)
 
 
 def _pictured(image: re.Match[str], folder: Path) -> str:

@@ -175,6 +175,12 @@ def test_the_pictures_of_the_folders_are_those_of_the_import_contract() -> None:
 
 
 @pytest.mark.usefixtures("tools")
+def test_the_pictures_of_methods_are_those_that_the_program_draws() -> None:
+    drawn = importlib.import_module("flows").pictures()
+    assert {name: (DOCS / "pictures" / name).read_text() for name in drawn} == drawn
+
+
+@pytest.mark.usefixtures("tools")
 def test_ten_questions_of_a_reader_have_an_answer_to_look_for() -> None:
     check = importlib.import_module("check_site")
     assert len(check.ANSWERS) == 10
@@ -217,6 +223,30 @@ class TestTheCheckInTheBrowser:
             "letters of",
         ):
             assert said in found
+
+    def test_finds_what_some_readers_cannot_read_in_light_and_in_dark(self, tmp_path: Path) -> None:
+        browser, check = importlib.import_module("browser"), importlib.import_module("check_site")
+        program, rules = browser.chromium(), check.axe()
+        if program is None or rules is None:
+            pytest.skip("Chromium or axe-core is not installed")
+        style = (
+            "<style>body { background: #fff } [data-md-color-scheme=slate] { background: #000; color: #222 }</style>"
+        )
+        pages = {
+            "good": '<html lang="en"><title>T</title><main><h1>Title</h1><label>n <input></label><p>text</main>',
+            "bad": f"<html><title>T</title>{style}<main><h1>Title</h1><h3>skips</h3><input><img src='a.png'><a href='#x'></a>"
+            "<p style='color: #bbb'>pale</p><p style='font-size: 9px'>small</p><p>dark on dark</p></main>",
+        }
+        for name, page in pages.items():
+            (tmp_path / f"{name}.html").write_text(f"<!doctype html>{page}")
+        with browser.served(tmp_path) as address, browser.Browser(program) as chromium:
+            good = check.unreadable(chromium, f"{address}/good.html", rules, colors=True)
+            bad = "\n".join(["", *check.unreadable(chromium, f"{address}/bad.html", rules, colors=True)])
+        assert good == []
+        for rule in ("html-has-lang", "heading-order", "label", "image-alt", "link-name", "color-contrast"):
+            assert f"\n{rule} (" in bad
+        assert "letters of 9.0 px" in bad
+        assert "dark: color-contrast (" in bad
 
     def test_sees_what_stands_on_the_first_screen_and_not_what_is_below_it(self, tmp_path: Path) -> None:
         browser, check = importlib.import_module("browser"), importlib.import_module("check_site")
