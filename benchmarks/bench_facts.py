@@ -49,13 +49,15 @@ from langchain_dpicl import (
     WordDiscovery,
 )
 from langchain_dpicl.backends import LocalEmbeddings
+from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.options import Decoding, Topics
 
 DELTA = 1e-6
 NEAR = 8
 """Texts that the reader sees."""
-TEXTS, TOKENS = 3, 16
-"""Texts of a creature in a store of texts, and tokens of each."""
+TOKENS = 16
+"""Tokens of a text in a store of texts."""
 ANIMALS = ("otter", "raven", "lynx", "heron", "bison", "gecko", "moose", "tapir")
 VALUES: dict[str, tuple[str, ...]] = {
     "ability": ("anchor", "beacon", "cinder", "drift", "ember", "frost", "gale", "harvest"),
@@ -198,27 +200,56 @@ def store(made: Corpus, epsilon: float, *, are_named: bool) -> Answer:
     return Reader([document.page_content for document in synthesizer.run(progress=False).documents]).ask
 
 
-def texts(made: Corpus, epsilon: float, *, has_words: bool = False) -> Answer:
+@dataclass(frozen=True)
+class Writing:
+    """How texts are written.
+
+    Attributes:
+      texts: of each creature.
+      top_tokens: the model reports so many tokens, as one behind an API does; None: it shows its whole vocabulary.
+    """
+
+    texts: int = 3
+    top_tokens: int | None = None
+
+    def model(self) -> Any:
+        """The model that writes."""
+        return EmbeddedLLM() if self.top_tokens is None else reporting_model(self.top_tokens)
+
+
+def reporting_model(top_tokens: int) -> FakeBackend:
+    """The embedded model behind an API: of a prompt it reports its likeliest tokens, as bytes, and nothing else."""
+    model = EmbeddedModel()
+
+    def distribution(prompt: str, prefix: tuple[bytes, ...]) -> dict[bytes, float]:
+        text = prompt + b"".join(prefix).decode("utf-8", "replace")
+        pairs = model.top_tokens(text, (), top_k=top_tokens)
+        return {model.token_bytes(int(str(token))): chance for token, chance in pairs}
+
+    return FakeBackend(distribution, max_top_k=top_tokens, name=f"{model.name}, {top_tokens} top tokens")
+
+
+def texts(made: Corpus, epsilon: float, writing: Writing, *, has_words: bool = False) -> Answer:
     """A store of private texts, whose topics are the creatures; with released words, their words are candidates."""
     private = PrivateExamples([{"text": each["text"]} for each in made.documents], public_size=_declared(made))
     synthesizer = DocumentSynthesizer.from_private_examples(
         private,
-        llm=EmbeddedLLM(),
+        llm=writing.model(),
         topics=Topics(made.names, len(made.names), keywords_per_unit=1, words=8 if has_words else 0),
-        documents_per_topic=TEXTS,
+        documents_per_topic=writing.texts,
         max_tokens=TOKENS,
         budget=Budget(epsilon=epsilon, delta=DELTA),
         epsilon=epsilon,
         rows=Rows(units=40, redraw_every="run"),
-        decoding=Decoding(released_words=True if has_words else None),
+        decoding=Decoding(candidates=writing.top_tokens or 100, released_words=True if has_words else None),
     )
     found = synthesizer.run(progress=False)
     return Reader([f"{text.topic}\n{text.text}" for text in found.texts]).ask
 
 
-def instructed(made: Corpus) -> Answer:
+def instructed(made: Corpus, writing: Writing) -> Answer:
     """As many texts as a store of texts has, by the model from the instruction and the creature's name alone."""
-    names = [name for name in made.names for _ in range(TEXTS)]
+    names = [name for name in made.names for _ in range(writing.texts)]
     model = EmbeddedLLM(max_tokens=TOKENS, stop=["\n"], temperature=1.0)
     asked = model.batch([f"Write a text for the given topic.\n\ntopic: {name}\ntext:" for name in names])
     return Reader([f"{name}\n{text}" for name, text in zip(names, asked, strict=True)]).ask
@@ -302,6 +333,7 @@ class Cell:
       epsilon: what it may spend; None: it spends nothing.
       seed: of the facts, never of noise.
       size: creatures, attributes and questions.
+      writing: how texts are written.
     """
 
     per_fact: int
@@ -309,6 +341,7 @@ class Cell:
     epsilon: float | None
     seed: int
     size: tuple[int, int, int]
+    writing: Writing
 
     def right(self) -> tuple[float, float, float]:
         """The share of right answers about values of one attribute, and about shared ones, and processor seconds."""
@@ -323,9 +356,9 @@ class Cell:
             "pairs": lambda: words(made, epsilon, pairs=True),
             "store": lambda: store(made, epsilon, are_named=True),
             "store, names found": lambda: store(made, epsilon, are_named=False),
-            "texts": lambda: texts(made, epsilon),
-            "texts, released words": lambda: texts(made, epsilon, has_words=True),
-            "instruction only": lambda: instructed(made),
+            "texts": lambda: texts(made, epsilon, self.writing),
+            "texts, released words": lambda: texts(made, epsilon, self.writing, has_words=True),
+            "instruction only": lambda: instructed(made, self.writing),
             "retrieved votes": lambda: votes(made, epsilon, threshold),
             "sampled votes": lambda: sampled(made, epsilon, number),
             "documents, no privacy": lambda: Reader([each["text"] for each in made.documents]).ask,
@@ -345,6 +378,7 @@ def facts_of(seed: int, per_fact: int, size: tuple[int, int, int]) -> tuple[Corp
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a line of the table for each system, epsilon and number of documents of a fact."""
     size = (arguments.creatures, arguments.attributes, arguments.questions)
+    of_all = (size, Writing(arguments.texts, arguments.top_tokens))
     lines = [
         (per_fact, name, epsilon)
         for per_fact in arguments.per
@@ -352,7 +386,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for epsilon in (arguments.epsilon if name not in FREE else [None])
     ]
     with _results(arguments.processes) as results:
-        runs = {line: [Cell(*line, seed, size) for seed in range(_seeds(line, arguments))] for line in lines}
+        runs = {line: [Cell(*line, seed, *of_all) for seed in range(_seeds(line, arguments))] for line in lines}
         waiting = {line: [results(cell) for cell in cells] for line, cells in runs.items()}
         for per_fact, name, epsilon in lines:
             found = [result() for result in waiting[per_fact, name, epsilon]]
@@ -479,6 +513,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0, 2.0, 4.0, 8.0])
     parser.add_argument("--questions", type=int, default=60, help="asked of each system in a run")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--texts", type=int, default=3, help="of each creature in a store of texts")
+    parser.add_argument("--top-tokens", type=int, help="the model that writes reports so many, as behind an API")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--all", action="store_true", help="leave no cell out")
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), choices=SYSTEMS)

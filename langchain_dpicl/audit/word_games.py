@@ -36,7 +36,7 @@ from langchain_dpicl.words import WordDiscovery, WordsPlan
 # What a game costs in all is of no interest, and no budget is in its way.
 _EPSILON = 1e12
 _DELTA = 0.1
-_RUNS = {"add_remove": 600, "replace_one": 1_200}
+_RUNS = {"add_remove": 650, "replace_one": 1_350}
 _VISIBLE_NOISES = (0.25, 2.0)
 """Noises at which a word of one unit is seen: at small ones that of units of one word, at wide ones that of many."""
 
