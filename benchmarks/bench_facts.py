@@ -486,23 +486,32 @@ def chart(found: Sequence[dict[str, Any]], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = sorted({row["per"] for row in found})
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), sharey=True, squeeze=False)
+    mpl.rcParams["svg.hashsalt"] = "facts"
+    shown = [row for row in found if row["own"] != "not run"]
+    panels = sorted({row["per"] for row in shown})
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), sharey=True, squeeze=False)
     for axis, per in zip(axes[0], panels, strict=True):
+        free: dict[float, list[str]] = {}
         for name in SYSTEMS:
-            of_it = [row for row in found if (row["per"], row["system"]) == (per, name)]
-            line = [row for row in of_it if row["own"] != "not run"]
+            line = [row for row in shown if (row["per"], row["system"]) == (per, name)]
             right = [float(row["own"].split()[0]) for row in line]
             if line and line[0]["epsilon"] == "-":
-                axis.axhline(right[0], linestyle=":", linewidth=1, color="grey")
-                axis.annotate(name, (0.02, right[0]), xycoords=("axes fraction", "data"), fontsize=6)
+                free.setdefault(right[0], []).append(name)
             elif line:
                 axis.plot([float(row["epsilon"]) for row in line], right, marker="o", markersize=3, label=name)
-        axis.set(title=f"{per} documents of a fact", xlabel="epsilon", xscale="log", ylim=(-0.03, 1.03))
+        for height, names in free.items():
+            axis.axhline(height, linestyle=":", linewidth=1, color="grey")
+            axis.text(
+                0.99, height + 0.02, "; ".join(names), transform=axis.get_yaxis_transform(), ha="right", fontsize=6
+            )
+        axis.set(title=f"{per} documents of a fact", xlabel="epsilon", xscale="log", ylim=(-0.05, 1.1))
+        ticks = sorted({float(row["epsilon"]) for row in shown if row["epsilon"] != "-"})
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_xticks([], minor=True)
     axes[0][0].set_ylabel("right answers")
-    axes[0][-1].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=4, fontsize=7)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -102,6 +102,17 @@ def test_texts_hold_released_words(
     assert [row.split(" | ")[1] for row in capsys.readouterr().out.splitlines() if row.startswith("| 60")] == [*systems]
 
 
+def test_a_model_behind_an_api_reports_its_top_tokens_as_bytes_and_goes_on_behind_any(bench: Any) -> None:
+    model = bench.reporting_model(3)
+    prompt = "the ability of velda is kiln\n\nthe ability of velda is"
+    pairs = model.top_tokens(prompt, (), top_k=3)
+    assert len(pairs) == 3
+    assert pairs[0][0] == b" kil"
+    session = model.open([prompt], (b" kil",))
+    assert session.score([b"n", b" card"]).argmax() == 0
+    session.close()
+
+
 def test_cells_that_take_long_are_left_out_and_said_to_be(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--seeds", "2", "--creatures", "1", "--attributes", "1", "--per", "30", "300", "--questions", "1"]
     bench.main([*given, "--epsilon", "8", "--systems", "retrieved votes", "no private data"])
