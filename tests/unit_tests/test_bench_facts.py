@@ -114,7 +114,21 @@ def test_a_model_behind_an_api_reports_its_top_tokens_as_bytes_and_goes_on_behin
 
 
 def test_cells_that_take_long_are_left_out_and_said_to_be(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--seeds", "2", "--creatures", "1", "--attributes", "1", "--per", "30", "300", "--questions", "1"]
+    given = [
+        "--processes",
+        "1",
+        "--seeds",
+        "2",
+        "--creatures",
+        "1",
+        "--attributes",
+        "1",
+        "--per",
+        "30",
+        "300",
+        "--questions",
+        "1",
+    ]
     bench.main([*given, "--epsilon", "8", "--systems", "retrieved votes", "no private data"])
     lines = [
         line.strip("| \n").split(" | ") for line in capsys.readouterr().out.splitlines() if re.match(r"\| 30", line)
