@@ -9,7 +9,7 @@ not a model.
 The shape is that of a published benchmark (ContinuousBench, Geminon: 600 creatures, 14 questions each); creatures,
 values and wordings are made here, and are far easier to find than free prose. Numbers of the two do not compare.
 
-    python benchmarks/bench_facts.py [--full]
+    python benchmarks/bench_facts.py [--full]    # by default cells that take long are left out, and said to be
     python benchmarks/bench_facts.py --data FILE.jsonl.gz ...
 """
 
@@ -23,7 +23,11 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +49,15 @@ from langchain_dpicl import (
     WordDiscovery,
 )
 from langchain_dpicl.backends import LocalEmbeddings
+from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.options import Decoding, Topics
 
 DELTA = 1e-6
 NEAR = 8
 """Texts that the reader sees."""
-TEXTS, TOKENS = 3, 16
-"""Texts of a creature in a store of texts, and tokens of each."""
+TOKENS = 16
+"""Tokens of a text in a store of texts."""
 ANIMALS = ("otter", "raven", "lynx", "heron", "bison", "gecko", "moose", "tapir")
 VALUES: dict[str, tuple[str, ...]] = {
     "ability": ("anchor", "beacon", "cinder", "drift", "ember", "frost", "gale", "harvest"),
@@ -194,27 +200,56 @@ def store(made: Corpus, epsilon: float, *, are_named: bool) -> Answer:
     return Reader([document.page_content for document in synthesizer.run(progress=False).documents]).ask
 
 
-def texts(made: Corpus, epsilon: float, *, has_words: bool = False) -> Answer:
+@dataclass(frozen=True)
+class Writing:
+    """How texts are written.
+
+    Attributes:
+      texts: of each creature.
+      top_tokens: the model reports so many tokens, as one behind an API does; None: it shows its whole vocabulary.
+    """
+
+    texts: int = 3
+    top_tokens: int | None = None
+
+    def model(self) -> Any:
+        """The model that writes."""
+        return EmbeddedLLM() if self.top_tokens is None else reporting_model(self.top_tokens)
+
+
+def reporting_model(top_tokens: int) -> FakeBackend:
+    """The embedded model behind an API: of a prompt it reports its likeliest tokens, as bytes, and nothing else."""
+    model = EmbeddedModel()
+
+    def distribution(prompt: str, prefix: tuple[bytes, ...]) -> dict[bytes, float]:
+        text = prompt + b"".join(prefix).decode("utf-8", "replace")
+        pairs = model.top_tokens(text, (), top_k=top_tokens)
+        return {model.token_bytes(int(str(token))): chance for token, chance in pairs}
+
+    return FakeBackend(distribution, max_top_k=top_tokens, name=f"{model.name}, {top_tokens} top tokens")
+
+
+def texts(made: Corpus, epsilon: float, writing: Writing, *, has_words: bool = False) -> Answer:
     """A store of private texts, whose topics are the creatures; with released words, their words are candidates."""
     private = PrivateExamples([{"text": each["text"]} for each in made.documents], public_size=_declared(made))
     synthesizer = DocumentSynthesizer.from_private_examples(
         private,
-        llm=EmbeddedLLM(),
+        llm=writing.model(),
         topics=Topics(made.names, len(made.names), keywords_per_unit=1, words=8 if has_words else 0),
-        documents_per_topic=TEXTS,
+        documents_per_topic=writing.texts,
         max_tokens=TOKENS,
         budget=Budget(epsilon=epsilon, delta=DELTA),
         epsilon=epsilon,
         rows=Rows(units=40, redraw_every="run"),
-        decoding=Decoding(released_words=True if has_words else None),
+        decoding=Decoding(candidates=writing.top_tokens or 100, released_words=True if has_words else None),
     )
     found = synthesizer.run(progress=False)
     return Reader([f"{text.topic}\n{text.text}" for text in found.texts]).ask
 
 
-def instructed(made: Corpus) -> Answer:
+def instructed(made: Corpus, writing: Writing) -> Answer:
     """As many texts as a store of texts has, by the model from the instruction and the creature's name alone."""
-    names = [name for name in made.names for _ in range(TEXTS)]
+    names = [name for name in made.names for _ in range(writing.texts)]
     model = EmbeddedLLM(max_tokens=TOKENS, stop=["\n"], temperature=1.0)
     asked = model.batch([f"Write a text for the given topic.\n\ntopic: {name}\ntext:" for name in names])
     return Reader([f"{name}\n{text}" for name, text in zip(names, asked, strict=True)]).ask
@@ -288,44 +323,108 @@ def right(answer: Answer, made: Corpus, keys: Iterable[tuple[str, str]]) -> tupl
     return own, shared
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One run: the facts of a seed, and a system that answers questions about them.
+
+    Attributes:
+      per_fact: documents of a fact.
+      system: which one.
+      epsilon: what it may spend; None: it spends nothing.
+      seed: of the facts, never of noise.
+      size: creatures, attributes and questions.
+      writing: how texts are written.
+    """
+
+    per_fact: int
+    system: str
+    epsilon: float | None
+    seed: int
+    size: tuple[int, int, int]
+    writing: Writing
+
+    def right(self) -> tuple[float, float, float]:
+        """The share of right answers about values of one attribute, and about shared ones, and processor seconds."""
+        made, keys, threshold = facts_of(self.seed, self.per_fact, self.size)
+        start = time.process_time()
+        return *right(self._answer(made, len(keys), threshold), made, keys), time.process_time() - start
+
+    def _answer(self, made: Corpus, number: int, threshold: float) -> Answer:
+        epsilon = 0.0 if self.epsilon is None else self.epsilon
+        systems: dict[str, Callable[[], Answer]] = {
+            "words": lambda: words(made, epsilon, pairs=False),
+            "pairs": lambda: words(made, epsilon, pairs=True),
+            "store": lambda: store(made, epsilon, are_named=True),
+            "store, names found": lambda: store(made, epsilon, are_named=False),
+            "texts": lambda: texts(made, epsilon, self.writing),
+            "texts, released words": lambda: texts(made, epsilon, self.writing, has_words=True),
+            "instruction only": lambda: instructed(made, self.writing),
+            "retrieved votes": lambda: votes(made, epsilon, threshold),
+            "sampled votes": lambda: sampled(made, epsilon, number),
+            "documents, no privacy": lambda: Reader([each["text"] for each in made.documents]).ask,
+            "no private data": lambda: Reader([]).ask,
+        }
+        return systems[self.system]()
+
+
+@lru_cache(maxsize=8)
+def facts_of(seed: int, per_fact: int, size: tuple[int, int, int]) -> tuple[Corpus, list[tuple[str, str]], float]:
+    """Facts, questions about them, and the similarity by which votes find documents."""
+    coins = random.Random(seed)
+    made = corpus(size[0], per_fact, size[1], coins)
+    return made, asked_of(made, size[2], coins), public_threshold(coins)
+
+
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a line of the table for each system, epsilon and number of documents of a fact."""
-    for per_fact in arguments.per:
-        runs = []
-        for seed in range(arguments.seeds):
-            coins = random.Random(seed)
-            made = corpus(arguments.creatures, per_fact, arguments.attributes, coins)
-            runs.append((made, asked_of(made, arguments.questions, coins), public_threshold(coins)))
-        systems: dict[str, Callable[[Corpus, float, int, float], Answer]] = {
-            "words": lambda made, epsilon, _, __: words(made, epsilon, pairs=False),
-            "pairs": lambda made, epsilon, _, __: words(made, epsilon, pairs=True),
-            "store": lambda made, epsilon, _, __: store(made, epsilon, are_named=True),
-            "store, names found": lambda made, epsilon, _, __: store(made, epsilon, are_named=False),
-            "texts": lambda made, epsilon, _, __: texts(made, epsilon),
-            "texts, released words": lambda made, epsilon, _, __: texts(made, epsilon, has_words=True),
-            "instruction only": lambda made, *_: instructed(made),
-            "retrieved votes": lambda made, epsilon, _, threshold: votes(made, epsilon, threshold),
-            "sampled votes": lambda made, epsilon, number, _: sampled(made, epsilon, number),
-            "documents, no privacy": lambda made, *_: Reader([each["text"] for each in made.documents]).ask,
-            "no private data": lambda *_: Reader([]).ask,
-        }
-        for name in arguments.systems:
-            for epsilon in arguments.epsilon if name not in FREE else [None]:
-                start, found = time.monotonic(), []
-                for made, keys, threshold in runs:
-                    found.append(right(systems[name](made, epsilon, len(keys), threshold), made, keys))
-                yield {
-                    "per": per_fact,
-                    "system": name,
-                    "epsilon": "-" if epsilon is None else f"{epsilon:g}",
-                    "own": _shown([own for own, _ in found]),
-                    "shared": _shown([shared for _, shared in found]),
-                    "seconds": time.monotonic() - start,
-                }
+    size = (arguments.creatures, arguments.attributes, arguments.questions)
+    of_all = (size, Writing(arguments.texts, arguments.top_tokens))
+    lines = [
+        (per_fact, name, epsilon)
+        for per_fact in arguments.per
+        for name in arguments.systems
+        for epsilon in (arguments.epsilon if name not in FREE else [None])
+    ]
+    with _results(arguments.processes) as results:
+        runs = {line: [Cell(*line, seed, *of_all) for seed in range(_seeds(line, arguments))] for line in lines}
+        waiting = {line: [results(cell) for cell in cells] for line, cells in runs.items()}
+        for per_fact, name, epsilon in lines:
+            found = [result() for result in waiting[per_fact, name, epsilon]]
+            yield {
+                "per": per_fact,
+                "system": name,
+                "epsilon": "-" if epsilon is None else f"{epsilon:g}",
+                "own": _shown([own for own, _, _ in found]),
+                "shared": _shown([shared for _, shared, _ in found]),
+                "seeds": len(found),
+                "seconds": sum(seconds for _, _, seconds in found),
+            }
+
+
+def _seeds(line: tuple[int, str, float | None], arguments: argparse.Namespace) -> int:
+    """How often a cell is run; by default systems that take long run once at two epsilons, and 300 documents never."""
+    per_fact, name, epsilon = line
+    if not arguments.is_short:
+        return int(arguments.seeds)
+    if per_fact > SHORT_PER or (name in SLOW and epsilon not in {*SHORT_EPSILONS, None}):
+        return 0
+    return 1 if name in SLOW else int(arguments.seeds)
+
+
+@contextmanager
+def _results(processes: int) -> Iterator[Callable[[Cell], Callable[[], tuple[float, float, float]]]]:
+    """Yields what begins a cell, in this process or in others, and returns the function that waits for its result."""
+    if processes == 1:
+        yield lambda cell: cell.right
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        yield lambda cell: pool.submit(cell.right).result
 
 
 def _shown(shares: list[float]) -> str:
-    """The mean over seeds and, of several, its standard deviation."""
+    """The mean over seeds and, of several, its standard deviation; of none that it was not run."""
+    if not shares:
+        return "not run"
     spread = f" +- {statistics.stdev(shares):.2f}" if len(shares) > 1 else ""
     return f"{statistics.fmean(shares):.2f}{spread}"
 
@@ -368,6 +467,16 @@ SYSTEMS = (
     *("words", "pairs", "store", "store, names found", "texts", "texts, released words", "retrieved votes"),
     *("sampled votes", *FREE),
 )
+SLOW = (
+    "texts",
+    "texts, released words",
+    "retrieved votes",
+    "sampled votes",
+    "instruction only",
+    "documents, no privacy",
+)
+"""Systems that take long: by default of one seed, at two epsilons."""
+SHORT_EPSILONS, SHORT_PER = (1.0, 4.0), 100
 
 
 def chart(found: Sequence[dict[str, Any]], path: Path) -> None:
@@ -377,22 +486,32 @@ def chart(found: Sequence[dict[str, Any]], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = sorted({row["per"] for row in found})
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), sharey=True, squeeze=False)
+    mpl.rcParams["svg.hashsalt"] = "facts"
+    shown = [row for row in found if row["own"] != "not run"]
+    panels = sorted({row["per"] for row in shown})
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), sharey=True, squeeze=False)
     for axis, per in zip(axes[0], panels, strict=True):
+        free: dict[float, list[str]] = {}
         for name in SYSTEMS:
-            line = [row for row in found if (row["per"], row["system"]) == (per, name)]
+            line = [row for row in shown if (row["per"], row["system"]) == (per, name)]
             right = [float(row["own"].split()[0]) for row in line]
             if line and line[0]["epsilon"] == "-":
-                axis.axhline(right[0], linestyle=":", linewidth=1, color="grey")
-                axis.annotate(name, (0.02, right[0]), xycoords=("axes fraction", "data"), fontsize=6)
+                free.setdefault(right[0], []).append(name)
             elif line:
                 axis.plot([float(row["epsilon"]) for row in line], right, marker="o", markersize=3, label=name)
-        axis.set(title=f"{per} documents of a fact", xlabel="epsilon", xscale="log", ylim=(-0.03, 1.03))
+        for height, names in free.items():
+            axis.axhline(height, linestyle=":", linewidth=1, color="grey")
+            axis.text(
+                0.99, height + 0.02, "; ".join(names), transform=axis.get_yaxis_transform(), ha="right", fontsize=6
+            )
+        axis.set(title=f"{per} documents of a fact", xlabel="epsilon", xscale="log", ylim=(-0.05, 1.1))
+        ticks = sorted({float(row["epsilon"]) for row in shown if row["epsilon"] != "-"})
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_xticks([], minor=True)
     axes[0][0].set_ylabel("right answers")
-    axes[0][-1].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=4, fontsize=7)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -401,13 +520,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--attributes", type=int, default=6, help="of 14; the fifth and the sixth share their values")
     parser.add_argument("--per", type=int, nargs="*", default=[50, 100, 300], help="documents of a fact")
     parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0, 2.0, 4.0, 8.0])
-    parser.add_argument("--questions", type=int, default=100, help="asked of each system in a run")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--questions", type=int, default=60, help="asked of each system in a run")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--texts", type=int, default=3, help="of each creature in a store of texts")
+    parser.add_argument("--top-tokens", type=int, help="the model that writes reports so many, as behind an API")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--all", action="store_true", help="leave no cell out")
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), choices=SYSTEMS)
     parser.add_argument("--data", type=Path, nargs="*", default=[], help="labelled JSON lines instead, with a split")
     parser.add_argument("--chart", type=Path, help="picture of all lines, .svg or .png")
     parser.add_argument("--full", action="store_true", help="600 creatures, 14 attributes, epsilon 8, 300, five seeds")
     arguments = parser.parse_args(argv)
+    arguments.is_short = not (arguments.full or arguments.all)
     if arguments.full:
         arguments.creatures, arguments.attributes, arguments.seeds, arguments.questions = 600, 14, 5, 600
         arguments.per, arguments.epsilon = [50, 100, 300], [1.0, 2.0, 4.0, 8.0]
@@ -421,13 +545,13 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.chart is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--chart: expected the package matplotlib, found none")
     size = f"{arguments.creatures} creatures, {arguments.attributes} attributes"
-    print(f"{size}, delta {DELTA:g}, seeds {arguments.seeds}")
-    print("| documents a fact | system | epsilon | right | right, values of several attributes | seconds |")
-    print("|---|---|---|---|---|---|")
+    print(f"{size}, delta {DELTA:g}, {arguments.questions} questions in a run")
+    print("| documents a fact | system | epsilon | right | right, values of several attributes | seeds | seconds |")
+    print("|---|---|---|---|---|---|---|")
     found = []
     for row in rows(arguments):
         found.append(row)
-        shown = [row[name] for name in ("per", "system", "epsilon", "own", "shared")]
+        shown = [row[name] for name in ("per", "system", "epsilon", "own", "shared", "seeds")]
         print(f"| {' | '.join(map(str, shown))} | {row['seconds']:.0f} |", flush=True)
     if arguments.chart is not None:
         chart(found, arguments.chart)

@@ -15,6 +15,7 @@ from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.exceptions import PrivacyBudgetExceededError
 from langchain_dpicl.options.rows import Noise, noise_of
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, pricing_delta, with_price
+from langchain_dpicl.planning.word_share import FOR_THRESHOLDS, num_branches, one_release, words_with
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -24,31 +25,25 @@ from langchain_dpicl.privacy._validate import (
     check_positive_delta,
     fail,
 )
-from langchain_dpicl.privacy.accounting.events import FailureEvent, GaussianEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.word_release import (
     PAIR_TEMPLATE,
     WORD_TEMPLATE,
-    ThresholdedGaussianMechanism,
     UnitWords,
     Weight,
     WordRelease,
     denied_words,
-    least_threshold,
     word_release,
 )
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
-from langchain_dpicl.privacy.ledger.tickets import Ticket, compose_events, event_of_tickets
+from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
 from langchain_dpicl.release.count_release import release_words
 from langchain_dpicl.release.declare_share import declare_share, share_of_delta
 from langchain_dpicl.released.words import ReleasedWords, WordGroup
 from langchain_dpicl.reports.public_words import public_words
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
-
-# Part of the share's delta for thresholds; the Gaussian noise is priced at the rest.
-_FOR_THRESHOLDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +75,7 @@ class WordsPlan(SharePlan):
     def implementation_delta(self) -> float:
         """Declared gap between ideal and drawn noise over the releases that one unit takes part in."""
         rounds = sum(one.implementation_delta for one in (self.release, self.pairs) if one is not None)
-        return rounds * _branches(self.labels, self.release.adjacency)
+        return rounds * num_branches(len(self.labels), self.release.adjacency)
 
     @property
     def threshold(self) -> float:
@@ -142,11 +137,6 @@ class WordsPlan(SharePlan):
         return with_price(cls(words, second, labels, epsilon=0.0, **terms))
 
 
-def _branches(labels: Sequence[str], adjacency: Adjacency) -> int:
-    """Returns how many labels one change of a unit can concern: a unit that is replaced may change its label."""
-    return 2 if adjacency == "replace_one" and len(labels) > 1 else 1
-
-
 def plan_words(
     field: str = "text",
     *,
@@ -187,11 +177,10 @@ def plan_words(
     rule = UnitWords(field, max_values, denied_words(deny), public_words().digest)
     split = tuple(check_name("label", label) for label in labels)
     rounds = 2 if pairs else 1
-    failure = delta * _FOR_THRESHOLDS / rounds / _branches(split, adjacency)
+    failure = delta * FOR_THRESHOLDS / rounds / num_branches(len(split), adjacency)
 
     def planned(noise: float) -> WordsPlan:
-        threshold = least_threshold(noise, max_values, adjacency, failure)
-        release = WordRelease(rule, ThresholdedGaussianMechanism(noise, threshold), adjacency)
+        release = words_with(rule, noise, failure, adjacency)
         second = release.for_pairs() if pairs else None
         return WordsPlan(release, second, split, partition=partition, epsilon=0.0, delta=delta)
 
@@ -201,8 +190,7 @@ def plan_words(
         tickets = planned(1.0).tickets()
 
         def event(noise: float) -> Any:
-            # Every threshold that `planned` finds has at most this chance.
-            one = compose_events((GaussianEvent(noise), FailureEvent(failure)))
+            one = one_release(noise, failure)
             return event_of_tickets([dataclasses.replace(each, event=one) for each in tickets], partition=partition)
 
         noise_multiplier = accounting.calibrate(

@@ -450,7 +450,9 @@ def _rows_of(subject: Subject) -> ReleasePlan:
 
 
 def _row_checks(subject: Subject, release: ReleasePlan) -> Iterator[AuditCheck]:
-    """Yields the checks of samples, rows and noise."""
+    """Yields the checks of samples, rows and noise, and of words that leave before texts."""
+    if isinstance(subject.plan, GenerationPlan):
+        yield from (AuditCheck(*named) for named in word_games.first_word_checks(subject.plan))
     for label, branch in getattr(subject.plan, "branches", ((None, release),)):
         rate, place = (
             name if label is None else f"{name}, label {label!r}"
@@ -538,7 +540,9 @@ def games_of(subject: Subject) -> tuple[Game, ...]:
         rule = subject.plan.rule  # type: ignore[union-attr]
         terms = {"blend_weight": rule.blend_weight, "center": rule.center, "clip": 2.0} if rule.is_logit else {}
         rule_terms = {key: value for key, value in terms.items() if value is not None}
-        return tuple(worst_cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=rule_terms, **shape))
+        words = () if subject.plan.words is None else word_games.word_games(adjacency=release.adjacency)  # type: ignore[union-attr]
+        texts = worst_cases.token_cases(mechanism=rule.mechanism, sampling=sampling, rule=rule_terms, **shape)
+        return (*words, *texts)
     return tuple(_vote_games(subject, sampling=sampling, shape=shape, options=options))
 
 

@@ -18,6 +18,7 @@ from langchain_dpicl.audit.count_games import MINE, NOISE, OTHER, Named, OnceGam
 from langchain_dpicl.audit.game import AuditResult, result_of
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.documents.plan import DocumentsPlan
+from langchain_dpicl.generation.plan import GenerationPlan
 from langchain_dpicl.options import Noise
 from langchain_dpicl.privacy.accounting.events import ComposedEvent, Event, FailureEvent, GaussianEvent
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
@@ -35,7 +36,7 @@ from langchain_dpicl.words import WordDiscovery, WordsPlan
 # What a game costs in all is of no interest, and no budget is in its way.
 _EPSILON = 1e12
 _DELTA = 0.1
-_RUNS = {"add_remove": 600, "replace_one": 1_200}
+_RUNS = {"add_remove": 650, "replace_one": 1_350}
 _VISIBLE_NOISES = (0.25, 2.0)
 """Noises at which a word of one unit is seen: at small ones that of units of one word, at wide ones that of many."""
 
@@ -118,6 +119,11 @@ def document_checks(plan: DocumentsPlan) -> Iterator[Named]:
     """Yields the checks of what a store of documents releases as words: topics, words of topics, pairs."""
     topics = plan.topics if isinstance(plan.topics, WordRelease) else None
     return _checks_of({"topics": topics, "words": plan.words, "pairs": plan.pairs})
+
+
+def first_word_checks(plan: GenerationPlan) -> Iterator[Named]:
+    """Yields the checks of the words that leave before the texts of a generation; none where none do."""
+    return _checks_of({"words": plan.words})
 
 
 def _checks_of(releases: Mapping[str, WordRelease | None]) -> Iterator[Named]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.planning.expected_utility import RowDesign
     from langchain_dpicl.planning.row_law import RowSource
     from langchain_dpicl.planning.share_plan import Cost
+    from langchain_dpicl.privacy.extensions.word_release import WordRelease
     from langchain_dpicl.rehearsal.choice import FreeRival, Proposal
     from langchain_dpicl.runs.query_plan import QueryOption, RowsPlan
     from langchain_dpicl.soft_prompts.plan import TrainingPlan
@@ -170,7 +171,7 @@ def _rule(settings: Settings) -> TokenRule:
 
 
 def _generation(settings: Settings, sizes: Sizes, compares: bool) -> Output:
-    from langchain_dpicl.generation.plan import local_cost, noise_advice, published_epsilon, signal_of
+    from langchain_dpicl.generation.plan import local_cost, noise_advice, published_epsilon, signal_of, word_shares
     from langchain_dpicl.planning.expected_utility import RowDesign
 
     # A run has the same rows: no more than the smallest label declares units.
@@ -194,8 +195,12 @@ def _generation(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     }
     if rule.is_logit:
         out["published_epsilon"] = published_epsilon(plan)
+    if plan.words is not None:
+        out["words_from"], out["word_shares"] = plan.words_from(), []
+        if compares and _given_noise(settings) is None:
+            out["word_shares"] = word_shares(plan, epsilon=settings.share_epsilon)
     if compares:
-        out |= _generation_options(settings, sizes, design, rule)
+        out |= _generation_options(settings, sizes, design, rule, words=plan.words)
     return out
 
 
@@ -210,6 +215,8 @@ def _agreed(settings: Settings) -> float:
 
 def _writing(settings: Settings) -> dict[str, Any]:
     """Returns what a generation writes: texts, their length, candidates and samples."""
+    from langchain_dpicl.generation.word_tree import MOST_COLUMNS
+
     decoding, rows, length = settings.get("decoding"), settings.get("rows"), settings.get("max_tokens", 60)
     candidates = 100 if decoding is None else decoding.candidates
     if candidates == "all":
@@ -219,16 +226,19 @@ def _writing(settings: Settings) -> dict[str, Any]:
         "redraw_every": length if redraw == "run" else redraw,
         "shots_per_label": settings.get("shots_per_label", 1),
         "max_tokens": length,
-        "candidates": candidates + 1,
+        "candidates": candidates + 1 + (MOST_COLUMNS if decoding is not None and decoding.released_words else 0),
     }
 
 
 def _generation_plan(settings: Settings, sizes: Sizes, design: RowDesign, rule: TokenRule) -> GenerationPlan:
     from langchain_dpicl.generation.plan import Segment, plan_generation
+    from langchain_dpicl.planning.word_share import words_before_texts
 
-    writing = _writing(settings)
+    writing, decoding = _writing(settings), settings.get("decoding")
     segments = (Segment("text", writing.pop("max_tokens")),)
-    terms = {**_terms(settings), "noise_multiplier": _given_noise(settings)}
+    has_words = decoding is not None and decoding.released_words is True
+    words = words_before_texts(settings.data.text_key) if has_words else None
+    terms = {**_terms(settings), "noise_multiplier": _given_noise(settings), "words": words}
     plan = plan_generation(sizes, **terms, mechanism=rule, design=design, segments=segments, **writing)
     if rule.fixes_noise and plan.epsilon > settings.share_epsilon:
         raise ConfigurationError(
@@ -238,7 +248,9 @@ def _generation_plan(settings: Settings, sizes: Sizes, design: RowDesign, rule: 
     return plan
 
 
-def _generation_options(settings: Settings, sizes: Sizes, design: RowDesign, rule: TokenRule) -> Output:
+def _generation_options(
+    settings: Settings, sizes: Sizes, design: RowDesign, rule: TokenRule, *, words: WordRelease | None
+) -> Output:
     """Returns the options, best first, and the recommended ones."""
     from langchain_dpicl.generation.plan import best_drawn, compare, thriftiest
 
@@ -253,6 +265,7 @@ def _generation_options(settings: Settings, sizes: Sizes, design: RowDesign, rul
         public_agreement=guess.public_agreement,
         full_vocabulary=guess.full_vocabulary or rule.is_logit,
         rule=rule,
+        words=words,
     )
 
     def shown(option: DesignOption) -> Output:
@@ -286,6 +299,7 @@ def _generation_text(out: dict[str, Any]) -> str:
     lines = [
         "epsilon {epsilon:.4f} at delta {delta:g}, adjacency {adjacency} (nothing is spent)".format(**plan),
         *_token_noise_text(plan, out),
+        *_words_text(plan, out),
         "rows     {rows}, {num_slots} x {shots_per_slot} shot(s), {how}, {candidates} candidates".format(
             **plan, how=_sample_text(plan)
         ),
@@ -303,6 +317,28 @@ def _generation_text(out: dict[str, Any]) -> str:
         "where a sample's cache is kept".format(**local)
     )
     return "\n".join(lines + _generation_options_text(out))
+
+
+def _words_text(plan: dict[str, Any], out: dict[str, Any]) -> list[str]:
+    """Returns what words that leave before the texts need and cost, and what other parts of epsilon would do."""
+    if "words" not in plan:
+        return []
+    release, whose = plan["words"], "" if plan["labels"][0]["label"] is None else " of a label"
+    noise = f"noise {release['scale']:.2f}, threshold {release['mechanism']['threshold']:.1f}"
+    alone = f"which words of one unit reach with a chance of {release['failure']:.1g}"
+    lines = [
+        f"words    before the texts, {release['rule']['max_values']} of each unit; {noise}, {alone}",
+        f"         a word of {out['words_from']} units{whose} with a chance of 95 %; names too: read them",
+    ]
+    if out["word_shares"]:
+        lines.append("         alone at a part of epsilon: units that a word needs, and the texts' noise (roughly)")
+    for row in out["word_shares"]:
+        needed = "no words" if row["words_from"] is None else f"{row['words_from']:,} units"
+        lines.append(f"           {row['share']:>4.0%}  {needed:>12}  multiplier {row['noise_multiplier']:.4f}")
+    least = min(row["public_size"] for row in plan["labels"])
+    if out["words_from"] > least:
+        lines.append(f"         the smallest one declares {least} units: too few for a word")
+    return lines
 
 
 def _token_noise_text(plan: dict[str, Any], out: dict[str, Any]) -> list[str]:

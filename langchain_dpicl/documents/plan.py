@@ -12,6 +12,14 @@ from langchain_dpicl.generation.plan import GenerationPlan, Segment, _with_noise
 from langchain_dpicl.generation.token_mechanisms import TokenRule
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, pricing_delta, with_price
+from langchain_dpicl.planning.word_share import (
+    FOR_THRESHOLDS,
+    WORD_SHARE,
+    noise_of_words,
+    num_branches,
+    one_release,
+    words_with,
+)
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy._validate import (
     Adjacency,
@@ -24,9 +32,7 @@ from langchain_dpicl.privacy._validate import (
     fail,
 )
 from langchain_dpicl.privacy.accounting.events import (
-    ComposedEvent,
     Event,
-    FailureEvent,
     GaussianEvent,
     PureEvent,
     RepeatedEvent,
@@ -50,14 +56,11 @@ from langchain_dpicl.privacy.extensions.topic_partition import (
 from langchain_dpicl.privacy.extensions.unit_values import UnitKeywords
 from langchain_dpicl.privacy.extensions.word_release import (
     MOST_PER_UNIT,
-    ThresholdedGaussianMechanism,
     UnitWords,
     WordRelease,
     denied_words,
-    least_threshold,
     word_release,
 )
-from langchain_dpicl.privacy.ledger.amounts import effective_delta
 from langchain_dpicl.privacy.ledger.tickets import Ticket, event_of_tickets
 from langchain_dpicl.reports.public_words import public_words
 
@@ -122,7 +125,7 @@ class DocumentsPlan(SharePlan):
         """Declared gap between ideal and drawn noise, of all steps that one unit takes part in."""
         of_words = sum(one.implementation_delta for one in (self.words, self.pairs) if one is not None)
         of_texts = 0.0 if self.generation is None else self.generation.implementation_delta
-        of_places = of_words * _branches(self.num_topics, self.topics.adjacency)
+        of_places = of_words * num_branches(self.num_topics, self.topics.adjacency)
         return self.runs * (self.topics.implementation_delta + of_places) + of_texts
 
     @property
@@ -417,10 +420,6 @@ WORDS_BY_DEFAULT = 8
 """Words that a unit casts where words alone leave and the caller says no number."""
 _TOPIC_KEYWORDS, _TOPIC_WORDS = 10, 16
 _TOPIC_SHARE = 0.2
-_WORD_SHARE = 0.5
-"""Part of epsilon that words cost alone where texts leave too: below a third they find little, above it no more."""
-_FOR_THRESHOLDS = 0.5
-"""Part of the share's delta for the thresholds of released words."""
 
 
 def _words_of_a_unit(words: int | None, documents_per_topic: int, *, pairs: bool) -> int:
@@ -454,13 +453,11 @@ class _WordTerms:
     def release(self, most: int, noise: float, failure: float) -> WordRelease:
         """Returns a release of at most so many words of a unit."""
         rule = UnitWords(self.text_key, most, self.denied, public_words().digest)
-        threshold = least_threshold(noise, most, self.adjacency, failure)
-        return WordRelease(rule, ThresholdedGaussianMechanism(noise, threshold), self.adjacency)
+        return words_with(rule, noise, failure, self.adjacency)
 
     def event(self, noise: float, failure: float, *, has_topics: bool, first: Sequence[Event] = ()) -> Event:
         """Returns what topics, if they are words, and the words and pairs of all places cost after other events."""
-        # Every threshold that `release` finds has at most this chance.
-        one = ComposedEvent((GaussianEvent(noise), FailureEvent(failure)))
+        one = one_release(noise, failure)
         runs = self.runs
         tickets = [Ticket(f"first {place}", event, max_count=runs) for place, event in enumerate(first)]
         tickets += [Ticket("topics", one, max_count=runs)] if has_topics else []
@@ -480,15 +477,14 @@ def _first_releases(
 ) -> tuple[CountPlan | WordRelease, WordRelease | None, WordRelease | None]:
     """Returns the releases of topics, of the words of one topic, and of pairs of these."""
     adjacency, delta = terms.adjacency, terms.delta
-    rounds = (2 if terms.has_pairs else 1) * _branches(terms.num_topics, adjacency) if terms.words else 0
-    failure = delta * _FOR_THRESHOLDS / max(1, rounds + (vocabulary is None)) / terms.runs
-    left = effective_delta(delta, _GAPS_OF_WORDS)
+    rounds = (2 if terms.has_pairs else 1) * num_branches(terms.num_topics, adjacency) if terms.words else 0
+    failure = delta * FOR_THRESHOLDS / max(1, rounds + (vocabulary is None)) / terms.runs
 
     def noise_for(share: float, *, has_topics: bool, own: _WordTerms = terms, first: Sequence[Event] = ()) -> float:
-        return accounting.calibrate(
+        return noise_of_words(
             lambda noise: own.event(noise, failure, has_topics=has_topics, first=first),
             epsilon=epsilon * share,
-            delta=left,
+            delta=delta,
             adjacency=adjacency,
         )
 
@@ -508,20 +504,11 @@ def _first_releases(
         return topics, None, None
     # Where texts follow, topics of a share of their own and words are calibrated apart; the total is the texts' matter.
     first = () if topics is None or has_texts else (topics.event,)
-    noise = noise_for(_WORD_SHARE if has_texts else 1.0, has_topics=topics is None, first=first)
+    noise = noise_for(WORD_SHARE if has_texts else 1.0, has_topics=topics is None, first=first)
     if topics is None:
         topics = terms.release(terms.topic_words, noise, failure)
     words = terms.release(terms.words, noise, failure)
     return topics, words, words.for_pairs() if terms.has_pairs else None
-
-
-_GAPS_OF_WORDS = 2.0**-80
-"""More than the declared gaps of all releases of words and topics together, for the search of their noise."""
-
-
-def _branches(num_topics: int, adjacency: Adjacency) -> int:
-    """Returns how many topics one change of a unit can concern: a unit that is replaced may change its topic."""
-    return 2 if adjacency == "replace_one" and num_topics > 1 else 1
 
 
 def _coin_drawn_design(design: RowDesign | None) -> RowDesign:

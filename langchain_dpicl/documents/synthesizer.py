@@ -17,7 +17,7 @@ from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
 from langchain_dpicl.documents.plan import DocumentsPlan, plan_documents
 from langchain_dpicl.generation.decoding_loop import DecodingSpec, PartialText, make_script
 from langchain_dpicl.generation.plan import warn_of_noise
-from langchain_dpicl.generation.synthesizer import DraftRun
+from langchain_dpicl.generation.synthesizer import DraftRun, commit_unless_done, weights_in
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
 from langchain_dpicl.generation.word_tree import WordTree
 from langchain_dpicl.options import Option, Rows, Topics
@@ -375,7 +375,7 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             found = self._release_topics(item.ticket)
             item.counts, item.topics = dict(found), choose_topics(found, self.plan)
             self._record({"topics": item.topics}, item.ticket)
-        _commit(item.ticket)
+        commit_unless_done(item.ticket)
         if item.gone is None:
             if isinstance(self.plan.topics, WordRelease):
                 # Before they are named: the ledger and every report show the names.
@@ -406,17 +406,10 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         ):
             if plan is not None and place not in held:
                 known = public_words() if name == "words" else tuple(word for word, _ in item.words[place])
-                # A ticket that burnt without a result left nothing, and there is no other.
-                is_lost = not self.share.remaining(template, label=place)
-                item.ticket = None if is_lost else self.share.reserve(template, label=place)
-                if item.ticket is None:
-                    held[place] = ()
-                else:
-                    events.tickets += 1
-                    held[place] = release_words(self._private, item.ticket, plan=plan, known=known, gone=own)
-                burnt = () if item.ticket is None else (item.ticket,)
+                how: dict[str, Any] = {"plan": plan, "known": known, "gone": own}
+                held[place], burnt = self._words_once(item, template, place, events, **how)
                 self._record({"place": place, name: held[place]}, *burnt)
-            _commit(item.ticket)
+            commit_unless_done(item.ticket)
 
     def _reviewed(self, words: Iterable[str]) -> frozenset[str]:
         """Returns the released words that the review takes out; it gets them all and can add none."""
@@ -430,12 +423,6 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         if others := sorted(map(str, dropped - set(released))):
             raise fail("Topics.review", "words to drop, of those that it was given", others[:3])
         return dropped
-
-    def _give_back(self, item: Any, events: RunEvents) -> None:
-        if isinstance(item, PartialText):
-            super()._give_back(item, events)
-        elif item.ticket is not None:
-            events.tickets -= item.ticket.give_back()  # an unburnt ticket only
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
         found = self._found
@@ -456,15 +443,13 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
 
     def _checked(self, found: Any) -> tuple[Weight, ...]:
         """Returns topics from a checkpoint; refuses those that the paid release cannot have released."""
-        topics = _pairs_in(found)
+        topics = weights_in(found)
         if len(topics) > self.plan.num_topics or problems_in(topic_problems(topics, self.plan), "topics"):
             least = self.plan.least_units
             expected = "words that its plan can release" if least is None else "topics of the vocabulary, "
             expected += "" if least is None else f"of {least} units or more"
             raise fail("checkpoint", expected, "others")
-        # An unused ticket proves that these topics were not released on this ledger.
-        if self.share.remaining(self.plan.topic_template):
-            raise fail("checkpoint", "topics of a release that was made", "a ledger on which none was")
+        self._check_used(self.plan.topic_template, None)
         return topics
 
     def _restore_words(self, entry: Mapping[str, Any]) -> None:
@@ -472,15 +457,14 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
         place, found = entry["place"], self._found
         is_pairs = "pairs" in entry
         held = found.pairs if is_pairs else found.words
-        items = _pairs_in(entry.get("pairs" if is_pairs else "words"))
+        items = weights_in(entry.get("pairs" if is_pairs else "words"))
         template = PAIRS_OF_TOPIC_TEMPLATE if is_pairs else WORDS_OF_TOPIC_TEMPLATE
         if not isinstance(place, str) or place not in self._topics or place in held:
             raise fail("checkpoint", "words of a topic's place, each once", "others")
         words, pairs = (found.words.get(place, ()), items) if is_pairs else (items, ())
         if problems_in(topic_word_problems(self._topics[place], words, pairs, plan=self.plan), "words"):
             raise fail("checkpoint", "words that the plan can release", "others")
-        if self.share.remaining(template, label=place):
-            raise fail("checkpoint", "words of a release that was made", "a ledger on which none was")
+        self._check_used(template, place)
         held[place] = items
 
     def _restore_names(self, gone: frozenset[str]) -> None:
@@ -584,18 +568,3 @@ def _check_unused(*options: Option, **given: Any) -> None:
 def _is_in(topic: str, dropped: frozenset[str]) -> bool:
     """Whether a word of a topic was dropped."""
     return not dropped.isdisjoint(words_of(topic))
-
-
-def _commit(ticket: Reservation | None) -> None:
-    if ticket is not None and ticket.uncommitted:
-        ticket.commit()
-
-
-def _pairs_in(found: Any) -> tuple[Weight, ...]:
-    """Returns the pairs of a text and a number that a checkpoint holds."""
-    pairs: list[Any] = found if isinstance(found, list) else [None]
-    if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
-        raise fail("checkpoint", "topics of the vocabulary, or words, with a number each", "others")
-    if not all(type(pair[1]) in {int, float} for pair in pairs):
-        raise fail("checkpoint", "numbers beside topics and words", "others")
-    return tuple((pair[0], pair[1]) for pair in pairs)

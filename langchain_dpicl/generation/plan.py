@@ -22,6 +22,7 @@ from langchain_dpicl.planning.expected_utility import (
     with_redraw,
 )
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, with_noise_for, with_price
+from langchain_dpicl.planning.word_share import num_branches, plan_first_words
 from langchain_dpicl.privacy._validate import (
     Adjacency,
     check_adjacency,
@@ -31,7 +32,9 @@ from langchain_dpicl.privacy._validate import (
     check_real,
     fail,
 )
+from langchain_dpicl.privacy.accounting.events import Event
 from langchain_dpicl.privacy.extensions.registry import MECHANISMS
+from langchain_dpicl.privacy.extensions.word_release import FIRST_WORDS_TEMPLATE, UnitWords, WordRelease, word_release
 from langchain_dpicl.privacy.ledger.tickets import Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 
@@ -69,6 +72,7 @@ class GenerationPlan(SharePlan):
       design: the shape of rows.
       public_sizes: declared units per branch.
       rule: the mechanism with its requested parameters.
+      words: the release of words of each branch that comes before its texts; None: no words leave.
     """
 
     method: ClassVar[str] = "generation"
@@ -80,6 +84,7 @@ class GenerationPlan(SharePlan):
     design: RowDesign
     public_sizes: tuple[int, ...]
     rule: TokenRule
+    words: WordRelease | None = None
 
     @property
     def release(self) -> ReleasePlan:
@@ -96,11 +101,18 @@ class GenerationPlan(SharePlan):
         """Declared gap between ideal and drawn noise over the releases that one unit participates in."""
         releases = self.shots_per_label * sum(segment.max_tokens for segment in self.segments)
         # Under replace_one a unit may change its label and so participate in two branches.
-        branches = 2 if self.release.adjacency == "replace_one" and len(self.branches) > 1 else 1
-        return branches * self.release.implementation_delta(releases, width=self.candidates)
+        branches = num_branches(len(self.branches), self.release.adjacency)
+        of_words = 0.0 if self.words is None else self.words.implementation_delta
+        return branches * (of_words + self.release.implementation_delta(releases, width=self.candidates))
 
     def tickets(self) -> tuple[Ticket, ...]:
-        """Returns the tickets of the share: one template per segment and block length, per label.
+        """Returns the tickets of the share: words of each label, if any leave, and those of the texts."""
+        words = self.words
+        first = () if words is None else tuple(_words_of(label, words.event) for label, _ in self.branches)
+        return first + self.text_tickets()
+
+    def text_tickets(self) -> tuple[Ticket, ...]:
+        """Returns the tickets of the texts: one template per segment and block length, per label.
 
         If one allocation serves all demonstrations of a label, they are one ticket.
         """
@@ -123,8 +135,16 @@ class GenerationPlan(SharePlan):
             for length, count in plan.blocks(segment.max_tokens)
         )
 
+    def words_from(self, confidence: float = 0.95) -> int | None:
+        """Returns how many units of a label must cast a word for it to be released; None: no words are.
+
+        Args:
+          confidence: probability of finding it, in (0, 1).
+        """
+        return None if self.words is None else self.words.found_from(confidence)
+
     def cost(self, *, record_tokens: int = 60, instruction_tokens: int = 30) -> Cost:
-        """Returns model calls and tokens from public caps (no discount for caches)."""
+        """Returns model calls and tokens from public caps (no discount for caches); words call no model."""
         check_int("record_tokens", record_tokens, low=1)
         check_int("instruction_tokens", instruction_tokens, low=0)
         calls = public = tokens_in = 0.0
@@ -190,6 +210,7 @@ class GenerationPlan(SharePlan):
                 {"label": label, "public_size": size, "sampling_rate": plan.sampler.sampling_rate}
                 for (label, plan), size in zip(self.branches, self.public_sizes, strict=True)
             ],
+            **({} if self.words is None else {"words": self.words.to_dict()}),
         }
 
     def _logit_numbers(self) -> dict[str, Any]:
@@ -224,6 +245,7 @@ class GenerationPlan(SharePlan):
             segments=[Segment(name, tokens) for name, tokens in shown["max_tokens"].items()],
             candidates=shown["candidates"],
             partition=shown["dataset_id"],
+            words=None if shown.get("words") is None else word_release(shown["words"]),
         )
 
 
@@ -236,6 +258,10 @@ def _is_rehearsed(source: float | GenerationRehearsal) -> TypeGuard[GenerationRe
     if not isinstance(source, GenerationRehearsal):
         raise fail("source", "a guessed agreement, or a GenerationRehearsal", type(source))
     return True
+
+
+def _words_of(label: str | None, event: Event) -> Ticket:
+    return Ticket(template=FIRST_WORDS_TEMPLATE, event=event, label=label, refundable=True)
 
 
 def template_name(segment: str, length: int) -> str:
@@ -262,6 +288,7 @@ def plan_generation(
     segments: Iterable[Segment] = (Segment("text", 60),),
     candidates: int = 101,
     partition: str = "private-examples",
+    words: UnitWords | WordRelease | None = None,
 ) -> GenerationPlan:
     """Calibrates the noise of a generation to `epsilon`, or prices a given noise.
 
@@ -279,6 +306,8 @@ def plan_generation(
       segments: generated fields and their caps.
       candidates: width of the public domain per token.
       partition: the data set's public id.
+      words: what a unit casts for the words that leave before the texts, which then take half of epsilon by
+        themselves; or their release; None: no words leave.
     """
     check_adjacency(adjacency)
     check_positive_delta(delta)
@@ -292,6 +321,13 @@ def plan_generation(
         raise fail("sampling", "'poisson' (a fixed-size sample needs replace_one and no labels)", shape.sampling)
     if rule.fixes_noise and noise_multiplier is not None:
         raise fail("noise_multiplier", "None where clip and temperature are both given", noise_multiplier)
+    if isinstance(words, UnitWords):
+        if epsilon is None:
+            raise fail("epsilon", "this component's share of the budget, which words are a part of", epsilon)
+        terms: dict[str, Any] = {"epsilon": check_epsilon(epsilon), "delta": delta, "adjacency": adjacency}
+        words = plan_first_words(words, public_sizes, **terms)
+    if words is not None and (words.adjacency != adjacency or not isinstance(words.rule, UnitWords)):
+        raise fail("words", f"a release of words under {adjacency!r}", (words.rule.kind, words.adjacency))
     draft = GenerationPlan(
         branches=tuple(
             (
@@ -315,6 +351,7 @@ def plan_generation(
         epsilon=0.0,
         delta=delta,
         rule=rule,
+        words=words,
     )
     if rule.fixes_noise:
         return with_price(draft)
@@ -354,6 +391,32 @@ def _with_noise(plan: GenerationPlan, noise_multiplier: float) -> GenerationPlan
         for label, branch in plan.branches
     )
     return dataclasses.replace(plan, branches=branches)
+
+
+WORD_SHARES = (0.1, 0.2, 0.33, 0.5, 0.7)
+"""Parts of epsilon at which `word_shares` looks."""
+
+
+def word_shares(plan: GenerationPlan, *, epsilon: float) -> list[dict[str, Any]]:
+    """Returns, for parts of epsilon that words cost by themselves, how many units a word needs, and the texts' noise.
+
+    The first one is without words. Prices are not added up: words and texts are calibrated together.
+
+    Args:
+      plan: of a generation with words whose noise follows from epsilon.
+      epsilon: of words and texts together.
+    """
+    found, rule, words = list[dict[str, Any]](), None if plan.words is None else plan.words.rule, None
+    if not isinstance(rule, UnitWords) or plan.rule.fixes_noise:
+        return found
+    for share in (0.0, *WORD_SHARES):
+        if share:
+            terms: dict[str, Any] = {"epsilon": epsilon, "delta": plan.delta, "adjacency": plan.adjacency}
+            words = plan_first_words(rule, plan.sizes, **terms, share=share)
+        draft = dataclasses.replace(plan, words=words)
+        made = with_noise_for(draft, epsilon=epsilon, noise_multiplier=None, is_rough=True, with_noise=_with_noise)
+        found.append({"share": share, "words_from": made.words_from(), "noise_multiplier": made.noise_multiplier})
+    return found
 
 
 def advanced_composition_epsilon(epsilon_per_token: float, tokens: int, *, delta: float) -> float:
@@ -584,6 +647,7 @@ def compare(
     full_vocabulary: bool = False,
     rule: TokenRule | None = None,
     source: GenerationRehearsal | None = None,
+    words: WordRelease | None = None,
 ) -> list[DesignOption]:
     """Returns designs at equal records per token and equal epsilon, best first (see `DesignOption.rank`).
 
@@ -610,6 +674,7 @@ def compare(
         a temperature is dropped, because epsilon determines the noise here.
       source: a rehearsal, in place of the two guesses. It ranks designs by what noise destroys: whether texts of rows
         with more shots are better is not in it.
+      words: the release of words of each label that comes first in every design.
 
     Raises:
       ConfigurationError: no design is possible, or logit mechanisms are to be compared by a rehearsal.
@@ -622,6 +687,7 @@ def compare(
     redraw_every = redraw_every or (max_tokens if start.sampling == "disjoint" else 1)
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
     terms |= {"shots_per_label": shots_per_label, "segments": (Segment("text", max_tokens),), "candidates": candidates}
+    terms["words"] = words
     rules, shapes = _rules(rule, full_vocabulary), list(shapes_like(start, (1, 2, 4)))
     periods = sorted({1, redraw_every, min(_SHORT_PERIOD, max_tokens), max_tokens})
 

@@ -19,7 +19,7 @@ from langchain_dpicl._opaque import Opaque
 from langchain_dpicl.backends.base import GroupBackend, Token
 from langchain_dpicl.backends.resolve import as_backend
 from langchain_dpicl.backends.rows.public_beside import LEAST_BESIDE, calls_at_once
-from langchain_dpicl.backends.sync_async import EffectGenerator, run_sync
+from langchain_dpicl.backends.sync_async import Blocking, EffectGenerator, run_sync
 from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.budget.events import RunEvents
 from langchain_dpicl.budget.handler import BudgetLike, resolve_budget
@@ -44,15 +44,19 @@ from langchain_dpicl.generation.decoding_loop import (
 from langchain_dpicl.generation.grammars import Grammar
 from langchain_dpicl.generation.plan import GenerationPlan, deal_name, plan_generation, template_name, warn_of_noise
 from langchain_dpicl.generation.token_mechanisms import TokenRule, public_margin
+from langchain_dpicl.generation.word_tree import WordTree
 from langchain_dpicl.options import LocalExecutor
 from langchain_dpicl.options.base import LLM, Where, option_of
 from langchain_dpicl.options.rows import LogitNoise, LogitNoiseName, Noise, NoiseName, Rows, noise_of
 from langchain_dpicl.options.tasks import Decoding, GenerationTask
 from langchain_dpicl.planning.expected_utility import RowDesign
+from langchain_dpicl.planning.word_share import words_before_texts
 from langchain_dpicl.privacy._validate import check_int, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.privacy.extensions.private_streams import RollingRange
+from langchain_dpicl.privacy.extensions.word_release import FIRST_WORDS_TEMPLATE, Weight
 from langchain_dpicl.privacy.ledger.shares import Reservation, Share
+from langchain_dpicl.release.count_release import release_words
 from langchain_dpicl.release.dealt_sample import DealtSample, open_deal
 from langchain_dpicl.release.declare_share import (
     check_run,
@@ -64,9 +68,13 @@ from langchain_dpicl.release.declare_share import (
 )
 from langchain_dpicl.release.token_block import ReleaseBlock, open_block
 from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
+from langchain_dpicl.released.words import WordGroup
+from langchain_dpicl.reports.public_words import public_words
+from langchain_dpicl.reports.verify import problems_in
+from langchain_dpicl.reports.verify_released import first_word_problems
 from langchain_dpicl.runs.door import door
 from langchain_dpicl.runs.journal import RunJournal, check_paid
-from langchain_dpicl.runs.release_run import ReleaseRun, RunCall
+from langchain_dpicl.runs.release_run import ReleaseRun, RunCall, report_of
 from langchain_dpicl.stores import MemoKey, ReleaseMemo
 from langchain_dpicl.stores.memos import query_of, scope_of, tenant_of
 
@@ -416,8 +424,24 @@ class DisjointBatches(Opaque):
             del self._dealt[label]
 
 
+@dataclass(slots=True)
+class FirstWords:
+    """The words of one label, or of all units, that are released before its texts, and the ticket at work.
+
+    Attributes:
+      label: the label; None: all units.
+      words: what was released; none where the ticket was lost; None: not released yet.
+    """
+
+    label: str | None
+    words: tuple[Weight, ...] | None = None
+    ticket: Reservation | None = None
+    done: bool = False
+    busy: bool = False
+
+
 class DraftRun(ReleaseRun[Item, Result]):
-    """A run that writes texts token by token; a subclass says how they are shown.
+    """A run that writes texts token by token, behind words that it may release; a subclass says how they are shown.
 
     With a journal, tickets are reserved block by block, and a text whose tickets were lost with a killed process is
     left out. Without script and plan of texts it has no text: a subclass has other items.
@@ -583,7 +607,7 @@ class DraftRun(ReleaseRun[Item, Result]):
 
     def _reserved_for(self, label: str | None) -> int:
         """Returns how many tickets of a label the ledger has charged."""
-        tickets = (ticket for ticket in self._blocks.plan.tickets() if ticket.label == label)
+        tickets = (ticket for ticket in self._blocks.plan.text_tickets() if ticket.label == label)
         return sum(ticket.max_count - self.share.remaining(ticket.template, label=label) for ticket in tickets)
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
@@ -610,7 +634,30 @@ class DraftRun(ReleaseRun[Item, Result]):
         draft.values, draft.segment, draft.spent = values, segment, _spent_in(entry["spent"])
         draft.done = entry["done"] is True
 
+    def _words_once(
+        self, item: Any, template: str, label: str | None, events: RunEvents, **how: Any
+    ) -> tuple[tuple[Weight, ...], tuple[Reservation, ...]]:
+        """Returns the words, or pairs, that the one ticket of a label pays for, and the ticket that burnt.
+
+        A ticket that burnt without a result left nothing, and there is no other. `how` is of `release_words`.
+        """
+        item.ticket = None
+        if not self.share.remaining(template, label=label):
+            return (), ()
+        item.ticket = ticket = self.share.reserve(template, label=label)
+        events.tickets += 1
+        return release_words(self._private, ticket, **how), (ticket,)
+
+    def _check_used(self, template: str, label: str | None) -> None:
+        """Refuses words of a checkpoint whose ticket is left, which proves that this ledger paid for none."""
+        if self.share.remaining(template, label=label):
+            raise fail("checkpoint", "words of a release that was made", "a ledger on which none was")
+
     def _give_back(self, item: Any, events: RunEvents) -> None:
+        if not isinstance(item, PartialText):
+            if item.ticket is not None:
+                events.tickets -= item.ticket.give_back()  # an unburnt ticket only
+            return
         for block in (block for tickets in item.tickets.values() for block in tickets):
             if block.reservation is not None and block.reservation.refundable and block.reservation.unburnt:
                 back = block.reservation.give_back()
@@ -647,6 +694,8 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
       - Everything it returns or shows is a post-processing of indices released under `plan`, whose event is charged
         to the budget as the share of this component before the first private record is read.
       - Stopping (EOS, stop strings, length) looks at released tokens only.
+      - Words that open the vocabulary of a label's texts (`Decoding(released_words=True)`) are released before them,
+        for a ticket of the same share.
 
     Build it with `from_private_examples`; `run` and `arun` generate, and continue after an interruption. Inside a
     LangChain run, observers receive `dpicl.charged` per demonstration and `dpicl.refused`; see `budget.events`.
@@ -665,10 +714,15 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         one_run: GenerationPlan | None = None,
         **run: Any,
     ) -> None:
-        super().__init__(
-            private, script, plan=plan, generation=plan if one_run is None else one_run, share=share, **run
-        )
-        self._begin([label for label, _ in plan.branches])
+        labels = [label for label, _ in plan.branches]
+        self._trees: dict[str | None, WordTree] = {}
+        if plan.words is not None:
+            script = dataclasses.replace(script, trees=self._trees)  # filled in as the words of labels are released
+        generation = plan if one_run is None else one_run
+        first = [] if plan.words is None else list(map(FirstWords, labels))
+        super().__init__(private, script, plan=plan, generation=generation, share=share, first=first, **run)
+        self._first = {item.label: item for item in first}
+        self._begin(labels)
         self._resume()
 
     @classmethod
@@ -706,10 +760,12 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
           max_tokens: cap of a demonstration's text, in tokens.
           rows: a `Rows`: how many prompts a token reads, of how many records, and how often they are drawn anew.
           noise: a `Noise` on next-token probabilities, a `LogitNoise`, or the name of a mechanism; None: "gumbel".
-          decoding: a `Decoding`: candidates, stops, sampling, grammar.
+          decoding: a `Decoding`: candidates, stops, sampling, grammar, and whether words of each label are released
+            before its texts, which may then hold them.
           component: name in the ledger; the same name and plan reopen the same share with its remaining tickets.
-          checkpoint: file that stores the tokens of every block before its ticket is committed. If it exists, the run
-            continues from it, also in another process, with the same durable ledger; a kill costs one block at most.
+          checkpoint: file that stores words and the tokens of every block before their tickets are committed. If it
+            exists, the run continues from it, also in another process, with the same durable ledger; a kill costs one
+            block at most.
           executor: a `RayExecutor`, or "ray": workers generate the demonstrations, each with its own records, model
             and ledger connection; demonstrations that they released under this `component` are reused. None or a
             `LocalExecutor`: this process.
@@ -729,12 +785,13 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         if per_window is not None:
             elsewhere_too = None if isinstance(executor, LocalExecutor) else executor
             check_run(component, shape.sampling, checkpoint=checkpoint, executor=elsewhere_too)
+        has_words = writing.released_words is True
+        if has_words and per_window is not None:
+            advice = "Release them once, from records outside the stream, and give the ReleasedWords."
+            raise fail("Decoding.released_words", "None or a ReleasedWords on a stream", True, advice)
         script = make_script(
             private, as_backend(llm), task=wording, max_tokens=max_tokens, noise=mechanism, decoding=writing
         )
-        if writing.released_words is True:
-            advice = "Release them first: WordDiscovery.from_private_examples(...).run()."
-            raise fail("Decoding.released_words", "a ReleasedWords", True, advice)
         sizes = public_sizes(private)
         smallest = min(sizes.values())
         plan = plan_generation(
@@ -750,6 +807,7 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
             segments=script.segments,
             candidates=script.candidates,
             partition=private.dataset_id,
+            words=words_before_texts(private.text_key) if has_words else None,
         )
         warn_of_noise(plan)
         # The margin follows from the calibrated clip, which is known only now.
@@ -777,7 +835,59 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         """The demonstrations released so far (public)."""
         return [self._example(draft) for draft in self._written()]
 
+    @property
+    def words(self) -> tuple[WordGroup, ...]:
+        """The words of each label that were released before its texts; read them before you send texts on (public)."""
+        return tuple(WordGroup(item.label, item.words) for item in self._first.values() if item.words is not None)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The privacy report (public), and released words; reads the ledger."""
+        if self.plan.words is None:
+            return super().report
+        words = [group.to_dict() for group in self.words]
+        return report_of(self._budget, self.share, self.plan, released_words=words)
+
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _make(self, item: Any, call: RunCall) -> EffectGenerator[None]:
+        if isinstance(item, PartialText):
+            yield from super()._make(item, call)
+        else:
+            yield Blocking(lambda: self._find_words(item, call.events))
+
+    def _find_words(self, item: FirstWords, events: RunEvents) -> None:
+        """Releases the words of a label, once, which are then candidates of its texts."""
+        if item.words is None:  # otherwise an earlier call released them and could not store them
+            how: dict[str, Any] = {"plan": self.plan.words, "known": public_words()}
+            item.words, burnt = self._words_once(item, FIRST_WORDS_TEMPLATE, item.label, events, **how)
+            self._record({"words_of": item.label, "words": item.words}, *burnt)
+        commit_unless_done(item.ticket)
+        self._open_words(item)
+
+    def _open_words(self, item: FirstWords) -> None:
+        self._trees[item.label] = WordTree.of((word for word, _ in item.words or ()), self._script.backend)
+        item.done = True
+
+    def _restore(self, entry: Mapping[str, Any]) -> None:
+        if "words_of" in entry:
+            self._restore_words(entry)
+            return
+        super()._restore(entry)
+        if self._first and not self._first[entry["label"]].done:
+            raise fail("checkpoint", "the words of a label before its texts", "texts alone")
+
+    def _restore_words(self, entry: Mapping[str, Any]) -> None:
+        """Restores the words of a label; refuses those that its paid release cannot have released."""
+        label, words = entry["words_of"], weights_in(entry.get("words"))
+        item = self._first.get(label) if isinstance(label, str | None) else None
+        if item is None or item.done or self.plan.words is None:
+            raise fail("checkpoint", "words of a label of this run, each once", "others")
+        if problems_in(first_word_problems([(label, words, ())], self.plan), "words"):
+            raise fail("checkpoint", "words that the plan can release", "others")
+        self._check_used(FIRST_WORDS_TEMPLATE, label)
+        item.words = words
+        self._open_words(item)
 
     def _job(self, item: PartialText) -> DraftJob:
         return item.label, item.number
@@ -788,8 +898,8 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         for _ in range(self._tokens_per_draft):
             call.tick()
 
-    def _examples(self, item: PartialText) -> list[dict[str, str]]:
-        return [self._example(item)] if self._is_written(item) else []
+    def _examples(self, item: Any) -> list[dict[str, str]]:
+        return [self._example(item)] if isinstance(item, PartialText) and self._is_written(item) else []
 
     def _example(self, draft: PartialText) -> dict[str, str]:
         known = self._script.known(draft)
@@ -807,9 +917,28 @@ def _elsewhere(
     workers = as_executor(executor)
     if workers is None or isinstance(workers, LocalExecutor):
         return workers
+    if plan.words is not None:
+        advice = "All texts of a label have the words that one process released. Or give a ReleasedWords."
+        raise fail("executor", "None or a LocalExecutor with released_words=True", type(workers).__name__, advice)
     check_reached(budget, is_one_host=workers.is_one_host)
     work = GenerationJob.of(script, plan, ledger_id=budget.ledger_id, **paid)
     return RemoteExecution(workers, work, is_ours=executor == "ray")
+
+
+def commit_unless_done(ticket: Reservation | None) -> None:
+    """Commits a burnt ticket whose result is stored; nothing where it is committed, or none burnt."""
+    if ticket is not None and ticket.uncommitted:
+        ticket.commit()
+
+
+def weights_in(found: Any) -> tuple[Weight, ...]:
+    """Returns the pairs of a text and a number that a checkpoint holds."""
+    pairs: list[Any] = found if isinstance(found, list) else [None]
+    if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+        raise fail("checkpoint", "texts with a number each", "others")
+    if not all(type(pair[1]) in {int, float} for pair in pairs):
+        raise fail("checkpoint", "numbers beside topics and words", "others")
+    return tuple((pair[0], pair[1]) for pair in pairs)
 
 
 def public_sizes(private: PrivateExamples) -> dict[str | None, int]:

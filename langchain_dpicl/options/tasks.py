@@ -167,8 +167,8 @@ class Decoding(Option):
       top_p: nucleus sampling on the noised vector ("gaussian" only).
       grammar: a `Grammar`: what a text may be; what it forces is free.
       released_words: a `ReleasedWords`, whose words may be written too although the public model does not foresee them;
-        a word that is begun is finished for free. True, of `DocumentSynthesizer` alone: the words of each topic. None:
-        no such words.
+        a word that is begun is finished for free. True: the words of each label, released before its texts for a part
+        of the same share, or of a `DocumentSynthesizer` those of each topic. None: no such words.
     """
 
     candidates: Count | Literal["all"] = 100

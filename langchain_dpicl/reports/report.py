@@ -63,11 +63,13 @@ from langchain_dpicl.reports.verify_released import (
     are_counts,
     are_documents,
     are_words,
+    have_first_words,
     is_pool,
     pool_problems,
     prompt_problems,
     released_count_problems,
     released_document_problems,
+    released_first_word_problems,
     released_word_problems,
 )
 
@@ -210,6 +212,7 @@ def table_problems(table: Any, shares: Sequence[ShareTerms], *, adjacency: Adjac
 
 _RELEASED = (
     ("entries", is_pool, pool_problems),
+    ("released_words", have_first_words, released_first_word_problems),
     ("counts", are_counts, released_count_problems),
     ("documents", are_documents, released_document_problems),
     ("words", are_words, released_word_problems),

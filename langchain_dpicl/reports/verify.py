@@ -27,7 +27,7 @@ from langchain_dpicl.privacy.extensions.topic_partition import (
     WORDS_OF_TOPIC_TEMPLATE,
     places,
 )
-from langchain_dpicl.privacy.extensions.word_release import PAIR_TEMPLATE, WORD_TEMPLATE
+from langchain_dpicl.privacy.extensions.word_release import FIRST_WORDS_TEMPLATE, PAIR_TEMPLATE, WORD_TEMPLATE
 from langchain_dpicl.privacy.ledger.state import RESERVE
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore
 from langchain_dpicl.privacy.ledger.tickets import Component
@@ -60,6 +60,7 @@ _BY_TEMPLATE = {
     **dict.fromkeys(
         (TOPIC_TEMPLATE, TOPIC_WORDS_TEMPLATE, WORDS_OF_TOPIC_TEMPLATE, PAIRS_OF_TOPIC_TEMPLATE), "documents"
     ),
+    FIRST_WORDS_TEMPLATE: "generation",
     WORD_TEMPLATE: "words",
     PAIR_TEMPLATE: "words",
 }
@@ -274,8 +275,15 @@ def _place_problems(plan: Any, declared: Declaration) -> Iterator[str]:
         yield f"has words or texts of other places than {list(declared.labels)}"
 
 
-def _size_problems(plan: Any, declared: Declaration) -> Iterator[str]:
-    """A sample of fixed size needs units that cannot leave: not one of several labels, nor one that was split later."""
+def _generation_problems(plan: Any, declared: Declaration) -> Iterator[str]:
+    """Words are of the texts that are read, all of their labels, and a sample of fixed size needs units that stay.
+
+    One of several labels may leave it, and so may one of labels that were split later.
+    """
+    if plan.words is not None and plan.words.rule.name != declared.text_key:
+        yield f"shows words of {plan.words.rule.name!r}, the texts of its data set are {declared.text_key!r}"
+    if plan.words is not None and tuple(plan.sizes) != (declared.labels or (None,)):
+        yield f"shows words of {list(plan.sizes)}, its data set declares {list(declared.labels)}"
     is_split_anew = declared.origin is not None and declared.origin[1] is not None
     may_leave = len(plan.sizes) > 1 or (is_split_anew and None not in plan.sizes)
     if may_leave and plan.design.sampling in {"fixed", "partition"}:
@@ -285,7 +293,7 @@ def _size_problems(plan: Any, declared: Declaration) -> Iterator[str]:
 _OF_DATASETS: dict[str, Callable[[Any, Declaration], Iterator[str]]] = {
     "counts": _field_problems,
     "documents": _place_problems,
-    "generation": _size_problems,
+    "generation": _generation_problems,
     "words": _word_problems,
 }
 """What a plan of each method asks of its data set beside sizes."""

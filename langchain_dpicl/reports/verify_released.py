@@ -262,6 +262,48 @@ def _words_alone(words: WordRelease, pairs: WordRelease | None, label: str | Non
     }
 
 
+def first_word_problems(groups: Sequence[Sequence[Any]], plan: Any) -> Iterator[str]:
+    """Compares words that left before texts with what the plan of a generation can release.
+
+    Args:
+      groups: of each label, or of some, its name, its words and no pairs.
+      plan: of the generation.
+    """
+    labels = [label for label, _, _ in groups]
+    if plan.words is None:
+        yield "words: expected none, as the plan releases none"
+    elif len(set(labels)) != len(labels) or not set(labels) <= set(plan.sizes):
+        yield "words: expected one group of a label each, found others"
+    else:
+        for label, *found in groups:
+            yield from word_problems([(label, *found)], _words_alone(plan.words, None, label))
+
+
+def have_first_words(holder: object) -> bool:
+    """Returns whether words left before what was given to the verifier: demonstrations, or their report."""
+    return _first_words(holder) is not None
+
+
+def released_first_word_problems(holder: object, component: Component | None) -> Iterator[str]:
+    """Compares words that left before demonstrations with the component that the report charges.
+
+    Formal guarantees:
+      - No problem means: the component's tickets pay for one release of words of each label that has some, with the
+        plan that is shown, and what is there is what that plan may release.
+      - That the words are those that were released is their sender's word.
+    """
+    groups = [tuple(item[key] for key in _GROUP) for item in _first_words(holder) or ()]
+    if component is None or not _has_plan(component, "generation"):
+        yield f"words: of {len(groups)} labels were released, which no component of the report pays for"
+        return
+    yield from first_word_problems(groups, shown_plan(component.parameters))
+
+
+def _first_words(holder: object) -> Any:
+    report = member(holder, "report")
+    return member(report if isinstance(report, Mapping) else holder, "released_words")
+
+
 def are_counts(holder: object) -> bool:
     """Returns whether what was given to the verifier is released counts."""
     return has_members(holder, "counts", "report" if isinstance(holder, Mapping) else "plan")

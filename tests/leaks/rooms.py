@@ -168,6 +168,44 @@ def synthesizer(scene: Scene) -> Runnable[Any, Any]:
     return RunnableGenerator(write, awrite)
 
 
+def synthesizer_with_words(scene: Scene) -> Runnable[Any, Any]:
+    """`DemonstrationSynthesizer` that releases words before its texts, and shows both.
+
+    One unit writes a canary, which passes as a word with a chance of 2e-9.
+    """
+    backend = engine(scene, "completion")
+
+    def made() -> DemonstrationSynthesizer:
+        records = [{"text": "my velda card", "user": f"{RECORD}-{number}"} for number in range(7)]
+        records += [{"text": f"my {RECORD}", "user": "alone"}]
+        private = PrivateExamples(records, public_size=8, unit_key="user")
+        writing = OPTIONS["decoding"].replace(released_words=True)
+        options = OPTIONS | {"epsilon": 36.0, "noise": Noise(multiplier=2.0, delta=4e-9), "decoding": writing}
+        options["rows"] = Rows(units=8)  # all of them
+        found = DemonstrationSynthesizer.from_private_examples(private, llm=backend, **options, **_paid(scene))
+        scene.objects += [private, found, found._items, found._trees, found.plan, backend]
+        return found
+
+    def told(found: DemonstrationSynthesizer) -> str:
+        scene.objects += [found.words, found.report, found.result]
+        return found.result.to_json()
+
+    def write(inputs: Iterator[Any]) -> Iterator[Any]:
+        for _ in inputs:
+            found = made()
+            yield from found.stream()
+            yield told(found)
+
+    async def awrite(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for _ in inputs:
+            found = made()
+            async for demonstration in found.astream():
+                yield demonstration
+            yield told(found)
+
+    return RunnableGenerator(write, awrite)
+
+
 def engine_rows(scene: Scene) -> Runnable[Any, Any]:
     """One session of the engine: private prompts in, rows out; only their shape goes on."""
     backend = engine(scene, "completion")
@@ -839,6 +877,7 @@ ONE_INPUT_EACH = ("stream", "ainvoke")
 ROOMS = (
     Room("few-shot prompt", ("invoke", "ainvoke", "batch", "abatch"), few_shot_prompt),
     Room("synthesizer", ("stream", "astream"), synthesizer),
+    Room("synthesizer with words", ("stream", "astream"), synthesizer_with_words),
     Room("synthesizer with workers", ("stream", "astream"), synthesizer_with_workers),
     Room("engine", ENTRIES, engine_rows),
     Room("one call", ENTRIES, one_call, needs="text"),

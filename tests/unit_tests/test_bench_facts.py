@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,21 @@ def test_a_reader_tells_a_friend_from_a_foe_by_pairs_and_not_by_words(bench: Any
 
 
 def test_words_and_pairs_hold_facts_that_nothing_else_has(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--creatures", "3", "--per", "120", "--questions", "18", "--epsilon", "4"]
+    given = [
+        "--processes",
+        "1",
+        "--seeds",
+        "1",
+        "--all",
+        "--creatures",
+        "3",
+        "--per",
+        "120",
+        "--questions",
+        "18",
+        "--epsilon",
+        "4",
+    ]
     bench.main([*given, "--systems", "words", "pairs", "store", "store, names found", "no private data"])
     lines = [
         line.strip("| \n").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| 120")
@@ -66,15 +81,73 @@ def test_texts_hold_released_words(
 ) -> None:
     monkeypatch.setattr(bench, "TOKENS", 3)
     systems = ("texts, released words", "instruction only")
-    given = ["--creatures", "2", "--attributes", "2", "--per", "60", "--questions", "4", "--epsilon", "8"]
+    given = [
+        "--processes",
+        "1",
+        "--seeds",
+        "1",
+        "--all",
+        "--creatures",
+        "2",
+        "--attributes",
+        "2",
+        "--per",
+        "60",
+        "--questions",
+        "4",
+        "--epsilon",
+        "8",
+    ]
     bench.main([*given, "--systems", *systems])
     assert [row.split(" | ")[1] for row in capsys.readouterr().out.splitlines() if row.startswith("| 60")] == [*systems]
+
+
+def test_a_model_behind_an_api_reports_its_top_tokens_as_bytes_and_goes_on_behind_any(bench: Any) -> None:
+    model = bench.reporting_model(3)
+    prompt = "the ability of velda is kiln\n\nthe ability of velda is"
+    pairs = model.top_tokens(prompt, (), top_k=3)
+    assert len(pairs) == 3
+    assert pairs[0][0] == b" kil"
+    session = model.open([prompt], (b" kil",))
+    assert session.score([b"n", b" card"]).argmax() == 0
+    session.close()
+
+
+def test_cells_that_take_long_are_left_out_and_said_to_be(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        "--processes",
+        "1",
+        "--seeds",
+        "2",
+        "--creatures",
+        "1",
+        "--attributes",
+        "1",
+        "--per",
+        "30",
+        "300",
+        "--questions",
+        "1",
+    ]
+    bench.main([*given, "--epsilon", "8", "--systems", "retrieved votes", "no private data"])
+    lines = [
+        line.strip("| \n").split(" | ") for line in capsys.readouterr().out.splitlines() if re.match(r"\| 30", line)
+    ]
+    assert [line[:4] for line in lines] == [
+        ["30", "retrieved votes", "8", "not run"],
+        ["30", "no private data", "-", "0.00 +- 0.00"],
+        ["300", "retrieved votes", "8", "not run"],
+        ["300", "no private data", "-", "not run"],
+    ]
 
 
 def test_the_chart_has_a_panel_for_each_number_of_documents(bench: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     row = {"per": 60, "system": "words", "epsilon": "1", "own": "1.00"}
-    bench.chart([row, {**row, "per": 90}, {**row, "system": "no private data", "epsilon": "-"}], tmp_path / "facts.svg")
+    unknown = {**row, "system": "texts", "own": "not run"}
+    bench.chart(
+        [row, unknown, {**row, "per": 90}, {**row, "system": "no private data", "epsilon": "-"}], tmp_path / "facts.svg"
+    )
     assert "<svg" in (tmp_path / "facts.svg").read_text()
 
 

@@ -40,6 +40,8 @@ Weight: TypeAlias = tuple[str, float]
 
 WORD_TEMPLATE = "words"
 """The ticket template of a release of words."""
+FIRST_WORDS_TEMPLATE = "words before texts"
+"""The ticket template of a release of words that texts of the same share follow."""
 PAIR_TEMPLATE = "pairs of words"
 """The ticket template of the release of pairs that follows it."""
 WEIGHT_STEPS = 2**20

@@ -104,6 +104,21 @@ def test_plan_shows_noise_calls_money_and_a_recommendation(capsys: pytest.Captur
     assert {"signal_to_noise", "right_token_prob", "empty_slot_prob"} <= set(out["signal"])
 
 
+def test_plan_with_words_before_the_texts_shows_their_price_and_the_cliff(capsys: pytest.CaptureFixture[str]) -> None:
+    terms = ["--epsilon", "4", "--delta", "1e-6", "--public-size", "a=2000", "--public-size", "b=90"]
+    arguments = ["plan", *terms, "--max-tokens", "5", "--set", "decoding.released_words=true"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "words    before the texts, 32 of each unit",
+        "a word of 95 units of a label",
+        "names too: read them",
+    ):
+        assert words in shown
+    assert "50%      95 units  multiplier" in shown
+    assert "the smallest one declares 90 units: too few for a word" in shown
+
+
 def test_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--public-size", "card=500", "--public-size", "transfer=700"]
     assert (
