@@ -193,8 +193,12 @@ def test_the_page_shows_what_the_commands_print(
     monkeypatch.chdir(tmp_path)
     shutil.copy(TOPICS, tmp_path)
     blocks = re.findall(r"```console\n\$ dpicl ([^\n]*)\n(.*?)```", page, re.DOTALL)
-    shown = [(command, text) for command, text in blocks if re.match(r"try|rehearse|plan .*--rehearsal", command)]
-    assert len(shown) == 3
+    shown = [(command, text) for command, text in blocks if re.match(r"try|plan .*--rehearsal", command)]
+    assert len(shown) == 2
+    rehearsed = re.search(r"^dpicl (rehearse .*)$", page, re.MULTILINE)
+    assert rehearsed is not None
+    assert main([*shlex.split(rehearsed[1]), "--yes"]) == 0
+    capsys.readouterr()
     for command, text in shown:
         assert main(shlex.split(command)) == 0
         assert capsys.readouterr().out == text
