@@ -32,7 +32,8 @@
         "what is released. Proved, not guessed."],
       ["Calls", `${many(found.private)} private + ${many(found.public)} public, ${many(found.tokens_in)} tokens in, ` +
         `${many(found.tokens_out)} out (60 tokens a record and a question, 1 an answer)`],
-      ["Money", money.toLocaleString("en-US", {minimumFractionDigits: 2, maximumFractionDigits: 2})],
+      ["Money", price("in") || price("out")
+        ? money.toLocaleString("en-US", {minimumFractionDigits: 2, maximumFractionDigits: 2}) : "set the prices above"],
     ];
     if (found.advises) rows.push(["Advice", `Do not spend like this: the noise takes ${points}; ask fewer queries, ` +
       "declare more records, or raise epsilon."]);
@@ -72,7 +73,7 @@
       shape("circle", {cx: x(places.epsilon), cy: y(now.right), r: 6, class: "now"}));
     data.axes.epsilon.forEach((epsilon, number) =>
       drawn.append(shape("text", {x: x(number), y: 188, "text-anchor": "middle"}, epsilon)));
-    ["epsilon", "line: right answers; shaded: range; dashed: ceiling"].forEach((said, number) =>
+    ["epsilon", "line: right answers; shaded: range; dashed: ceiling of the line"].forEach((said, number) =>
       drawn.append(shape("text", {x: 180, y: 207 + 16 * number, "text-anchor": "middle"}, said)));
     return drawn;
   }
@@ -88,6 +89,8 @@
   }
 
   form.addEventListener("input", show);
+  // A browser that goes back to the page sets the fields to what was chosen there, without an input event.
+  addEventListener("pageshow", show);
   form.addEventListener("submit", event => event.preventDefault());
   form.hidden = document.getElementById("planner-found").hidden = false;
   document.getElementById("planner-tables").open = false;
