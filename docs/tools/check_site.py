@@ -368,17 +368,29 @@ def planner(browser: Browser, address: str, data: dict[str, Any]) -> list[str]:
     for size, phone, dark in ((PHONE, True, False), (DESKTOP, False, True)):
         browser.screen(*size, phone=phone, dark=dark)
         browser.open(f"{address}/planner.html")
-        at = {name: list(values).index(data["first"][name]) for name, values in data["axes"].items()}
+        fields = {**data["axes"], "prior": data["priors"]}
+        at = {name: list(values).index(data["first"][name]) for name, values in fields.items()}
         for places in itertools.product(*(sorted({0, len(values) - 1}) for values in data["axes"].values())):
             chosen = {}
             for (name, values), place in zip(data["axes"].items(), places, strict=True):
                 choose(browser, name, place - at[name])
                 at[name], chosen[name] = place, values[place]
+            prior = min(1, places[-1])  # the belief before takes two values, too
+            choose(browser, "prior", prior - at["prior"])
+            at["prior"] = prior
             browser.drawn()
             cell = numbers.cell_of(data, **chosen)
-            wanted = "{right} % ({low} to {high}), at most {at_most} % whatever the noise; ".format(**cell)
+            after = data["beliefs"][prior][at["epsilon"]]
+            wanted = {
+                "Right answers": "{right} % ({low} to {high}), at most {at_most} % whatever the noise; ".format(**cell),
+                "Attacker's belief": f"{100 * data['priors'][prior]:g} % becomes at most {after:g} %, ",
+                "Calls": "{private:,} private + {public:,} public, {tokens_in:,} tokens in, {tokens_out:,} out ".format(
+                    **cell
+                ),
+            }
             said = browser.run(PLANNER)
-            if not said.get("Right answers", "").startswith(wanted) or ("Advice" in said) != bool(cell["advises"]):
+            holds = all(said.get(name, "").startswith(begins) for name, begins in wanted.items())
+            if not holds or ("Advice" in said) != bool(cell["advises"]):
                 found += shown([f"planner.html, {chosen}: expected {wanted!r}, found {said}"])
     browser.open(f"{address}/planner.html", scripts=False)
     rows = browser.run(

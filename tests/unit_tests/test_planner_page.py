@@ -76,7 +76,7 @@ def test_every_field_has_a_label_and_no_script_comes_from_elsewhere(planner: Any
 
 @pytest.mark.loopback
 def test_the_form_is_used_with_the_keyboard_and_tables_stand_without_javascript(
-    planner: Any, small: dict[str, Any], tmp_path: Path
+    planner: Any, small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And a page that says anything else is found."""
     browser, check = importlib.import_module("browser"), importlib.import_module("check_site")
@@ -93,6 +93,7 @@ def test_the_form_is_used_with_the_keyboard_and_tables_stand_without_javascript(
     with browser.served(tmp_path) as address, browser.Browser(program) as chromium:
         assert check.planner(chromium, address, small) == []
         wrong = check.planner(chromium, address, other)
+    assert capsys.readouterr().out.count("FAULT planner.html") == len(wrong)
     *forms, tables = wrong
     assert len(forms) == 2  # on a telephone and on a desktop
     assert all("'labels': 4}: expected " in fault for fault in forms)
