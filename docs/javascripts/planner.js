@@ -73,7 +73,7 @@
       shape("circle", {cx: x(places.epsilon), cy: y(now.right), r: 6, class: "now"}));
     data.axes.epsilon.forEach((epsilon, number) =>
       drawn.append(shape("text", {x: x(number), y: 188, "text-anchor": "middle"}, epsilon)));
-    ["epsilon", "line: right answers; shaded: range; dashed: ceiling of the line"].forEach((said, number) =>
+    ["epsilon", "line: right answers; shaded: range; dashed: ceiling"].forEach((said, number) =>
       drawn.append(shape("text", {x: 180, y: 207 + 16 * number, "text-anchor": "middle"}, said)));
     return drawn;
   }

@@ -230,6 +230,10 @@ SMALL = """(() => {
   }
   return [...found];
 })()"""
+CUT = """[...document.querySelectorAll('#planner-chart text')].filter(e => {
+  const box = e.getBBox(), whole = e.ownerSVGElement.viewBox.baseVal;
+  return box.x < 0 || box.x + box.width > whole.width || box.y + box.height > whole.height;
+}).map(e => e.textContent)"""
 PLANNER = (
     "Object.fromEntries([...document.querySelectorAll('#planner-answer dt')].map("
     "e => [e.textContent, e.nextElementSibling.textContent]))"
@@ -392,6 +396,7 @@ def planner(browser: Browser, address: str, data: dict[str, Any]) -> list[str]:
             holds = all(said.get(name, "").startswith(begins) for name, begins in wanted.items())
             if not holds or ("Advice" in said) != bool(cell["advises"]):
                 found += shown([f"planner.html, {chosen}: expected {wanted!r}, found {said}"])
+        found += shown(f"planner.html: the chart cuts {text!r}" for text in browser.run(CUT))
     browser.open(f"{address}/planner.html", scripts=False)
     rows = browser.run(
         "[...document.querySelectorAll('#planner-tables tbody tr')].filter(e => e.checkVisibility()).length"
