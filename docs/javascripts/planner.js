@@ -61,7 +61,7 @@
     const line = part => rows.map((row, number) => `${x(number)},${y(row[part])}`).join(" ");
     const back = rows.map((row, number) => `${x(number)},${y(row.low)}`).reverse().join(" ");
     const now = rows[places.epsilon];
-    const drawn = shape("svg", {viewBox: "0 0 360 230", role: "img", "aria-label":
+    const drawn = shape("svg", {viewBox: "-12 0 384 230", "font-size": 12, role: "img", "aria-label":
       `Right answers against epsilon: ${rows.map((row, number) => `${row.right} % at ${data.axes.epsilon[number]}`).join(", ")}`});
     for (const share of [0, 50, 100]) drawn.append(
       shape("line", {x1: 44, x2: 344, y1: y(share), y2: y(share), class: "grid"}),

@@ -232,7 +232,8 @@ SMALL = """(() => {
 })()"""
 CUT = """[...document.querySelectorAll('#planner-chart text')].filter(e => {
   const box = e.getBBox(), whole = e.ownerSVGElement.viewBox.baseVal;
-  return box.x < 0 || box.x + box.width > whole.width || box.y + box.height > whole.height;
+  const right = whole.x + whole.width, bottom = whole.y + whole.height;
+  return box.x < whole.x || box.x + box.width > right || box.y + box.height > bottom;
 }).map(e => e.textContent)"""
 PLANNER = (
     "Object.fromEntries([...document.querySelectorAll('#planner-answer dt')].map("
