@@ -32,7 +32,8 @@
         "what is released. Proved, not guessed."],
       ["Calls", `${many(found.private)} private + ${many(found.public)} public, ${many(found.tokens_in)} tokens in, ` +
         `${many(found.tokens_out)} out (60 tokens a record and a question, 1 an answer)`],
-      ["Money", money.toLocaleString("en-US", {minimumFractionDigits: 2, maximumFractionDigits: 2})],
+      ["Money", price("in") || price("out")
+        ? money.toLocaleString("en-US", {minimumFractionDigits: 2, maximumFractionDigits: 2}) : "set the prices above"],
     ];
     if (found.advises) rows.push(["Advice", `Do not spend like this: the noise takes ${points}; ask fewer queries, ` +
       "declare more records, or raise epsilon."]);
@@ -60,7 +61,7 @@
     const line = part => rows.map((row, number) => `${x(number)},${y(row[part])}`).join(" ");
     const back = rows.map((row, number) => `${x(number)},${y(row.low)}`).reverse().join(" ");
     const now = rows[places.epsilon];
-    const drawn = shape("svg", {viewBox: "0 0 360 230", role: "img", "aria-label":
+    const drawn = shape("svg", {viewBox: "-12 0 384 230", "font-size": 12, role: "img", "aria-label":
       `Right answers against epsilon: ${rows.map((row, number) => `${row.right} % at ${data.axes.epsilon[number]}`).join(", ")}`});
     for (const share of [0, 50, 100]) drawn.append(
       shape("line", {x1: 44, x2: 344, y1: y(share), y2: y(share), class: "grid"}),
@@ -88,6 +89,8 @@
   }
 
   form.addEventListener("input", show);
+  // A browser that goes back to the page sets the fields to what was chosen there, without an input event.
+  addEventListener("pageshow", show);
   form.addEventListener("submit", event => event.preventDefault());
   form.hidden = document.getElementById("planner-found").hidden = false;
   document.getElementById("planner-tables").open = false;

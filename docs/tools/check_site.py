@@ -20,6 +20,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -229,10 +230,32 @@ SMALL = """(() => {
   }
   return [...found];
 })()"""
+CUT = """[...document.querySelectorAll('#planner-chart text')].filter(e => {
+  const box = e.getBBox(), whole = e.ownerSVGElement.viewBox.baseVal;
+  const right = whole.x + whole.width, bottom = whole.y + whole.height;
+  return box.x < whole.x || box.x + box.width > right || box.y + box.height > bottom;
+}).map(e => e.textContent)"""
 PLANNER = (
     "Object.fromEntries([...document.querySelectorAll('#planner-answer dt')].map("
     "e => [e.textContent, e.nextElementSibling.textContent]))"
 )
+
+
+def shown(faults: Iterable[str]) -> list[str]:
+    """Prints faults when they are found, not when the last page has been seen, and returns them."""
+    found = list(faults)
+    for fault in found:
+        print(f"FAULT {fault}", flush=True)
+    return found
+
+
+def pages_of(site: Path, check: str) -> Iterator[str]:
+    """The pages of a site, by their paths; prints how far the check has come."""
+    pages = [page.relative_to(site).as_posix() for page in sorted(site.rglob("*.html"))]
+    for number, page in enumerate(pages, 1):
+        yield page
+        if number % 20 == 0 or number == len(pages):
+            print(f"{check}: {number} of {len(pages)} pages", flush=True)
 
 
 def faults_of(browser: Browser, address: str) -> list[str]:
@@ -248,12 +271,13 @@ def faults_of(browser: Browser, address: str) -> list[str]:
 
 def layout(browser: Browser, address: str, site: Path) -> list[str]:
     """Faults of all pages, on both screens."""
-    pages = [page.relative_to(site).as_posix() for page in sorted(site.rglob("*.html"))]
+    found = []
     # Each page would read the whole index of the search anew, which takes longer than all the rest.
     browser.block("*/search_index.json", "*/workers/search.*")
-    found = [f"{page}: {what}" for page in pages for what in faults_of(browser, f"{address}/{page}")]
+    for page in pages_of(site, f"layout at {PHONE[0]} and {DESKTOP[0]} px"):
+        found += shown(f"{page}: {what}" for what in faults_of(browser, f"{address}/{page}"))
     browser.block()
-    print(f"looked at {len(pages)} pages at {PHONE[0]} and {DESKTOP[0]} px: {len(found)} faults")
+    print(f"layout: {len(found)} faults", flush=True)
     return found
 
 
@@ -281,13 +305,13 @@ def search(browser: Browser, address: str) -> list[str]:
     browser.screen(*DESKTOP)
     for question, fitting in QUESTIONS.items():
         page, place, title = first_result(browser, address, question)
-        print(f"{'ok ' if page in fitting else 'BAD'} {question!r} -> {page}{place}: {title}")
+        print(f"{'ok ' if page in fitting else 'BAD'} {question!r} -> {page}{place}: {title}", flush=True)
         if page not in fitting:
-            found.append(f"search {question!r}: {page or 'nothing'} comes first, not one of {', '.join(fitting)}")
+            found += shown([f"search {question!r}: {page or 'nothing'} comes first, not one of {', '.join(fitting)}"])
         elif (answer := ANSWERS.get(question)) and not any(
             answer in on_first_screen(browser, f"{address}/{page}.html{part}") for part in dict.fromkeys((place, ""))
         ):
-            found.append(f"search {question!r}: no first screen of {page}, {place or 'its top'}, says {answer!r}")
+            found += shown([f"search {question!r}: no first screen of {page}, {place or 'its top'}, says {answer!r}"])
     return found
 
 
@@ -320,15 +344,14 @@ def accessibility(browser: Browser, address: str, site: Path) -> list[str]:
     """What axe-core and the sizes of letters say of all pages."""
     rules = axe()
     if rules is None:
-        return ["axe-core is not installed: pip install --no-deps --group accessibility"]
+        return shown(["axe-core is not installed: pip install --no-deps --group accessibility"])
     found = []
     browser.block("*/search_index.json", "*/workers/search.*")
-    pages = [page.relative_to(site).with_suffix("").as_posix() for page in sorted(site.rglob("*.html"))]
-    for page in pages:
-        faults = unreadable(browser, f"{address}/{page}.html", rules, colors=page in COLORED)
-        found += [f"{page}: {what}" for what in faults]
+    for page in pages_of(site, "accessibility"):
+        colors = page.removesuffix(".html") in COLORED
+        found += shown(f"{page}: {what}" for what in unreadable(browser, f"{address}/{page}", rules, colors=colors))
     browser.block()
-    print(f"asked axe-core about {len(pages)} pages, about colours of {len(COLORED)}: {len(found)} faults")
+    print(f"accessibility, colours of {len(COLORED)} pages too: {len(found)} faults", flush=True)
     return found
 
 
@@ -350,25 +373,38 @@ def planner(browser: Browser, address: str, data: dict[str, Any]) -> list[str]:
     for size, phone, dark in ((PHONE, True, False), (DESKTOP, False, True)):
         browser.screen(*size, phone=phone, dark=dark)
         browser.open(f"{address}/planner.html")
-        at = {name: list(values).index(data["first"][name]) for name, values in data["axes"].items()}
+        fields = {**data["axes"], "prior": data["priors"]}
+        at = {name: list(values).index(data["first"][name]) for name, values in fields.items()}
         for places in itertools.product(*(sorted({0, len(values) - 1}) for values in data["axes"].values())):
             chosen = {}
             for (name, values), place in zip(data["axes"].items(), places, strict=True):
                 choose(browser, name, place - at[name])
                 at[name], chosen[name] = place, values[place]
+            prior = min(1, places[-1])  # the belief before takes two values, too
+            choose(browser, "prior", prior - at["prior"])
+            at["prior"] = prior
             browser.drawn()
             cell = numbers.cell_of(data, **chosen)
-            wanted = "{right} % ({low} to {high}), at most {at_most} % whatever the noise; ".format(**cell)
+            after = data["beliefs"][prior][at["epsilon"]]
+            wanted = {
+                "Right answers": "{right} % ({low} to {high}), at most {at_most} % whatever the noise; ".format(**cell),
+                "Attacker's belief": f"{100 * data['priors'][prior]:g} % becomes at most {after:g} %, ",
+                "Calls": "{private:,} private + {public:,} public, {tokens_in:,} tokens in, {tokens_out:,} out ".format(
+                    **cell
+                ),
+            }
             said = browser.run(PLANNER)
-            if not said.get("Right answers", "").startswith(wanted) or ("Advice" in said) != bool(cell["advises"]):
-                found.append(f"planner.html, {chosen}: expected {wanted!r}, found {said}")
+            holds = all(said.get(name, "").startswith(begins) for name, begins in wanted.items())
+            if not holds or ("Advice" in said) != bool(cell["advises"]):
+                found += shown([f"planner.html, {chosen}: expected {wanted!r}, found {said}"])
+        found += shown(f"planner.html: the chart cuts {text!r}" for text in browser.run(CUT))
     browser.open(f"{address}/planner.html", scripts=False)
     rows = browser.run(
         "[...document.querySelectorAll('#planner-tables tbody tr')].filter(e => e.checkVisibility()).length"
     )
     if rows != len(data["axes"]["records"]) * len(data["axes"]["queries"]) + len(data["priors"]):
-        found.append(f"planner.html: without JavaScript {rows} rows of its tables are seen")
-    print(f"used the planner with the keyboard: {len(found)} faults")
+        found += shown([f"planner.html: without JavaScript {rows} rows of its tables are seen"])
+    print(f"used the planner with the keyboard: {len(found)} faults", flush=True)
     return found
 
 
@@ -411,7 +447,7 @@ def main() -> int:
             found += planner(browser, address, json.loads(numbers.OUT.read_text(encoding="utf-8")))
         if asked.only in {None, "screens"}:
             take_screens(browser, address, asked.screens)
-    print("\n".join(found))
+    print("\n".join([f"{len(found)} faults", *found]))
     return 1 if found else 0
 
 

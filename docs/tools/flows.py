@@ -124,7 +124,7 @@ FLOWS: dict[str, Flow] = {
         "Soft prompts: numbers in front of a text, trained privately",
         (
             Step("private", "records", "a fresh random batch at each step"),
-            Step("model", "local model", "one gradient for each record, cut to one length"),
+            Step("model", "local model", "one gradient for each record, cut to a greatest length"),
             Step("noise", "sum + noise", "one training step; again and again"),
             Step("public", "a soft prompt", "some virtual tokens"),
             Step("public", "the same model", "any number of questions"),
@@ -136,7 +136,7 @@ FLOWS: dict[str, Flow] = {
         (
             Step("private", "records", "of each person at most a fixed number of values"),
             Step("private", "counts", "how many people hold each value; no model is asked"),
-            Step("noise", "+ noise", "exact noise; rare values stay hidden"),
+            Step("noise", "+ noise", "exact noise; rare values are left out"),
             Step("public", "a table", "values with noisy counts"),
         ),
         "One ticket for one table.",
@@ -144,11 +144,11 @@ FLOWS: dict[str, Flow] = {
     "ledger-life": Flow(
         "The life of a ledger",
         (
-            Step("ledger", "create", "once, by hand: epsilon and delta for good"),
+            Step("ledger", "create", "once, by hand: epsilon and delta stay"),
             Step("ledger", "declare", "each component gets a share: what, and how often"),
             Step("ledger", "reserve", "a ticket is spent on disk, before a record is read"),
             Step("public", "release", "the noisy answer, with a receipt"),
-            Step("ledger", "refuse", "what no ticket pays for; nothing is read"),
+            Step("ledger", "refuse", "once no ticket is left; nothing is read"),
         ),
         "At any time: report, verify, sign. The limit never grows.",
     ),
@@ -156,8 +156,8 @@ FLOWS: dict[str, Flow] = {
         "What one unit is decides who is protected",
         (
             Step("private", "Ann's three messages", "card lost; card lost again; new address"),
-            Step("noise", "unit: one record", "each message is hidden by itself; three together may show Ann"),
-            Step("public", "unit: one person", "unit_key: all three are hidden together"),
+            Step("noise", "unit: one record", "each message is protected by itself; three together, less"),
+            Step("public", "unit: one person", "unit_key: all three are protected together"),
         ),
         "Outputs look almost the same with and without one unit.",
         joined=False,

@@ -12,6 +12,7 @@ import argparse
 import html
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,7 @@ def beliefs() -> list[list[float]]:
 
 
 def _up(share: float) -> float:
-    tenths = -int(-1000 * share // 1)
-    return min(tenths, 999 if share < 1 else 1000) / 10
+    return math.ceil(1000 * share) / 10
 
 
 def computed() -> dict[str, Any]:

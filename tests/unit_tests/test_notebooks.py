@@ -86,6 +86,7 @@ def test_notes_of_a_clinic_vote_within_one_budget_and_epsilon_buys_answers() -> 
 def test_an_officer_decides_epsilon_reads_a_report_and_finds_a_changed_file() -> None:
     ran = run_here(BY_NAME["privacy_officer"], SIZE=100, NUM_SLOTS=10)
     assert "largest epsilon of these: 1\n" in ran.printed
+    assert "epsilon 2       7.0%   no\n" in ran.printed  # 6.95 %, rounded up
     assert "approver  Data protection, B. Officer (declared)" in ran.printed
     first, signed, verified, changed = ran.printed.split("$ dpicl ")[1:]
     assert [int(said.rsplit("exit code ", 1)[1]) for said in (first, signed, verified, changed)] == [0, 0, 0, 1]
