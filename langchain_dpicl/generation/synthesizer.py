@@ -860,8 +860,10 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         """Releases the words of a label, once, which are then candidates of its texts."""
         if item.words is None:  # otherwise an earlier call released them and could not store them
             how: dict[str, Any] = {"plan": self.plan.words, "known": public_words()}
-            item.words, burnt = self._words_once(item, FIRST_WORDS_TEMPLATE, item.label, events, **how)
-            self._record({"words_of": item.label, "words": item.words}, *burnt)
+            item.words, _ = self._words_once(item, FIRST_WORDS_TEMPLATE, item.label, events, **how)
+        line = {"words_of": item.label, "words": item.words}
+        if self._journal is not None and not self._journal.holds(line):  # a stop may have come before the line
+            self._record(line, *(() if item.ticket is None else (item.ticket,)))
         commit_unless_done(item.ticket)
         self._open_words(item)
 

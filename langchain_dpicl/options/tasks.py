@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Strict
 
 from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts, option_of
-from langchain_dpicl.privacy._validate import fail
+from langchain_dpicl.privacy._validate import fail, plain_or_type
 
 if TYPE_CHECKING:
     from langchain_core.prompts import FewShotPromptTemplate
@@ -180,5 +180,7 @@ class Decoding(Option):
     released_words: Live = None
 
     def _check_together(self) -> None:
-        if self.released_words is False:
-            raise fail("Decoding.released_words", "a ReleasedWords, True or None", self.released_words)
+        given = self.released_words
+        if given is not None and given is not True and not hasattr(given, "by_label"):
+            # A file of settings can say true only: another value there would leave words out of the plan.
+            raise fail("Decoding.released_words", "a ReleasedWords, True (true in TOML) or None", plain_or_type(given))

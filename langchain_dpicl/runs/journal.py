@@ -99,6 +99,10 @@ class RunJournal:
         self.entries.append(entry)
         self.flush()
 
+    def holds(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a release is in the file, or is one that could not be written and waits for the next `flush`."""
+        return plain_json("release", entry) in self.entries
+
     def flush(self) -> None:
         """Writes and syncs what is not written yet; errors as in `append`."""
         if self._size + len(self._pending) > MAX_TEXT:
@@ -135,9 +139,9 @@ class RunJournal:
         return data
 
     def _add(self, entry: Mapping[str, Any]) -> None:
-        self._digest = _digest(self._digest, entry)
-        line = json.dumps({"entry": entry, "digest": self._digest}, separators=(",", ":"))
-        self._pending += line.encode("ascii") + b"\n"
+        digest = _digest(self._digest, entry)
+        line = json.dumps({"entry": entry, "digest": digest}, separators=(",", ":")).encode("ascii")
+        self._pending, self._digest = self._pending + line + b"\n", digest  # both or none, where Ctrl-C comes
 
     def _is_ours(self, file: BinaryIO) -> bool:
         """Whether the file ends as this run knows it, or with a part of the pending lines, whose write failed."""

@@ -117,6 +117,9 @@ def test_plan_with_words_before_the_texts_shows_their_price_and_the_cliff(capsys
         assert words in shown
     assert "50%      95 units  multiplier" in shown
     assert "the smallest one declares 90 units: too few for a word" in shown
+    for spelling in ("True", "'words.json'", "1", "['velda']"):  # a plan without words, of texts that could hold some
+        assert main([*arguments[:-1], f"decoding.released_words={spelling}"]) == 2
+        assert "decoding.released_words: expected" in capsys.readouterr().err.lower()
 
 
 def test_plan_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -381,6 +381,24 @@ class TestWhatIsKept:
         assert held(made.words) == WORDS
         assert places.start().words == made.words
 
+    def test_a_stop_between_the_words_and_their_line_leaves_a_checkpoint_to_go_on_from(
+        self, places: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made, seen = places.start(), self.releases(monkeypatch)
+
+        def stop(*_: Any, **__: Any) -> Any:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(DemonstrationSynthesizer, "_record", stop)
+            made.run(progress=False)
+        made.run(progress=False)
+        assert held(made.words) == WORDS
+        again = places.start()
+        assert again.words == made.words
+        assert again.is_finished
+        assert len(seen) == len(LABELS)
+
     @pytest.mark.parametrize(
         "changed",
         [
