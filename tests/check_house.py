@@ -207,12 +207,12 @@ def note(frame, event, _):
     if event == "call" and frame.f_code.co_filename.startswith(HOME) and frame.f_code.co_name not in INNER:
         files.add(frame.f_code.co_filename)
 
-def voter():
+def voter(epsilon=2.0):
     records = [{"text": f"my card was declined {i}", "queue": ("card", "transfer")[i % 2]} for i in range(60)]
     private = d.PrivateExamples(
         records, label_key="queue", labels=("card", "transfer"), public_size=60, dataset_id="house"
     )
-    options = {"epsilon": 2.0, "max_queries": 5, "rows": d.Rows(units=6)}
+    options = {"epsilon": epsilon, "max_queries": 5, "rows": d.Rows(units=6)}
     budget = d.Budget(epsilon=8.0, delta=1e-5)
     return d.DPVotingRunnable.from_private_examples(private, llm=d.EmbeddedLLM(), budget=budget, **options)
 
@@ -227,7 +227,9 @@ print(*sorted(files), sep="\\n")
 
 def files_of_a_vote(*, with_build: bool = False) -> list[str]:
     """Returns the files that the first answer of a voter passes, with a ledger in memory; with those of its making."""
-    code = VOTE.replace("fresh = voter()\nsys.setprofile(note)", "sys.setprofile(note)\nfresh = voter()")
+    # The price of the first voter is remembered: another epsilon is priced, and compared, anew.
+    code = VOTE.replace("fresh = voter()\nsys.setprofile(note)", "sys.setprofile(note)\nfresh = voter(2.5)")
+    assert code != VOTE
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code if with_build else VOTE],
         check=True,

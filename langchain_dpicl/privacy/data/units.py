@@ -188,14 +188,15 @@ def _check_label_key(label_key: str, text_key: str) -> str:
 
 def _check_size(size: int | Mapping[Any, int], labels: tuple[str, ...]) -> int | tuple[tuple[str, int], ...]:
     if not isinstance(size, Mapping):
-        return _check_number("public_size", size)
+        return check_number("public_size", size)
     if not labels or set(size) != set(labels):
         advice = "Give one number, or one number for each declared label."
         raise fail("public_size", f"exactly the labels {list(labels)}", sorted(map(str, size)), advice)
-    return tuple((label, _check_number(f"public_size[{label!r}]", size[label])) for label in labels)
+    return tuple((label, check_number(f"public_size[{label!r}]", size[label])) for label in labels)
 
 
-def _check_number(name: str, value: Any) -> int:
+def check_number(name: str, value: Any) -> int:
+    """Returns a public number of people or records; what was passed instead of one may be private and is not shown."""
     if not isinstance(value, int):
         raise fail(name, "an integer >= 1", type(value).__name__)
     return check_int(name, value, low=1)

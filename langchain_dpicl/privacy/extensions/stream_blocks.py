@@ -12,6 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from langchain_dpicl.privacy._validate import check_choice, check_int, fail
+from langchain_dpicl.privacy.data.units import check_number
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.ledger.store import LIFE
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Extent
@@ -183,7 +184,7 @@ def make_stream_declaration(*, time_key: str, block: str, grace: int, sizes: Map
         raise fail("public_size", "people by the length of a range in blocks, such as {7: 400, 30: 1200}", type(sizes))
     lengths = {int(length) if isinstance(length, str) and length.isdecimal() else length: length for length in sizes}
     checked = {
-        check_int("length of a range in public_size", each, low=1): check_int("public_size", sizes[key], low=1)
+        check_number("length of a range in public_size", each): check_number("public_size", sizes[key])
         for each, key in lengths.items()
     }
     ordered = tuple(sorted(checked.items()))

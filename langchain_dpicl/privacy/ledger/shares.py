@@ -293,5 +293,6 @@ class Share(Holding):
         if tenant_cap is not None:
             check_int("tenant_cap", tenant_cap, low=0)
         slot = template, label
-        how: dict[str, Any] = {"event": ticket.event, "refundable": ticket.refundable}
+        # All that a reservation of tickets sets stands here, so that `reads` cannot set it.
+        how: dict[str, Any] = {"event": ticket.event, "refundable": ticket.refundable, "amount": 1.0}
         return self._take(slot, count, tenant=tenant, cap=tenant_cap, **reads, **how)

@@ -55,6 +55,13 @@ def texts(some: PrivateExamples) -> list[tuple[str, ...]]:
     return sorted(tuple(each["text"] for each in pool.records(place)) for place in range(pool.num_units))
 
 
+@pytest.mark.parametrize("sizes", [{7: CANARY}, {CANARY: 400}])
+def test_what_was_passed_for_public_sizes_is_not_shown(sizes: dict[Any, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected an integer >= 1, found 'str'") as refused:
+        stream(public_size=sizes)
+    assert CANARY not in "".join(traceback.format_exception(refused.value))
+
+
 def test_a_person_is_one_unit_of_a_range_with_the_newest_records_in_whatever_order_they_came() -> None:
     records = [record(text=f"{days} days ago", days=days) for days in range(2, 20)] + [record("bob", "b", days=3)]
     for seed in range(5):

@@ -12,8 +12,15 @@ import pytest
 
 from langchain_dpicl import Budget
 from langchain_dpicl.backends import allow_wrappers
-from langchain_dpicl.exceptions import LedgerError, PrivacyBudgetExceededError, SealedShareError
+from langchain_dpicl.exceptions import (
+    ConfigurationError,
+    DPICLError,
+    LedgerError,
+    PrivacyBudgetExceededError,
+    SealedShareError,
+)
 from langchain_dpicl.privacy.ledger.budget import LedgerBudget
+from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from tests.ledgers import private, tickets, use_simple_prices
 
@@ -97,3 +104,31 @@ def test_the_core_imports_nothing_that_stands_beside_it() -> None:
 
     command = [sys.executable, "-c", BESIDE, *langchain_dpicl.__path__]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("word", [{"amount": 1e-9}, {"event": None}, {"refundable": True}, {"cap": 9}, {"other": 1}])
+def test_a_ticket_costs_what_was_declared_whatever_a_reservation_asks_for(word: dict[str, Any]) -> None:
+    ledger = LedgerBudget(epsilon=4.0, delta=1e-6)
+    share = ledger.declare("c", tickets=tickets(), epsilon=1.0)
+    with pytest.raises(TypeError, match=next(iter(word))):
+        share.reserve("t", **word)
+    assert ledger._store.records() == ()
+
+
+@pytest.mark.parametrize("reads", [{"blocks": (0, 0)}, {"run_cap": 1}, {"blocks": (0, 0), "run_cap": 1}])
+def test_a_promise_for_life_grants_nothing_for_blocks(reads: dict[str, Any]) -> None:
+    ledger = LedgerBudget(epsilon=4.0, delta=1e-6)
+    share = ledger.declare("c", tickets=tickets(), epsilon=1.0)
+    with pytest.raises(ConfigurationError, match="for life"):
+        share.reserve("t", **reads)
+    assert ledger._store.records() == ()
+
+
+@pytest.mark.parametrize("reads", [{}, {"run_cap": 1}, {"blocks": (0, 3), "run_cap": 0}, {"blocks": (3, 0)}])
+def test_a_plain_share_of_a_stream_grants_nothing_without_blocks(reads: dict[str, Any]) -> None:
+    ledger = LedgerBudget(epsilon=4.0, delta=1e-6, per="3 days")
+    its = ledger.declare("c", tickets=tickets(), epsilon=1.0, extent=(0, None))
+    plain = Share(its._desk, its._component, its._standing)
+    with pytest.raises(DPICLError):
+        plain.reserve("t", **reads)
+    assert ledger._store.records() == ()
