@@ -374,22 +374,23 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             events.tickets += 1
             found = self._release_topics(item.ticket)
             item.counts, item.topics = dict(found), choose_topics(found, self.plan)
-            self._record({"topics": item.topics}, item.ticket)
+        self._record_once({"topics": item.topics}, item.ticket)
         commit_unless_done(item.ticket)
+        has_words = isinstance(self.plan.topics, WordRelease)
         if item.gone is None:
-            if isinstance(self.plan.topics, WordRelease):
-                # Before they are named: the ledger and every report show the names.
-                item.gone, item.is_reviewed = self._reviewed(topic for topic, _ in item.topics), self._look is not None
-                self._record({"topics_dropped": sorted(item.gone), "is_reviewed": item.is_reviewed})
-            else:
-                item.gone = frozenset()
+            # Before they are named: the ledger and every report show the names.
+            item.gone = self._reviewed(topic for topic, _ in item.topics) if has_words else frozenset()
+            item.is_reviewed = has_words and self._look is not None
+        if has_words and item.dropped is None:
+            self._record_once({"topics_dropped": sorted(item.gone), "is_reviewed": item.is_reviewed})
         self._name(item.topics, item.gone)
         for place, topic in self._topics.items() if self.plan.words is not None else ():
             self._release_words(item, place, frozenset(words_of(topic)), events)
         if item.dropped is None and self.plan.releases_words:
             words = (word for group in self.words for word, _ in group.words)
             item.dropped, item.is_reviewed = self._reviewed(words) | item.gone, self._look is not None
-            self._record({"dropped": sorted(item.dropped), "is_reviewed": item.is_reviewed})
+        if item.dropped is not None:
+            self._record_once({"dropped": sorted(item.dropped), "is_reviewed": item.is_reviewed})
         self._write(item)
 
     def _release_topics(self, ticket: Reservation) -> tuple[Weight, ...]:
@@ -407,8 +408,9 @@ class DocumentSynthesizer(DraftRun[Document, SyntheticDocuments]):
             if plan is not None and place not in held:
                 known = public_words() if name == "words" else tuple(word for word, _ in item.words[place])
                 how: dict[str, Any] = {"plan": plan, "known": known, "gone": own}
-                held[place], burnt = self._words_once(item, template, place, events, **how)
-                self._record({"place": place, name: held[place]}, *burnt)
+                held[place] = self._words_once(item, template, place, events, **how)
+            if plan is not None:
+                self._record_once({"place": place, name: held[place]}, item.ticket)
             commit_unless_done(item.ticket)
 
     def _reviewed(self, words: Iterable[str]) -> frozenset[str]:

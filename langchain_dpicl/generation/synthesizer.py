@@ -636,17 +636,22 @@ class DraftRun(ReleaseRun[Item, Result]):
 
     def _words_once(
         self, item: Any, template: str, label: str | None, events: RunEvents, **how: Any
-    ) -> tuple[tuple[Weight, ...], tuple[Reservation, ...]]:
-        """Returns the words, or pairs, that the one ticket of a label pays for, and the ticket that burnt.
+    ) -> tuple[Weight, ...]:
+        """Returns the words, or pairs, that the one ticket of a label pays for; the ticket is `item.ticket`.
 
         A ticket that burnt without a result left nothing, and there is no other. `how` is of `release_words`.
         """
         item.ticket = None
         if not self.share.remaining(template, label=label):
-            return (), ()
+            return ()
         item.ticket = ticket = self.share.reserve(template, label=label)
         events.tickets += 1
-        return release_words(self._private, ticket, **how), (ticket,)
+        return release_words(self._private, ticket, **how)
+
+    def _record_once(self, entry: Mapping[str, Any], ticket: Reservation | None = None) -> None:
+        """Writes a release into the journal unless it stands there: an earlier call may have been stopped before."""
+        if self._journal is not None and not self._journal.holds(entry):
+            self._record(entry, *(() if ticket is None else (ticket,)))
 
     def _check_used(self, template: str, label: str | None) -> None:
         """Refuses words of a checkpoint whose ticket is left, which proves that this ledger paid for none."""
@@ -860,10 +865,8 @@ class DemonstrationSynthesizer(DraftRun[dict[str, str], ReleasedDemonstrations])
         """Releases the words of a label, once, which are then candidates of its texts."""
         if item.words is None:  # otherwise an earlier call released them and could not store them
             how: dict[str, Any] = {"plan": self.plan.words, "known": public_words()}
-            item.words, _ = self._words_once(item, FIRST_WORDS_TEMPLATE, item.label, events, **how)
-        line = {"words_of": item.label, "words": item.words}
-        if self._journal is not None and not self._journal.holds(line):  # a stop may have come before the line
-            self._record(line, *(() if item.ticket is None else (item.ticket,)))
+            item.words = self._words_once(item, FIRST_WORDS_TEMPLATE, item.label, events, **how)
+        self._record_once({"words_of": item.label, "words": item.words}, item.ticket)
         commit_unless_done(item.ticket)
         self._open_words(item)
 

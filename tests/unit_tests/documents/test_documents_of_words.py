@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -243,6 +244,30 @@ class TestWhatIsKept:
         assert again.run(progress=False).documents == found.documents
         assert len(calls) == 1
         assert CANARY not in kept.read_text()
+
+    @pytest.mark.parametrize("line", range(5))
+    def test_a_stop_before_any_line_leaves_a_checkpoint_to_go_on_from(
+        self, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, kept = tmp_path / "ledger.db", tmp_path / "kept.json"
+        topics = Topics(num_topics=2, pairs=True, review=lambda words: words[:1])
+        budget = house(store=SQLiteStore.new(path))
+        made = maker(budget, topics=topics, checkpoint=kept, component="store")
+        real, lines = DocumentSynthesizer._record, itertools.count()
+
+        def stop(run: Any, *what: Any, **how: Any) -> None:
+            if next(lines) == line:
+                raise KeyboardInterrupt
+            real(run, *what, **how)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(DocumentSynthesizer, "_record", stop)
+            made.run(progress=False)
+        found = made.run(progress=False)
+        budget.close()
+        ledger._IDENTITIES.clear()
+        again = maker(Budget.open(SQLiteStore(path)), topics=topics, checkpoint=kept, component="store")
+        assert held(again.run(progress=False)) == held(found)
 
     def test_words_whose_ticket_burnt_without_a_result_are_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made, real, runs = maker(), WordRelease.weights, list[int]()
