@@ -42,16 +42,25 @@ class OutageWriter(LedgerWriter):
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[LineAppender]:
         """As of the class above."""
+        self._check_queue()
         with super().exclusive() as writer:
             yield writer
         self._out_until = 0.0
+
+    def refresh(self) -> LedgerState:
+        """As of the class above."""
+        self._check_queue()
+        return super().refresh()
+
+    def _check_queue(self) -> None:
+        """Refuses who would wait behind a thread that tries again; one whose ticket is charged, and would be lost, waits."""
+        if time.monotonic() < self._out_until and _is_taken(self.lock):
+            raise self._outage()
 
     @contextlib.contextmanager
     def _turn(self, lock: AbstractContextManager[bool]) -> Iterator[None]:
         outages, since = self._outages, time.monotonic()
         patience = min(LOCK_TIMEOUT, getattr(self.store, "timeout", LOCK_TIMEOUT))
-        if since < self._out_until and _is_taken(lock):
-            raise self._outage()
         with super()._turn(lock):
             began = time.monotonic()
             if self._outages != outages and began - since > patience:
