@@ -190,6 +190,7 @@ class AnchoredWriter(OutageWriter):
         self._first = -1  # hashes are kept from this line on
         self._untold: dict[int, str] = {}  # hashes of the lines after the anchor's line, by number
         self._adopts = False  # whether an anchor that does not know the ledger is accepted
+        self._lags = False  # whether the anchor may lack a durable line
 
     def open(self, *, adopt_anchor: bool = False) -> None:
         """Reads the whole ledger, and updates the anchor; `adopt_anchor` accepts one that does not know the ledger."""
@@ -225,7 +226,21 @@ class AnchoredWriter(OutageWriter):
                     "anew after a fault. Nothing is granted; what the ledger holds stays charged. Try again."
                 )
             if self._anchored[0] < seq:
+                self._lags = True
                 self._anchor_lines(self._seen)
+                self._lags = False
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[LineAppender]:
+        """As of the class above; an anchor that cannot be written is found out before a further ticket is charged."""
+        if self._lags:
+            with self._turn(self.lock):
+                self._read(self.store)
+                if self._anchored[0] < self._seen[0]:
+                    self._anchor_lines(self._seen)
+                self._lags = False
+        with super().exclusive() as writer:
+            yield writer
 
     def _read(self, source: LedgerStore | LedgerTransaction, *, is_writing: bool = False) -> None:
         """Catches up, and compares with the anchor before the first read and before every write."""

@@ -407,6 +407,26 @@ def test_closing_a_budget_closes_its_store() -> None:
     assert closed == [1]
 
 
+def test_an_anchor_that_can_be_read_and_not_written_costs_one_ticket_and_not_one_for_each_try() -> None:
+    anchor = DictAnchor()
+    ledger, store, share = used(anchor)
+    write = anchor.write
+    anchor.write = _unwritable  # type: ignore[method-assign]
+    for _ in range(5):
+        assert isinstance(_outcome(lambda: share.reserve("t")), LedgerUnavailableError)
+    assert [line.kind for line in store.records()].count("reserve") == 4
+    anchor.write = write  # type: ignore[method-assign]
+    assert share.reserve("t").count == 1
+    last = store.records()[-1]
+    assert anchor.known == {ledger.ledger_id: (last.seq, last.hash)}
+    assert [seq for _, seq in anchor.log] == list(range(last.seq + 1))  # line by line, as before
+    assert again(store, anchor).reserve("t").count == 1
+
+
+def _unwritable(*_: object) -> None:
+    raise UNAVAILABLE
+
+
 # -- outages ----------------------------------------------------------------------------------------------------------
 
 
