@@ -53,7 +53,7 @@ class OutageWriter(LedgerWriter):
         return super().refresh()
 
     def _check_queue(self) -> None:
-        """Refuses who would wait behind a thread that tries again; one whose ticket is charged, and would be lost, waits."""
+        """Refuses who would wait for a thread that tries again, before a ticket is charged, which would be lost."""
         if time.monotonic() < self._out_until and _is_taken(self.lock):
             raise self._outage()
 
