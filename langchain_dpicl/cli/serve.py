@@ -8,8 +8,9 @@ import argparse
 import asyncio
 import contextlib
 import functools
-import importlib
+import importlib.util
 import logging
+import math
 import multiprocessing
 import os
 import re
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SENDABLE = re.compile(r"[!-~]+")
 """A key that arrives as it was sent: other letters have several encodings in a header, and spaces are cut off."""
 _GRACE = 30
+_CLOSING = 15
+"""Seconds that a worker has to close the ledger when its questions were given their time."""
 _LOOK_S = 0.5
+_LONGEST_PAUSE = 60.0
 _MOST_NAME = 200
 
 _SERVE_NOTES = """\
@@ -370,7 +374,8 @@ def run_serve(arguments: argparse.Namespace, *, complain: Callable[[str], object
 def _bound(arguments: argparse.Namespace) -> socket.socket:
     """Returns a socket at the address; connections are refused until a server listens at it."""
     found = socket.socket(socket.AF_INET6 if ":" in arguments.host else socket.AF_INET)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if os.name == "posix":  # elsewhere it lets two servers have one port
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((arguments.host, arguments.port))
     except (OSError, OverflowError) as error:
@@ -391,6 +396,7 @@ def _serve(app: App, folder: Path, listening: socket.socket, say: Callable[[str]
 
     # uvicorn sends itself the signal again when it has stopped, which would leave the folder behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(DONE))
+    _end_with_terminal()
     running = running_of(app, folder)
     host, port = listening.getsockname()[:2]
     say(f"serving {', '.join(running.service.offered)} at http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -400,19 +406,29 @@ def _serve(app: App, folder: Path, listening: socket.socket, say: Callable[[str]
     return DONE
 
 
+def _end_with_terminal() -> None:
+    """Has a terminal that closes stop the service as SIGTERM does, unless `nohup` lets it run on."""
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:
+        signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
 # -- several workers -------------------------------------------------------------------------------------------------
 
 
 def _keep_workers(count: int, work: Callable[[Connection | None], None], complain: Callable[[str], object]) -> int:
     """Starts workers, and another one in place of each that ends, until it is stopped; returns the exit code.
 
-    The first one builds everything before the others start, so that a fault of the settings is explained once.
+    The first one builds everything before the others start, so that a fault of the settings is explained once. Where
+    workers end again and again, more and more time passes before the next one; it stops where none is left and the last
+    one has explained why.
     """
     # uvicorn's own supervisor asks its workers whether they live: it waits for the answer of one that was killed before
     # it gave one, and looks after no other worker and no signal meanwhile.
     stops = list[int]()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda found, _: stops.append(found))
+    _end_with_terminal()
     spawn = multiprocessing.get_context("spawn")
     workers: list[SpawnProcess] = []
 
@@ -424,24 +440,47 @@ def _keep_workers(count: int, work: Callable[[Connection | None], None], complai
     start(built)
     built.close()
     try:
-        said = _said(heard, stops)
+        with heard:
+            said = _said(heard, stops)
         if said is None and not stops:
-            workers[0].join()  # it has said why
-            return workers[0].exitcode or VIOLATED
+            workers[0].join()
+            return _only_ended(workers[0].exitcode or 0, complain)
         complain(said or "stopped before it served")
+        pause, last = 0.0, -math.inf
         while not stops:
             for ended in [each for each in workers if not each.is_alive()]:
-                complain(f"a worker has ended ({ended.exitcode}), another one is started")
                 workers.remove(ended)
-            while len(workers) < count:
+                code, now = ended.exitcode or 0, time.monotonic()
+                if code > 0 and not workers:
+                    return _only_ended(code, complain)
+                pause = min(max(2 * pause, 1.0), _LONGEST_PAUSE) if now < last + pause + _LONGEST_PAUSE else 0.0
+                last = now
+                later = f" in {pause:g} s" if pause else ""
+                complain(f"a worker has ended ({code}), another one is started{later}")
+            while len(workers) < count and time.monotonic() >= last + pause:
                 start()
             time.sleep(_LOOK_S)
     finally:
-        for each in workers:
-            each.terminate()
-        for each in workers:
-            each.join()
+        _end(workers)
     return DONE
+
+
+def _only_ended(code: int, complain: Callable[[str], object]) -> int:
+    """Returns the exit code where no worker is left to serve; one that ended with a positive one has said why."""
+    complain("no worker serves" if code > 0 else f"the first worker has ended ({code}) before it served")
+    return code if code > 0 else VIOLATED
+
+
+def _end(workers: Sequence[SpawnProcess]) -> None:
+    """Lets workers finish what runs, and kills those that do not end in time."""
+    for each in workers:
+        each.terminate()
+    until = time.monotonic() + _GRACE + _CLOSING
+    for each in workers:
+        each.join(max(until - time.monotonic(), 0))
+    for each in workers:
+        each.kill()
+        each.join()
 
 
 def _said(heard: Connection, stops: list[int]) -> str | None:
@@ -457,7 +496,8 @@ def _said(heard: Connection, stops: list[int]) -> str | None:
 
 def _work(serve: Callable[[Callable[[str], object]], int], explain: Explain, built: Connection | None) -> None:
     """Serves in a process of its own, until its parent stops it or ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which sends it to the parent too
+    for number in {signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)}:
+        signal.signal(number, signal.SIG_IGN)  # of a terminal, which sends it to the parent too
     threading.Thread(target=_end_with_parent, daemon=True).start()
     say = _say_nothing if built is None else built.send
     sys.exit(explain(lambda: serve(say), sys.argv[1:], quiet=built is None))
@@ -495,17 +535,10 @@ def log_charges() -> None:
 
 def needed(*packages: str, extra: str) -> None:
     """Refuses a command whose packages are missing, with the line that installs them."""
-    for name in packages:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-            found = name
-        else:
-            continue
-        line = f"pip install 'langchain-dpicl[{extra}]'"
-        raise ConfigurationError(f"{extra}: expected the package {found}, found none. Install it: {line}.")
+    for name in packages:  # which are not imported: of several workers the first process uses none of them
+        if importlib.util.find_spec(name) is None:
+            line = f"pip install 'langchain-dpicl[{extra}]'"
+            raise ConfigurationError(f"{extra}: expected the package {name}, found none. Install it: {line}.")
 
 
 # -- dpicl mcp -------------------------------------------------------------------------------------------------------

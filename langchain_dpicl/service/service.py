@@ -267,6 +267,9 @@ class Service:
         except BaseException as error:  # a cancelled request, or a fault: what was charged is logged all the same
             facts |= {"event": "charged" if charge.tickets else "failed", "error": type(error).__name__}
             self._log({**facts, "tickets": charge.tickets})
+            if isinstance(error, asyncio.CancelledError):
+                # The server logs it with the errors that it came behind, whose words may be private.
+                raise asyncio.CancelledError(*error.args) from None
             raise
         receipt = result.receipt
         facts |= {"event": "charged" if receipt.tickets else "free", "status": 200, "tickets": receipt.tickets}

@@ -43,7 +43,7 @@ def numbers(process: subprocess.Popen[str], count: int) -> tuple[list[int], list
     return found, said
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_killed_worker_is_replaced_and_all_end_with_the_process_that_keeps_them(how: int) -> None:
     with keeping() as process:
         before, said = numbers(process, 2)
@@ -52,7 +52,8 @@ def test_a_killed_worker_is_replaced_and_all_end_with_the_process_that_keeps_the
             os.kill(before[0], signal.SIGKILL)
             _, said = numbers(process, 1)
             assert said == ["a worker has ended (-9), another one is started"]
-        process.send_signal(how)
+        # A terminal that closes, or in which Ctrl-C is pressed, sends its signal to the workers too.
+        (os.killpg if how in {signal.SIGINT, signal.SIGHUP} else os.kill)(process.pid, how)
         rest, _ = process.communicate(timeout=300)  # until no worker holds the output any more
         assert rest == ""
         assert process.returncode == (-how if how == signal.SIGKILL else 0)
@@ -61,4 +62,24 @@ def test_a_killed_worker_is_replaced_and_all_end_with_the_process_that_keeps_the
 def test_what_cannot_be_built_is_explained_once() -> None:
     with keeping("fault") as process:
         said, _ = process.communicate(timeout=300)
-        assert (said, process.returncode) == ("dpicl: settings: expected others.\n", 2)
+        assert (said, process.returncode) == ("dpicl: settings: expected others.\nno worker serves\n", 2)
+
+
+def test_a_first_worker_that_is_killed_is_not_silent() -> None:
+    with keeping("killed") as process:
+        said, _ = process.communicate(timeout=300)
+        assert (said, process.returncode) == ("the first worker has ended (-9) before it served\n", 1)
+
+
+def test_workers_that_cannot_be_built_are_started_more_and_more_seldom_and_end_the_service_with_the_last_one() -> None:
+    with keeping("later") as process:
+        (first,), begun = numbers(process, 1)
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(5 - len(begun))]  # it says first that it serves, or its number
+        os.kill(first, signal.SIGKILL)
+        rest, _ = process.communicate(timeout=300)
+        fault, ended = "dpicl: settings: expected others.\n", "a worker has ended (2), another one is started"
+        assert said[-4:] == [fault, f"{ended}\n", fault, f"{ended} in 1 s\n"]
+        assert fault in rest
+        assert rest.endswith("\nno worker serves\n")
+        assert process.returncode == 2

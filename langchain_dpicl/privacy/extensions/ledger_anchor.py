@@ -17,10 +17,15 @@ from langchain_dpicl.privacy.ledger.writer import LedgerWriter, LineAppender
 # A thread that waited longer than this many seconds through an outage, or than the store's `timeout`, is refused. If
 # each of many waiting threads tried the store again, the last would wait without limit.
 LOCK_TIMEOUT = 10.0
+_SLOW = 0.5
+"""What part of that time a fault must have taken for others not to wait behind the next thread that tries."""
 
 
 class OutageWriter(LedgerWriter):
-    """Refuses threads that waited through an outage of the store."""
+    """Refuses threads that waited through an outage of the store, and those that would wait for one that tries again.
+
+    So a store that answers nobody holds each thread for one of its waits or two, however many there are.
+    """
 
     def __init__(
         self,
@@ -32,20 +37,54 @@ class OutageWriter(LedgerWriter):
     ) -> None:
         super().__init__(store, header, allowed_wrappers=allowed_wrappers, most_held=most_held)
         self._outages = 0
+        self._out_until = 0.0  # until when only one thread at a time tries the store, and the others are refused
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[LineAppender]:
+        """As of the class above."""
+        self._check_queue()
+        with super().exclusive() as writer:
+            yield writer
+        self._out_until = 0.0
+
+    def refresh(self) -> LedgerState:
+        """As of the class above."""
+        self._check_queue()
+        return super().refresh()
+
+    def _check_queue(self) -> None:
+        """Refuses who would wait for a thread that tries again, before a ticket is charged, which would be lost."""
+        if time.monotonic() < self._out_until and _is_taken(self.lock):
+            raise self._outage()
 
     @contextlib.contextmanager
     def _turn(self, lock: AbstractContextManager[bool]) -> Iterator[None]:
         outages, since = self._outages, time.monotonic()
         patience = min(LOCK_TIMEOUT, getattr(self.store, "timeout", LOCK_TIMEOUT))
         with super()._turn(lock):
-            if self._outages != outages and time.monotonic() - since > patience:
-                msg = f"ledger: expected it to respond, found {self.store.description} unavailable for other threads."
-                raise LedgerUnavailableError(f"{msg} Nothing is granted; try again.")
+            began = time.monotonic()
+            if self._outages != outages and began - since > patience:
+                raise self._outage()
             try:
                 yield
             except LedgerUnavailableError:
                 self._outages += 1
+                now = time.monotonic()
+                if now - began >= _SLOW * patience:
+                    self._out_until = now + 2 * patience  # longer than the next try takes
                 raise
+
+    def _outage(self) -> LedgerUnavailableError:
+        msg = f"ledger: expected it to respond, found {self.store.description} unavailable for other threads."
+        return LedgerUnavailableError(f"{msg} Nothing is granted; try again.")
+
+
+def _is_taken(lock: Any) -> bool:
+    """Whether another thread holds a lock now."""
+    if not lock.acquire(blocking=False):
+        return True
+    lock.release()
+    return False
 
 
 @runtime_checkable
@@ -151,6 +190,7 @@ class AnchoredWriter(OutageWriter):
         self._first = -1  # hashes are kept from this line on
         self._untold: dict[int, str] = {}  # hashes of the lines after the anchor's line, by number
         self._adopts = False  # whether an anchor that does not know the ledger is accepted
+        self._lags = False  # whether the anchor may lack a durable line
 
     def open(self, *, adopt_anchor: bool = False) -> None:
         """Reads the whole ledger, and updates the anchor; `adopt_anchor` accepts one that does not know the ledger."""
@@ -186,7 +226,21 @@ class AnchoredWriter(OutageWriter):
                     "anew after a fault. Nothing is granted; what the ledger holds stays charged. Try again."
                 )
             if self._anchored[0] < seq:
+                self._lags = True
                 self._anchor_lines(self._seen)
+                self._lags = False
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[LineAppender]:
+        """As of the class above; an anchor that cannot be written is found out before a further ticket is charged."""
+        if self._lags:
+            with self._turn(self.lock):
+                self._read(self.store)
+                if self._anchored[0] < self._seen[0]:
+                    self._anchor_lines(self._seen)
+                self._lags = False
+        with super().exclusive() as writer:
+            yield writer
 
     def _read(self, source: LedgerStore | LedgerTransaction, *, is_writing: bool = False) -> None:
         """Catches up, and compares with the anchor before the first read and before every write."""

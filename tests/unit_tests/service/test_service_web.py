@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import sqlite3
+import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -284,6 +285,39 @@ async def test_a_locked_ledger_is_503_before_long_and_charges_only_what_is_answe
     assert [line["tickets"] for line in logged] == [1, 0, 0, 0, 0, 1]
     with open_store(ledger) as store:
         assert [line.kind for line in store.records()].count("reserve") == 2
+
+
+@pytest.mark.parametrize("said", ["context", "cause"])
+async def test_a_cancelled_request_keeps_quiet_about_the_error_that_it_was_cancelled_behind(
+    config: Path, ledger: str, caplog: pytest.LogCaptureFixture, said: str
+) -> None:
+    """As uvicorn does at the end of its grace: it logs what a cancelled request ends with."""
+    caplog.set_level(logging.DEBUG)
+    reached = asyncio.Event()
+
+    class Failing:
+        async def ainvoke(self, *_: object) -> object:
+            try:
+                return int(CANARY)
+            except ValueError as error:
+                reached.set()
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError as stop:
+                    if said == "cause":
+                        stop.__cause__ = error
+                    raise
+
+    async with asking(config, ledger) as client:
+        client.running.service._answering["ask"] = Failing()
+        request = asyncio.ensure_future(client.ask("?"))
+        await reached.wait()
+        request.cancel("by the server")
+        with pytest.raises(asyncio.CancelledError, match="by the server") as ended:
+            await request
+    assert CANARY not in "".join(traceback.format_exception(ended.value)) + caplog.text
+    (logged,) = [json.loads(record.message) for record in caplog.records if record.name.endswith("service.charges")]
+    assert (logged["event"], logged["error"], logged["tickets"]) == ("failed", "CancelledError", 0)
 
 
 async def test_a_fault_behind_the_public_call_is_charged_and_logged_as_such(

@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -406,6 +407,26 @@ def test_closing_a_budget_closes_its_store() -> None:
     assert closed == [1]
 
 
+def test_an_anchor_that_can_be_read_and_not_written_costs_one_ticket_and_not_one_for_each_try() -> None:
+    anchor = DictAnchor()
+    ledger, store, share = used(anchor)
+    write = anchor.write
+    anchor.write = _unwritable  # type: ignore[method-assign]
+    for _ in range(5):
+        assert isinstance(_outcome(lambda: share.reserve("t")), LedgerUnavailableError)
+    assert [line.kind for line in store.records()].count("reserve") == 4
+    anchor.write = write  # type: ignore[method-assign]
+    assert share.reserve("t").count == 1
+    last = store.records()[-1]
+    assert anchor.known == {ledger.ledger_id: (last.seq, last.hash)}
+    assert [seq for _, seq in anchor.log] == list(range(last.seq + 1))  # line by line, as before
+    assert again(store, anchor).reserve("t").count == 1
+
+
+def _unwritable(*_: object) -> None:
+    raise UNAVAILABLE
+
+
 # -- outages ----------------------------------------------------------------------------------------------------------
 
 
@@ -447,6 +468,46 @@ def test_who_waited_long_through_an_outage_hears_of_it_without_another_wait(
     assert [type(one) for one in told] == [LedgerUnavailableError, *[others] * 4]
     assert store.calls["transaction"] == (1 if not patience else 5)
     assert share.reserve("t").count == 1  # who asks anew is answered anew
+
+
+@pytest.mark.parametrize("took", [5.0, 4.0])
+def test_after_an_outage_one_thread_tries_and_the_others_do_not_wait_behind_it(
+    took: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that came at once is no outage: who comes then waits for its turn."""
+    now = 100.0
+    monkeypatch.setattr(ledger_anchor, "time", SimpleNamespace(monotonic=lambda: now))
+    store = WatchedStore()
+    share = taken(budget(store=store))
+    share.reserve("t")
+    store.calls.clear()
+    tries, asked = threading.Event(), threading.Event()
+
+    def slow(_: list[str]) -> None:
+        nonlocal now
+        now += took  # of 10 seconds
+        raise UNAVAILABLE
+
+    def held(_: list[str]) -> None:
+        store.at_commit = lambda _: None
+        tries.set()
+        assert asked.wait(60)
+
+    store.at_commit = slow
+    assert isinstance(_outcome(lambda: share.reserve("t")), LedgerUnavailableError)
+    store.at_commit = held
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(share.reserve, "t")
+        assert tries.wait(60)
+        others = [pool.submit(_outcome, lambda: share.reserve("t")) for _ in range(4)]
+        if took == 5.0:
+            assert [type(one.result(60)) for one in others] == [LedgerUnavailableError] * 4
+        asked.set()
+        assert first.result(60).count == 1
+        kinds = {type(one.result(60)) for one in others}
+    assert kinds == {LedgerUnavailableError if took == 5.0 else Reservation}
+    assert store.calls["transaction"] == (2 if took == 5.0 else 6)
+    assert share.reserve("t").count == 1
 
 
 def _outcome(act: Any) -> Any:
