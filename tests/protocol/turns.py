@@ -118,9 +118,11 @@ class Lock:
         self.owner: object = None
         self._depth = 0
 
-    def acquire(self) -> bool:
+    def acquire(self, blocking: bool = True) -> bool:
         current = self._turns.current
         me = self if current is None else current
+        if not blocking and self.owner is not None and self.owner is not me:
+            return False
         while self.owner is not None and self.owner is not me:
             if current is None or current.is_killed:
                 raise Ended
