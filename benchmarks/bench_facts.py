@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
+import lzma
 import random
 import re
 import statistics
@@ -51,6 +53,7 @@ from langchain_dpicl import (
 from langchain_dpicl.backends import LocalEmbeddings
 from langchain_dpicl.backends.embedded.model import EmbeddedModel
 from langchain_dpicl.backends.fake import FakeBackend
+from langchain_dpicl.backends.rows.answer_rows import STOP_WORDS
 from langchain_dpicl.options import Decoding, Topics
 
 DELTA = 1e-6
@@ -514,6 +517,47 @@ def chart(found: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+def breadth(path: Path, epsilon: float) -> Iterator[str]:
+    """Yields, by words that a unit casts, the share of words of other texts that a release of one label's words holds.
+
+    Args:
+      path: public texts as "label: text", a blank line between two; the eight commonest labels, or all as one.
+      epsilon: of the release.
+    """
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        found = [each.strip().partition(": ") for each in file.read().split("\n\n")]
+    commonest = [label for label, _ in Counter(label for label, _, text in found if text).most_common(8)]
+    # Labels of a few units have no word that enough of them write.
+    is_split = sum(label in commonest for label, _, _ in found) > len(found) / 4
+    texts = [(label if is_split else "all", text) for label, _, text in found if text]
+    texts = [each for each in texts if each[0] in {*commonest, "all"}]
+    for number in (4, 8, 16, 32, 64):
+        private = PrivateExamples(
+            [{"text": text, "label": label} for place, (label, text) in enumerate(texts) if place % 5],
+            label_key="label",
+            labels=sorted({label for label, _ in texts}),
+            public_size=10**5,
+        )
+        budget = Budget(epsilon=epsilon, delta=DELTA)
+        finder = WordDiscovery.from_private_examples(private, budget=budget, epsilon=epsilon, max_values=number)
+        held = finder.run(progress=False).by_label
+        other = [
+            (label, {word for word in said_words(text) if len(word) > 2} - STOP_WORDS) for label, text in texts[::5]
+        ]
+        share = sum(len(words & {*held.get(label, ())}) for label, words in other) / sum(
+            len(words) for _, words in other
+        )
+        yield f"{number}: {share:.3f}"
+
+
+def _print_real(arguments: argparse.Namespace) -> None:
+    print("| data | store | epsilon | nearest document of the right class |\n|---|---|---|---|")
+    for path in arguments.data:
+        options = {"seeds": max(2, arguments.seeds), "size": 8_000, "questions": 400}
+        for line in real_rows(path, arguments.epsilon, **options):
+            print(f"| {path.name.split('.')[0]} | {' | '.join(line)} |", flush=True)
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--creatures", type=int, default=96)
@@ -528,6 +572,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--all", action="store_true", help="leave no cell out")
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), choices=SYSTEMS)
     parser.add_argument("--data", type=Path, nargs="*", default=[], help="labelled JSON lines instead, with a split")
+    parser.add_argument(
+        "--breadth", type=Path, nargs="*", default=[], help="public texts instead: which words are found"
+    )
     parser.add_argument("--chart", type=Path, help="picture of all lines, .svg or .png")
     parser.add_argument("--full", action="store_true", help="600 creatures, 14 attributes, epsilon 8, 300, five seeds")
     arguments = parser.parse_args(argv)
@@ -536,11 +583,11 @@ def main(argv: list[str] | None = None) -> None:
         arguments.creatures, arguments.attributes, arguments.seeds, arguments.questions = 600, 14, 5, 600
         arguments.per, arguments.epsilon = [50, 100, 300], [1.0, 2.0, 4.0, 8.0]
     if arguments.data:
-        print("| data | store | epsilon | nearest document of the right class |\n|---|---|---|---|")
-        for path in arguments.data:
-            options = {"seeds": max(2, arguments.seeds), "size": 8_000, "questions": 400}
-            for line in real_rows(path, arguments.epsilon, **options):
-                print(f"| {path.name.split('.')[0]} | {' | '.join(line)} |", flush=True)
+        _print_real(arguments)
+        return
+    if arguments.breadth:
+        for path, epsilon in itertools.product(arguments.breadth, arguments.epsilon):
+            print(path.name.partition(".")[0], f"epsilon {epsilon:g}", *breadth(path, epsilon), sep=", ", flush=True)
         return
     if arguments.chart is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--chart: expected the package matplotlib, found none")

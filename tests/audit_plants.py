@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from langchain_dpicl import voting
 from langchain_dpicl.privacy.accounting import epsilon as accounting
 from langchain_dpicl.privacy.accounting.events import BoundedRangeEvent, Event, SubsampledEvent
 from langchain_dpicl.privacy.extensions import label_places as _terms
+from langchain_dpicl.privacy.extensions.word_release import WordRelease
 from langchain_dpicl.privacy.mechanisms import noise as mechanisms
 from langchain_dpicl.privacy.mechanisms import release_plan
 from langchain_dpicl.privacy.mechanisms import vote_sums as aggregation
@@ -312,3 +314,18 @@ def memo_for_everybody(patch: Patch) -> None:
     recall, remember, one = TenantRegistry.recall, TenantRegistry.remember, TenantRegistry().of({})
     patch.setattr(TenantRegistry, "recall", lambda self, tenant, key: recall(self, one, key))
     patch.setattr(TenantRegistry, "remember", lambda self, tenant, key, told: remember(self, one, key, told))
+
+
+# --- words -------------------------------------------------------------------------------------------------------------
+
+
+def number_of_words_is_logged(patch: Patch) -> None:
+    """How many distinct words there are is private; a log line of it differs between neighbours."""
+    real = WordRelease.weights
+
+    def weights(self: Any, *given: Any, **named: Any) -> Any:
+        made = real(self, *given, **named)
+        logging.getLogger("langchain_dpicl").warning("%d candidates", len(made))
+        return made
+
+    patch.setattr(WordRelease, "weights", weights)

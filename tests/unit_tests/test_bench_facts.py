@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import random
 import re
 import sys
@@ -163,3 +164,13 @@ def test_words_of_a_class_find_its_texts_where_its_name_does_not(
     assert (names[1], words[1], words[2]) == ("names alone", "names and words", "4")
     assert words[3].startswith("1.00 +- 0.00")
     assert float(names[3].split()[0]) < 1.0
+
+
+def test_words_of_other_texts_are_found_where_a_unit_may_cast_them(
+    bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "animals: velda kilnor gorgon zephyrin quovar"
+    (data := tmp_path / "made.txt.xz").write_bytes(lzma.compress("\n\n".join([text] * 1_500).encode()))
+    bench.main(["--breadth", str(data), "--epsilon", "4"])
+    # A unit of five words casts four of them at most, and then the same ones as all others.
+    assert capsys.readouterr().out == "made, epsilon 4, 4: 0.800, 8: 1.000, 16: 1.000, 32: 1.000, 64: 1.000\n"

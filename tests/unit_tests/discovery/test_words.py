@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +31,6 @@ from langchain_dpicl.privacy.extensions.word_release import (
     PublicWords,
     UnitPairs,
     UnitWords,
-    WordRelease,
 )
 from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.released import ReleasedWords
@@ -41,6 +39,7 @@ from langchain_dpicl.reports.claims import with_content_digest
 from langchain_dpicl.reports.public_words import public_words
 from langchain_dpicl.runs import release_run
 from langchain_dpicl.words import plan_words
+from tests.audit_plants import number_of_words_is_logged
 from tests.contracts.neighbours import HOSTILE, NeighbourContract, fault, owned, unstamped
 
 CANARY = "canaryword"
@@ -497,18 +496,6 @@ class TestThePlan:
     async def test_components_are_built_awaited(self) -> None:
         made = await WordDiscovery.afrom_private_examples(notes(), budget=house(), epsilon=1.0)
         assert "velda" in (await made.arun()).words
-
-
-def number_of_words_is_logged(patch: pytest.MonkeyPatch) -> None:
-    """How many distinct words there are is private; a log line of it differs between neighbours."""
-    real = WordRelease.weights
-
-    def weights(self: Any, units: Any, known: Any, gone: Any = frozenset()) -> Any:
-        made = real(self, units, known)
-        logging.getLogger("langchain_dpicl").warning("%d candidates", len(made))
-        return made
-
-    patch.setattr(WordRelease, "weights", weights)
 
 
 class TestNeighbours(NeighbourContract):

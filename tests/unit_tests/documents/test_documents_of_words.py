@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +33,7 @@ from langchain_dpicl.privacy.ledger.store import InMemoryStore
 from langchain_dpicl.runs import release_run
 from langchain_dpicl.runs.journal import RunJournal
 from langchain_dpicl.stores import SQLiteStore
+from tests.audit_plants import number_of_words_is_logged
 from tests.canary import locals_in
 from tests.contracts.neighbours import NeighbourContract, fault, owned, unstamped
 from tests.contracts.release_run import entries_in
@@ -442,18 +442,6 @@ def test_every_check_of_words_is_played_in_an_audit() -> None:
     assert [game.name for game in games_of(Subject.of(made))] == [
         "one word that others hold: thresholded_gaussian, add_remove"
     ]
-
-
-def number_of_words_is_logged(patch: pytest.MonkeyPatch) -> None:
-    """How many distinct words there are is private; a log line of it differs between neighbours."""
-    real = WordRelease.weights
-
-    def weights(self: Any, units: Any, known: Any, gone: Any) -> Any:
-        made = real(self, units, known, gone)
-        logging.getLogger("langchain_dpicl").warning("%d candidates", len(made))
-        return made
-
-    patch.setattr(WordRelease, "weights", weights)
 
 
 class TestNeighbours(NeighbourContract):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +34,7 @@ from langchain_dpicl.released.demonstrations import ReleasedDemonstrations
 from langchain_dpicl.runs import release_run
 from langchain_dpicl.runs.journal import RunJournal
 from langchain_dpicl.stores import SQLiteStore
+from tests.audit_plants import number_of_words_is_logged
 from tests.canary import locals_in
 from tests.contracts.neighbours import NeighbourContract, fault, owned, unstamped
 from tests.contracts.release_run import entries_in
@@ -460,18 +460,6 @@ def test_an_edit_of_words_is_seen(saved: str, name: str) -> None:
     EDITS[name](found)
     found["report"]["budget"] = with_digest(found["report"]["budget"])
     assert not verify_report(sealed(found)).ok
-
-
-def number_of_words_is_logged(patch: pytest.MonkeyPatch) -> None:
-    """How many distinct words there are is private; a log line of it differs between neighbours."""
-    real = WordRelease.weights
-
-    def weights(self: Any, *given: Any, **named: Any) -> Any:
-        made = real(self, *given, **named)
-        logging.getLogger("langchain_dpicl").warning("%d candidates", len(made))
-        return made
-
-    patch.setattr(WordRelease, "weights", weights)
 
 
 class TestNeighbours(NeighbourContract):
