@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TypeGuard
 
 import numpy as np
@@ -135,8 +135,9 @@ class Segment:
             values.append(line[header.end() :] if header else line)
         sizes = [len(value.split()) for value in values]
         earlier, last = tables.words_of(" ".join(values[:-1])), tables.words_of(values[-1])
-        topic = tables.contributions.take(earlier + last, axis=0).sum(axis=0)
-        question = tables.contributions.take(earlier, axis=0).sum(axis=0) if last else topic
+        added = tables.contributions.take(earlier + last, axis=0)
+        topic = np.add.reduce(added, axis=0)
+        question = np.add.reduce(added[: len(earlier)], axis=0) if last else topic
         # A text without a small letter, such as N/A, asks on purpose about nothing.
         asks = len(names) > 1 and (max(sizes[:-1]) >= _CONTENT or min(map(_is_capital, values[:-1])))
         return cls([END, *tables.encoding.encode_ordinary(text)], topic, question, names, sizes, asks, values[-1])
@@ -229,14 +230,13 @@ class InductionBatch:
         self._header = np.clip(since, 1, induction.longest_match)
         questions = tables.topics(asked)[order]
         self._set_tilt(questions[present], asked[order[present]])
-        self._same = self._likeness(questions, segment_row, present)
+        self._same = self._likeness(questions, present)
 
-    def _likeness(self, questions: Floats, segment_row: Ints, present: Ints) -> Floats:
+    def _likeness(self, questions: Floats, present: Ints) -> Floats:
         """Returns float64[complete segments]: how much more an example counts that is nearly the question itself."""
         complete = np.ones(len(questions), bool)
         complete[present] = False
-        here = questions[present][segment_row[complete]]
-        alike = (questions[complete] * here).sum(axis=1) / UNIT**2
+        alike = self._products(questions[complete], questions[present]) / UNIT**2
         return np.asarray(np.exp(self._induction.answer_same * np.maximum(alike - 0.5, 0.0)))
 
     def _set_topics(self, topics: Floats, is_named: NDArray[np.bool_], segment_row: Ints, present: Ints) -> None:
@@ -246,6 +246,24 @@ class InductionBatch:
         self._units, self._unit_row, self._unit_is_named = topics[complete], segment_row[complete], is_named[complete]
         self._num_units = np.bincount(self._unit_row, minlength=self.num_rows)
         self._unit_sum = self._sum_by_row(self._units)
+        self._unit_lengths = np.einsum("ik,ik->i", self._units, self._units)
+        self._sum_lengths = np.einsum("ik,ik->i", self._unit_sum, self._unit_sum)
+        self._unit_by_sum = self._products(self._units, self._unit_sum)
+
+    def _products(self, units: Floats, rows: Floats) -> Floats:
+        """Returns float64[complete segments]: the product of a vector of each with that of its row; exact for topics.
+
+        Args:
+          units: float64[complete segments, k].
+          rows: float64[rows, k].
+        """
+        most = int(self._num_units.max(initial=0))
+        if (self._num_units == most).all():
+            each = units.reshape(len(rows), most, rows.shape[1])
+            return np.asarray(np.einsum("rik,rk->ri", each, rows).reshape(-1))
+        borders = np.concatenate([[0], np.cumsum(self._num_units)]).tolist()
+        parts = [np.einsum("ik,k->i", units[a:b], row) for (a, b), row in zip(pairwise(borders), rows, strict=True)]
+        return np.concatenate(parts)
 
     def _ends(self, present: Floats, present_sum: Floats, begun: Ints) -> RowPositions:
         """Returns the end of every prompt."""
@@ -422,12 +440,18 @@ class InductionBatch:
         Args:
           present: float64[rows, k], topics of the present segments.
         """
-        row, number = self._unit_row, self._num_units + 1
-        total = self._unit_sum + present
-        here = number[:, None] * present - total
-        there = number[row, None] * self._units - total[row]
-        lengths = (there * there).sum(axis=1) * (here * here).sum(axis=1)[row]
-        cosine = (there * here[row]).sum(axis=1) / np.sqrt(np.maximum(lengths, 1.0))
+        row, number = self._unit_row, (self._num_units + 1).astype(np.float64)
+        # Of each segment less the mean of all, times their number: exact integers up to 20,000 segments.
+        by_sum = np.einsum("ik,ik->i", present, self._unit_sum)
+        own = np.einsum("ik,ik->i", present, present)
+        here_total, total = by_sum + own, self._sum_lengths + 2.0 * by_sum + own
+        alike = self._products(self._units, present)
+        there_total = self._unit_by_sum + alike
+        here = number**2 * own - 2.0 * number * here_total + total
+        number, total = number[row], total[row]
+        there = number**2 * self._unit_lengths - 2.0 * number * there_total + total
+        product = number**2 * alike - number * (there_total + here_total[row]) + total
+        cosine = product / np.sqrt(np.maximum(there * here[row], 1.0))
         cosine *= np.any(present, axis=1, keepdims=True)[row, 0]
         gates = np.exp(self._induction.topic_vote * cosine)
         return np.asarray(gates * self._num_units[row] / np.bincount(row, gates, minlength=self.num_rows)[row])
@@ -451,7 +475,7 @@ def _cosines(topic: Floats, centroids: NDArray[np.float32]) -> Floats:
 
 # A real conditional distribution over a full vocabulary: it reads its demonstrations and leaks them verbatim without
 # noise (docs/embedded-model.md). Tables are shared; everything of a prompt lives in its session.
-BLOCK = 64
+BLOCK = 128
 """Prompts handled together where a call brings many."""
 
 

@@ -134,7 +134,8 @@ class ModelTables:
 
     def words_of(self, text: str) -> list[int]:
         """Returns the numbers of the words of `text` that have a topic."""
-        return [number for word in WORDS.findall(text.lower()) if (number := self.words.get(word)) is not None]
+        found = map(self.words.get, WORDS.findall(text.lower()))
+        return [number for number in found if number is not None]
 
     def topics(self, sums: Floats) -> Floats:
         """Returns float64[rows, k] of integers: unit topics times `UNIT`, less the mean text; zeros where none is.
