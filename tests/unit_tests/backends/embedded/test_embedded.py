@@ -75,6 +75,13 @@ class TestRows:
         whole = MODEL.open(prompts, []).score(vocabulary)
         assert same_bits(MODEL.open(prompts[:size], []).score(vocabulary), whole[:size])
 
+    def test_rows_keep_their_bits_beside_prompts_of_as_many_segments_and_of_others(self):
+        prompts = [prompt_of(*[f"{RECORD} {number}"] * (1 + number % 3)) for number in range(6)]
+        whole = MODEL.open(prompts, MODEL.encode(" card")).score(MODEL.vocabulary())
+        for first in range(3):
+            alike = MODEL.open(prompts[first::3], MODEL.encode(" card")).score(MODEL.vocabulary())
+            assert same_bits(alike, whole[first::3])
+
     def test_every_token_has_positive_probability(self):
         rows = MODEL.open([prompt_of(RECORD), "", "Zqx"], MODEL.encode(" My name")).score(MODEL.vocabulary())
         assert rows.min() > 0
