@@ -60,7 +60,8 @@ def check_target(name: str, path: Any) -> Path:
         raise ConfigurationError(f"{name}: expected the path of a file, or None, found {type(path).__name__}.")
     target = Path(path)
     is_name = "\0" not in os.fsdecode(target)
-    if not is_name or not target.parent.is_dir() or not os.access(target.parent, os.W_OK) or target.is_dir():
+    folder = Path(os.path.realpath(target)).parent if is_name else target  # of what a link leads to
+    if not is_name or not folder.is_dir() or not os.access(folder, os.W_OK) or target.is_dir():
         raise ConfigurationError(
             f"{name}: expected a file in a folder that exists and can be written, found {_display_path(path)!r}."
         )

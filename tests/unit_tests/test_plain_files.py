@@ -185,7 +185,8 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 
 def test_the_target_of_a_checkpoint_is_a_file_in_a_folder_that_exists(tmp_path: Path) -> None:
     assert check_target("checkpoint", tmp_path / "file") == tmp_path / "file"
-    for wrong in (7, tmp_path, tmp_path / "nowhere" / "file"):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "file")
+    for wrong in (7, tmp_path, tmp_path / "nowhere" / "file", tmp_path / "link"):
         with pytest.raises(ConfigurationError, match=r"^checkpoint: expected"):
             check_target("checkpoint", wrong)
 
