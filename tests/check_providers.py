@@ -3,7 +3,8 @@
 Each class talks to a loopback server that speaks its format, in a process of its own and in an environment with its
 package alone beside the tests' own: once with the newest release, once with the floor. Environments are made here and
 kept for the next run. A class fails if it votes or writes otherwise than expected, if a record shows anywhere but in the
-server's requests, if none arrives there, or if a redirect, a slow body or one without an end is not refused. With --write the table of docs/providers.md is written anew, from this run and the last of the others.
+server's requests, if none arrives there, or if a redirect, a slow body or one without an end is not refused. With --write
+the table of benchmarks/results/providers.md is written anew, from this run and the last of the others.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.hostile_provider import dripped_body, endless_chunks, hostile_provide
 from tests.loopback_provider import Fault, provider  # noqa: E402
 from tests.providers.listed import CASES, ENVIRONMENT, Case  # noqa: E402
 
-PAGE = ROOT / "docs" / "providers.md"
+PAGE = ROOT / "benchmarks" / "results" / "providers.md"
 OUT = ROOT / "out" / "providers.json"
 HOSTILE = {"a redirect": redirect(307), "a body without an end": endless_chunks, "a slow body": dripped_body}
 """Servers that no private call may follow, wait for or read to the end."""
@@ -157,7 +158,7 @@ def row(case: Case, runs: Mapping[bool, Run]) -> list[str]:
 
 
 def table(runs: Iterable[Run]) -> str:
-    """Returns the table of docs/providers.md."""
+    """Returns the table of benchmarks/results/providers.md."""
     by_name: dict[str, dict[bool, Run]] = {}
     for one in runs:
         by_name.setdefault(one.name, {})[one.is_floor] = one
@@ -186,7 +187,7 @@ def known_runs(fresh: Sequence[Run]) -> list[Run]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Private calls through LangChain's classes of providers.")
     parser.add_argument("--only", default="", help="run the classes whose name or package contains this")
-    parser.add_argument("--write", action="store_true", help="write the table of docs/providers.md")
+    parser.add_argument("--write", action="store_true", help="write the table of benchmarks/results/providers.md")
     asked = parser.parse_args()
     started = time.monotonic()
     word = asked.only.lower()

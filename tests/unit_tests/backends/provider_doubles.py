@@ -1,4 +1,4 @@
-"""Classes with the names, fields and signatures of LangChain's providers, seen in the releases that docs/providers.md names.
+"""Classes with the names, fields and signatures of LangChain's providers, of the releases in benchmarks/results/providers.md.
 
 Each answers as its server would, through `talk`, which keeps what would have been sent.
 """

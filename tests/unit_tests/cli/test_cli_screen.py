@@ -125,11 +125,24 @@ def test_a_warning_is_one_line_and_none_with_quiet(
     assert capsys.readouterr().err == "dpicl: note: rests on a guess\n"
 
 
-def test_the_page_shows_what_a_dry_run_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    found = re.search(r"```console\n\$ dpicl (vote .*?)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert found is not None
-    assert main(shlex.split(found[1])) == 0
-    assert capsys.readouterr().out == found[2]
+def test_the_commands_of_the_page_plan_what_they_would_spend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = PAGE.read_text()
+    (settings,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("task.toml").write_text(settings)
+    for name in ("short.txt", "long.txt"):
+        Path(name).write_text(f"{{text}} {name}:")
+    for name in ("new.txt", "public.txt", "words.txt"):
+        Path(name).write_text("card\n")
+    assert main(["ledger", "create", "budget.db", "--epsilon", "8", "--delta", "1e-6"]) == 0
+    commands = re.findall(rf"^dpicl ((?:{'|'.join(SPENDING)}) --config .*)$", page, re.MULTILINE)
+    assert {command.split()[0] for command in commands} == {*SPENDING}
+    for command in commands:
+        capsys.readouterr()
+        assert main([*shlex.split(command), "--dry-run"]) == 0, command
+        assert "epsilon" in capsys.readouterr().out
 
 
 def test_every_error_has_the_exit_code_that_the_page_says() -> None:
