@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from langchain_dpicl.soft_prompts.plan import plan_training
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "which-component.md"
 SHARE: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
-PLANS = {
+PLANS: dict[str, Callable[[], Any]] = {
     "generation": lambda: plan_generation(
         dict.fromkeys("abcd", 3_000), shots_per_label=2, segments=[Segment("text", 40)], **SHARE
     ),
