@@ -264,7 +264,7 @@ def votes(made: Corpus, epsilon: float, threshold: float) -> Answer:
     voter = DPRetrievalVotingRunnable.from_private_examples(
         PrivateExamples([each["text"] for each in made.documents], public_size=_declared(made)),
         llm=EmbeddedLLM(),
-        retrieval=Retrieval(LocalEmbeddings(), similarity_threshold=threshold, participations=1, slots=64),
+        retrieval=Retrieval(LocalEmbeddings(topics=False), similarity_threshold=threshold, participations=1, slots=64),
         **_priced(epsilon, labels),
     )
     return lambda name, attribute: str(voter.invoke(question(name, attribute)))
@@ -300,7 +300,7 @@ def _declared(made: Corpus) -> int:
 
 def public_threshold(coins: random.Random) -> float:
     """The similarity that tells documents of a question from others, on other, public creatures."""
-    other, embeddings = corpus(12, 4, 4, coins), LocalEmbeddings()
+    other, embeddings = corpus(12, 4, 4, coins), LocalEmbeddings(topics=False)
     vectors = directions(embeddings.embed_documents([each["text"] for each in other.documents]))
     same, apart = [], []
     for (name, attribute), value in other.facts.items():
