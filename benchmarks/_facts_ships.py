@@ -1,8 +1,8 @@
 """Ships: made-up facts on which the words-alone form of `LocalEmbeddings` was chosen.
 
 Names, attributes, wordings, other sentences and questions differ from those of `bench_facts.py`. A line of the table is
-one way to compare. A question is found if at least half of the documents that state its fact are near, and of all others
-at most as many as state two facts.
+one way to compare. A question is found if at least half of the documents that state its fact are near, and of all
+others at most as many as state two facts.
 
     python benchmarks/_facts_ships.py
 """
