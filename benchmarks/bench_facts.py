@@ -157,7 +157,10 @@ class Reader:
                 self._naming.setdefault(word, []).append(place)
 
     def ask(self, name: str, attribute: str) -> str | None:
-        """The value that stands beside the attribute's name most often, or else anywhere; None where there is none."""
+        """The value that stands beside the attribute's name most often, or else anywhere; None where there is none.
+
+        What is said of the creature below a heading is said of the heading, too: a topic may be a value.
+        """
         naming = self._naming.get(name, [])
         if self._vectors is None or not naming:
             return None
@@ -166,10 +169,12 @@ class Reader:
         beside, anywhere = Counter[str](), Counter[str]()
         for text in shown:
             anywhere.update(word for word in said_words(text) if word in VALUES[attribute])
+            heading = said_words(text.partition("\n")[0]) if "\n" in text else []
             for line in re.split(r"[\n.]", text):
                 said = said_words(line)
                 if attribute in said and len(said) <= max(2, len(said_words(WORDINGS[2])) + 2):
-                    beside.update(word for word in said if word in VALUES[attribute])
+                    stated = (*said, *heading) if name in said else said
+                    beside.update(word for word in stated if word in VALUES[attribute])
         best = (beside or anywhere).most_common(2)
         return None if not best or (len(best) == 2 and best[0][1] == best[1][1]) else best[0][0]
 
