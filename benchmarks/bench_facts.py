@@ -150,7 +150,6 @@ class Reader:
 
     def __init__(self, store: Sequence[str]) -> None:
         self._store, self._embeddings = list(store), LocalEmbeddings()
-        self._vectors = directions(self._embeddings.embed_documents(self._store)) if self._store else None
         self._naming: dict[str, list[int]] = {}
         for place, text in enumerate(self._store):
             for word in set(said_words(text)):
@@ -162,10 +161,16 @@ class Reader:
         What is said of the creature below a heading is said of the heading, too: a topic may be a value.
         """
         naming = self._naming.get(name, [])
-        if self._vectors is None or not naming:
+        if not naming:
             return None
-        near = self._vectors[naming] @ directions(self._embeddings.embed_query(question(name, attribute)))[0]
-        shown = [self._store[naming[place]] for place in np.argsort(-near, kind="stable")[:NEAR]]
+        # Only texts that name the creature are compared: those of all creatures would not fit into memory.
+        texts = list(dict.fromkeys(self._store[place] for place in naming))
+        near = (
+            directions(self._embeddings.embed_documents(texts))
+            @ directions(self._embeddings.embed_query(question(name, attribute)))[0]
+        )
+        likeness = dict(zip(texts, near.tolist(), strict=True))
+        shown = sorted((self._store[place] for place in naming), key=lambda text: -likeness[text])[:NEAR]
         beside, anywhere = Counter[str](), Counter[str]()
         for text in shown:
             anywhere.update(word for word in said_words(text) if word in VALUES[attribute])
@@ -410,13 +415,13 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _seeds(line: tuple[int, str, float | None], arguments: argparse.Namespace) -> int:
-    """How often a cell is run; by default systems that take long run once at two epsilons, and 300 documents never."""
+    """How often a cell is run; by default some systems run once or at two epsilons, and 300 documents never."""
     per_fact, name, epsilon = line
     if not arguments.is_short:
         return int(arguments.seeds)
     if per_fact > SHORT_PER or (name in SLOW and epsilon not in {*SHORT_EPSILONS, None}):
         return 0
-    return 1 if name in SLOW else int(arguments.seeds)
+    return 1 if name in ONCE else int(arguments.seeds)
 
 
 @contextmanager
@@ -475,16 +480,12 @@ SYSTEMS = (
     *("words", "pairs", "store", "store, names found", "texts", "texts, released words", "retrieved votes"),
     *("sampled votes", *FREE),
 )
-SLOW = (
-    "texts",
-    "texts, released words",
-    "retrieved votes",
-    "sampled votes",
-    "instruction only",
-    "documents, no privacy",
-)
+ONCE = ("texts", "texts, released words", "sampled votes", "instruction only", "documents, no privacy")
 """Systems that take long: by default of one seed, at two epsilons."""
+SLOW = (*ONCE, "retrieved votes")
+"""Systems that are asked at two epsilons by default."""
 SHORT_EPSILONS, SHORT_PER = (1.0, 4.0), 100
+FULL = {"creatures": 600, "attributes": 14, "questions": 600}
 
 
 def chart(found: Sequence[dict[str, Any]], path: Path) -> None:
@@ -581,12 +582,11 @@ def main(argv: list[str] | None = None) -> None:
         "--breadth", type=Path, nargs="*", default=[], help="public texts instead: which words are found"
     )
     parser.add_argument("--chart", type=Path, help="picture of all lines, .svg or .png")
-    parser.add_argument("--full", action="store_true", help="600 creatures, 14 attributes, epsilon 8, 300, five seeds")
+    parser.add_argument("--full", action="store_true", help="600 creatures, 14 attributes, 600 questions, all cells")
+    if parser.parse_args(argv).full:
+        parser.set_defaults(**FULL)
     arguments = parser.parse_args(argv)
     arguments.is_short = not (arguments.full or arguments.all)
-    if arguments.full:
-        arguments.creatures, arguments.attributes, arguments.seeds, arguments.questions = 600, 14, 5, 600
-        arguments.per, arguments.epsilon = [50, 100, 300], [1.0, 2.0, 4.0, 8.0]
     if arguments.data:
         _print_real(arguments)
         return
