@@ -445,8 +445,8 @@ def _shown(shares: list[float]) -> str:
 def real_rows(path: Path, epsilons: Sequence[float], *, seeds: int, size: int, questions: int) -> Iterator[list[str]]:
     """Yields how often the nearest document of a store is of the class of a test text, for one labelled data set.
 
-    One document for each class: its name alone, which takes no data, or its name and its released words. Everything is
-    at the defaults of `WordDiscovery`.
+    One document for each class: its name alone, or with a text that the model writes from the instruction, both without
+    data; or its name and its released words, at the defaults of `WordDiscovery`. Beside them the private texts.
     """
     read = read_rows(path)
     named = {"train": [], "test": []}
@@ -461,7 +461,18 @@ def real_rows(path: Path, epsilons: Sequence[float], *, seeds: int, size: int, q
         nearest = (asked @ directions(embeddings.embed_documents(list(store))).T).argmax(axis=1)
         return statistics.fmean(classes[place] == row["label"] for place, row in zip(nearest, test, strict=True))
 
-    yield ["names alone", "-", _shown([of_its_class([name.replace("_", " ") for name in labels], labels)])]
+    titles = [name.replace("_", " ") for name in labels]
+    yield ["names alone", "-", _shown([of_its_class(titles, labels)])]
+    model = EmbeddedLLM(max_tokens=TOKENS, stop=["\n"], temperature=1.0)
+    prompts = [f"Write a text for the given topic.\n\ntopic: {title}\ntext:" for title in titles]
+    written = [model.batch(prompts) for _ in range(seeds)]
+    named_texts = [[f"{title}\n{text}" for title, text in zip(titles, texts, strict=True)] for texts in written]
+    yield ["instruction only", "-", _shown([of_its_class(texts, labels) for texts in named_texts])]
+    yield [
+        "documents, no privacy",
+        "-",
+        _shown([of_its_class(*zip(*((r["text"], r["label"]) for r in train), strict=True))]),
+    ]
     for epsilon in epsilons:
         found = []
         for _ in range(seeds):
