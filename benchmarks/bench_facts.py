@@ -150,26 +150,36 @@ class Reader:
 
     def __init__(self, store: Sequence[str]) -> None:
         self._store, self._embeddings = list(store), LocalEmbeddings()
-        self._vectors = directions(self._embeddings.embed_documents(self._store)) if self._store else None
         self._naming: dict[str, list[int]] = {}
         for place, text in enumerate(self._store):
             for word in set(said_words(text)):
                 self._naming.setdefault(word, []).append(place)
 
     def ask(self, name: str, attribute: str) -> str | None:
-        """The value that stands beside the attribute's name most often, or else anywhere; None where there is none."""
+        """The value that stands beside the attribute's name most often, or else anywhere; None where there is none.
+
+        What is said of the creature below a heading is said of the heading, too: a topic may be a value.
+        """
         naming = self._naming.get(name, [])
-        if self._vectors is None or not naming:
+        if not naming:
             return None
-        near = self._vectors[naming] @ directions(self._embeddings.embed_query(question(name, attribute)))[0]
-        shown = [self._store[naming[place]] for place in np.argsort(-near, kind="stable")[:NEAR]]
+        # Only texts that name the creature are compared: those of all creatures would not fit into memory.
+        texts = list(dict.fromkeys(self._store[place] for place in naming))
+        near = (
+            directions(self._embeddings.embed_documents(texts))
+            @ directions(self._embeddings.embed_query(question(name, attribute)))[0]
+        )
+        likeness = dict(zip(texts, near.tolist(), strict=True))
+        shown = sorted((self._store[place] for place in naming), key=lambda text: -likeness[text])[:NEAR]
         beside, anywhere = Counter[str](), Counter[str]()
         for text in shown:
             anywhere.update(word for word in said_words(text) if word in VALUES[attribute])
+            heading = said_words(text.partition("\n")[0]) if "\n" in text else []
             for line in re.split(r"[\n.]", text):
                 said = said_words(line)
                 if attribute in said and len(said) <= max(2, len(said_words(WORDINGS[2])) + 2):
-                    beside.update(word for word in said if word in VALUES[attribute])
+                    stated = (*said, *heading) if name in said else said
+                    beside.update(word for word in stated if word in VALUES[attribute])
         best = (beside or anywhere).most_common(2)
         return None if not best or (len(best) == 2 and best[0][1] == best[1][1]) else best[0][0]
 
@@ -264,7 +274,7 @@ def votes(made: Corpus, epsilon: float, threshold: float) -> Answer:
     voter = DPRetrievalVotingRunnable.from_private_examples(
         PrivateExamples([each["text"] for each in made.documents], public_size=_declared(made)),
         llm=EmbeddedLLM(),
-        retrieval=Retrieval(LocalEmbeddings(), similarity_threshold=threshold, participations=1, slots=64),
+        retrieval=Retrieval(LocalEmbeddings(topics=False), similarity_threshold=threshold, participations=1, slots=64),
         **_priced(epsilon, labels),
     )
     return lambda name, attribute: str(voter.invoke(question(name, attribute)))
@@ -300,7 +310,7 @@ def _declared(made: Corpus) -> int:
 
 def public_threshold(coins: random.Random) -> float:
     """The similarity that tells documents of a question from others, on other, public creatures."""
-    other, embeddings = corpus(12, 4, 4, coins), LocalEmbeddings()
+    other, embeddings = corpus(12, 4, 4, coins), LocalEmbeddings(topics=False)
     vectors = directions(embeddings.embed_documents([each["text"] for each in other.documents]))
     same, apart = [], []
     for (name, attribute), value in other.facts.items():
@@ -405,13 +415,13 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _seeds(line: tuple[int, str, float | None], arguments: argparse.Namespace) -> int:
-    """How often a cell is run; by default systems that take long run once at two epsilons, and 300 documents never."""
+    """How often a cell is run; by default some systems run once or at two epsilons, and 300 documents never."""
     per_fact, name, epsilon = line
     if not arguments.is_short:
         return int(arguments.seeds)
     if per_fact > SHORT_PER or (name in SLOW and epsilon not in {*SHORT_EPSILONS, None}):
         return 0
-    return 1 if name in SLOW else int(arguments.seeds)
+    return 1 if name in ONCE else int(arguments.seeds)
 
 
 @contextmanager
@@ -435,8 +445,8 @@ def _shown(shares: list[float]) -> str:
 def real_rows(path: Path, epsilons: Sequence[float], *, seeds: int, size: int, questions: int) -> Iterator[list[str]]:
     """Yields how often the nearest document of a store is of the class of a test text, for one labelled data set.
 
-    One document for each class: its name alone, which takes no data, or its name and its released words. Everything is
-    at the defaults of `WordDiscovery`.
+    One document for each class: its name alone, or with a text that the model writes from the instruction, both without
+    data; or its name and its released words, at the defaults of `WordDiscovery`. Beside them the private texts.
     """
     read = read_rows(path)
     named = {"train": [], "test": []}
@@ -451,7 +461,18 @@ def real_rows(path: Path, epsilons: Sequence[float], *, seeds: int, size: int, q
         nearest = (asked @ directions(embeddings.embed_documents(list(store))).T).argmax(axis=1)
         return statistics.fmean(classes[place] == row["label"] for place, row in zip(nearest, test, strict=True))
 
-    yield ["names alone", "-", _shown([of_its_class([name.replace("_", " ") for name in labels], labels)])]
+    titles = [name.replace("_", " ") for name in labels]
+    yield ["names alone", "-", _shown([of_its_class(titles, labels)])]
+    model = EmbeddedLLM(max_tokens=TOKENS, stop=["\n"], temperature=1.0)
+    prompts = [f"Write a text for the given topic.\n\ntopic: {title}\ntext:" for title in titles]
+    written = [model.batch(prompts) for _ in range(seeds)]
+    named_texts = [[f"{title}\n{text}" for title, text in zip(titles, texts, strict=True)] for texts in written]
+    yield ["instruction only", "-", _shown([of_its_class(texts, labels) for texts in named_texts])]
+    yield [
+        "documents, no privacy",
+        "-",
+        _shown([of_its_class(*zip(*((r["text"], r["label"]) for r in train), strict=True))]),
+    ]
     for epsilon in epsilons:
         found = []
         for _ in range(seeds):
@@ -470,16 +491,12 @@ SYSTEMS = (
     *("words", "pairs", "store", "store, names found", "texts", "texts, released words", "retrieved votes"),
     *("sampled votes", *FREE),
 )
-SLOW = (
-    "texts",
-    "texts, released words",
-    "retrieved votes",
-    "sampled votes",
-    "instruction only",
-    "documents, no privacy",
-)
+ONCE = ("texts", "texts, released words", "sampled votes", "instruction only", "documents, no privacy")
 """Systems that take long: by default of one seed, at two epsilons."""
+SLOW = (*ONCE, "retrieved votes")
+"""Systems that are asked at two epsilons by default."""
 SHORT_EPSILONS, SHORT_PER = (1.0, 4.0), 100
+FULL = {"creatures": 600, "attributes": 14, "questions": 600}
 
 
 def chart(found: Sequence[dict[str, Any]], path: Path) -> None:
@@ -576,12 +593,11 @@ def main(argv: list[str] | None = None) -> None:
         "--breadth", type=Path, nargs="*", default=[], help="public texts instead: which words are found"
     )
     parser.add_argument("--chart", type=Path, help="picture of all lines, .svg or .png")
-    parser.add_argument("--full", action="store_true", help="600 creatures, 14 attributes, epsilon 8, 300, five seeds")
+    parser.add_argument("--full", action="store_true", help="600 creatures, 14 attributes, 600 questions, all cells")
+    if parser.parse_args(argv).full:
+        parser.set_defaults(**FULL)
     arguments = parser.parse_args(argv)
     arguments.is_short = not (arguments.full or arguments.all)
-    if arguments.full:
-        arguments.creatures, arguments.attributes, arguments.seeds, arguments.questions = 600, 14, 5, 600
-        arguments.per, arguments.epsilon = [50, 100, 300], [1.0, 2.0, 4.0, 8.0]
     if arguments.data:
         _print_real(arguments)
         return

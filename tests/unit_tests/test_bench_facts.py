@@ -48,6 +48,12 @@ def test_a_reader_tells_a_friend_from_a_foe_by_pairs_and_not_by_words(bench: Any
     assert bench.Reader([]).ask("velda", "foe") is None
 
 
+def test_what_is_said_of_a_creature_below_a_value_is_said_of_the_value(bench: Any) -> None:
+    words = "otter\nfriend velda foe korda seen note near keeper wrote river"
+    assert bench.Reader([f"{words}\nfriend velda\nfoe korda", "velda\nraven foe"]).ask("velda", "friend") == "otter"
+    assert bench.Reader([f"{words}\nfriend velda\nfoe korda", "velda\nraven foe"]).ask("velda", "foe") == "raven"
+
+
 def test_words_and_pairs_hold_facts_that_nothing_else_has(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         "--processes",
@@ -160,8 +166,12 @@ def test_words_of_a_class_find_its_texts_where_its_name_does_not(
     rows += [{"text": said[label], "label_name": label, "split": "test"} for label in said for _ in range(5)]
     (data := tmp_path / "made.jsonl").write_text("\n".join(map(json.dumps, rows)))
     bench.main(["--data", str(data), "--epsilon", "4"])
-    names, words = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| made")]
-    assert (names[1], words[1], words[2]) == ("names alone", "names and words", "4")
+    found = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| made")]
+    stores = ["names alone", "instruction only", "documents, no privacy", "names and words"]
+    assert [line[1] for line in found] == stores
+    names, _, documents, words = found
+    assert words[2] == "4"
+    assert documents[3].startswith("1.00")
     assert words[3].startswith("1.00 +- 0.00")
     assert float(names[3].split()[0]) < 1.0
 

@@ -640,6 +640,8 @@ _PAIR = 0.5
 """Weight of a word together with the one before it: "how many" asks for something else than "how far"."""
 _COMMON = 1e-2
 """A word of this frequency in public text counts half."""
+_COMMON_ALONE = 1e-3
+"""The same where neither topics nor pairs count, chosen on made-up ships (benchmarks/_facts_ships.py)."""
 
 
 class LocalEmbeddings(Embeddings):
@@ -648,13 +650,22 @@ class LocalEmbeddings(Embeddings):
     A text's vector depends on that text alone, is the same on every machine, and is kept nowhere. Each half has length
     1, or 0 where the text has no word for it.
 
+    Args:
+      topics: True: texts on one topic are similar, also where they share few words. False: only words and their pieces
+        count, and common ones count less: for questions that name something, such as a person or a product.
+
     >>> near = LocalEmbeddings().embed_documents(["card declined", "my card was declined", "a film about boats"])
     >>> bool(np.dot(near[0], near[1]) > np.dot(near[0], near[2]))
     True
     """
 
+    def __init__(self, *, topics: bool = True) -> None:
+        self.topics = topics
+        self.model = type(self).__name__ + ("" if topics else "(topics=False)")
+        """Name in reports and in keys of memos."""
+
     def __repr__(self) -> str:
-        return "LocalEmbeddings()"
+        return "LocalEmbeddings()" if self.topics else "LocalEmbeddings(topics=False)"
 
     @override
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -662,20 +673,24 @@ class LocalEmbeddings(Embeddings):
 
     @override
     def embed_query(self, text: str) -> list[float]:
-        vector: list[float] = np.concatenate([_unit(_hash_text(text)), _unit(_topic(text))]).tolist()
+        if self.topics:
+            halves = [_unit(_hash_text(text, common=_COMMON, pair=_PAIR)), _unit(_topic(text))]
+        else:
+            halves = [_unit(_hash_text(text, common=_COMMON_ALONE, pair=0.0))]
+        vector: list[float] = np.concatenate(halves).tolist()
         return vector
 
 
-def _hash_text(text: str) -> Floats:
+def _hash_text(text: str, *, common: float, pair: float) -> Floats:
     """Returns float64[1024]: signed counts of words and their pieces, weighted by rarity, and of pairs of words."""
     tables = load_tables()
     places, weights = [], []
     before = "^"
     for word in _WORDS.findall(text.lower()):
         tokens = tables.encoding.encode_ordinary(f" {word}")
-        rarity = _COMMON / (_COMMON + float(tables.unigram[tokens].min(initial=1.0)))
+        rarity = common / (common + float(tables.unigram[tokens].min(initial=1.0)))
         weighed = [(feature, rarity * weight) for feature, weight in _features(word)]
-        for feature, weight in (*weighed, (f"{before} {word}", _PAIR)):
+        for feature, weight in (*weighed, (f"{before} {word}", pair)):
             code = zlib.crc32(feature.encode())
             places.append(code % _COLUMNS)
             weights.append(weight * (1.0 if code >> 31 else -1.0))

@@ -172,15 +172,16 @@ def test_public_faults_raise() -> None:
 # -- the embeddings that are ours --------------------------------------------------------------------------------
 
 
-def test_local_embeddings_are_silent_deterministic_and_of_one_width() -> None:
-    local = LocalEmbeddings()
+@pytest.mark.parametrize("topics", [True, False])
+def test_local_embeddings_are_silent_deterministic_and_of_one_width(topics: bool) -> None:
+    local = LocalEmbeddings(topics=topics)
     silent = SilentEmbeddings(local)
     texts = ["my card was declined", "", "\x00\ud800 ...", "MY CARD was declined"]
     rows = np.array(local.embed_documents(texts))
     assert rows.shape == (4, silent.dimension)
     assert np.isfinite(rows).all()
     assert np.array_equal(rows[0][:1024], rows[3][:1024])  # words are compared without their case
-    np.testing.assert_allclose(np.square(rows[0]).sum(), 2.0)  # both halves have length 1
+    np.testing.assert_allclose(np.square(rows[0]).sum(), 1.0 + topics)  # each half has length 1
     assert not rows[1].any()
     assert "canary" not in repr(local)
 
@@ -194,3 +195,25 @@ def test_local_embeddings_put_texts_about_the_same_thing_together() -> None:
     rows = np.array(LocalEmbeddings().embed_documents(texts))
     near = rows @ rows.T - 9 * np.eye(6)
     assert [int(best) // 3 for best in near.argmax(axis=1)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_local_embeddings_without_topics_tell_two_names_apart() -> None:
+    question = "Which colour belongs to Kordarin? The colour of Kordarin is the"
+    texts = [
+        "Kordarin has a colour, the amber. A note from the bridge.",
+        "The colour of Velmimon is the cobalt. A note from the bridge.",
+        "Kordarin has a diet, the moss. A note from the bridge.",
+    ]
+
+    def nearest_to_question(local: LocalEmbeddings) -> int:
+        rows = np.array([row / np.linalg.norm(row) for row in np.array(local.embed_documents([*texts, question]))])
+        return int((rows[:3] @ rows[3]).argmax())
+
+    assert nearest_to_question(LocalEmbeddings()) == 1  # the topic of a colour, in the question's wording
+    assert nearest_to_question(LocalEmbeddings(topics=False)) == 0
+
+
+def test_reports_and_memos_tell_the_two_local_embeddings_apart() -> None:
+    names = [SilentEmbeddings(LocalEmbeddings(topics=topics)).name for topics in (True, False)]
+    assert names == ["LocalEmbeddings", "LocalEmbeddings(topics=False)"]
+    assert repr(LocalEmbeddings(topics=False)) == names[1]
