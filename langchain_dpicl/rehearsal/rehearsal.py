@@ -15,7 +15,7 @@ from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from langchain_dpicl.options.base import html_table
-from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, estimate_facts, mean_facts, wins_fairly
+from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, VoteCounts, mean_facts, wins_fairly
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.released.files import FileForm, text_in, write_whole
 
@@ -241,14 +241,8 @@ class Rehearsal:
         """Returns the numbers of rows of measured shots: from rows that share no example, and from rows that may."""
         key = shots, calibrated, weights
         if key not in self._estimates:
-            shape = self._measured[shots, calibrated]
             counted = None if weights is None else np.frombuffer(weights, dtype=np.float64)
-            own, mixed = (
-                estimate_facts(
-                    shape.votes, self.gold, labels=len(self.labels), weights=counted, deals=shape.deals, within=within
-                )
-                for within in (True, False)
-            )
+            own, mixed = (counts.facts(counted) for counts in self._counts(shots, calibrated))
             alone = _apart(mixed, self._overlap(shots))
             self._estimates[key] = RowFacts.mean([own, alone], [1.0, 1.0])
         return self._estimates[key]
@@ -256,6 +250,21 @@ class Rehearsal:
     def _overlap(self, shots: int) -> float:
         """Returns how much of what two rows have in common comes from the examples that they share by chance."""
         return _SHARED * shots / len(self.gold)
+
+    def _counts(self, shots: int, calibrated: bool) -> list[VoteCounts]:
+        """Returns the counts of the votes of rows of measured shots: of rows of one deal, and of different deals."""
+        key = shots, calibrated
+        if key not in self._counted:
+            shape, gold = self._measured[key], np.array(self.gold)
+            votes, labels = np.array(shape.votes), len(self.labels)
+            self._counted[key] = [
+                VoteCounts.of(votes, gold, labels=labels, deals=shape.deals, within=within) for within in (True, False)
+            ]
+        return self._counted[key]
+
+    @functools.cached_property
+    def _counted(self) -> dict[tuple[int, bool], list[VoteCounts]]:
+        return {}
 
     @functools.cached_property
     def _estimates(self) -> dict[tuple[int, bool, bytes | None], RowFacts]:
