@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ from scipy import special
 
 from langchain_dpicl.options.base import option_of
 from langchain_dpicl.options.rows import Rows
+from langchain_dpicl.planning.exact_votes import Contest
 from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, binomial_masses, wins_fairly
 from langchain_dpicl.privacy._validate import (
     ROW_SHAPES,
@@ -364,10 +365,29 @@ def top_with_normal_noise(votes: np.ndarray, stddev: float, *, least: float) -> 
     return float(1.0 - special.ndtr((least - votes) / stddev).prod(axis=1).mean())
 
 
+def right_chances(plan: ReleasePlan, public_size: int, facts: Sequence[RowFacts]) -> np.ndarray:
+    """Returns float64[len(facts)]: `right_chance` of rows with each of these numbers, summed and not drawn.
+
+    Args:
+      plan: as of `vote_chances`; exponential noise and constants are drawn after all.
+      public_size: as of `vote_chances`.
+      facts: at least one, of the same number of labels.
+    """
+    noise = plan.mechanism.name
+    if noise not in {"gaussian", "gumbel"} or plan.constants:
+        return np.array([right_chance(plan, public_size, facts=one, draws=ROUGH_DRAWS) for one in facts])
+    return Contest(*_rows_asked(plan, public_size), facts[0].labels, noise, noise_scale(plan)).rights(facts)
+
+
+def _rows_asked(plan: ReleasePlan, public_size: int) -> tuple[int, float]:
+    """Returns the rows of one release, or the units that may be drawn as a row, and the chance that one votes."""
+    trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
+    return trials, min(1.0, occupancy(plan, public_size).rows / trials)
+
+
 def drawn_votes(plan: ReleasePlan, public_size: int, facts: RowFacts, *, draws: int | None = None) -> np.ndarray:
     """Returns float64[questions, labels]: the votes of one release on each of many questions, right label first."""
-    trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
-    return facts.votes(trials, min(1.0, occupancy(plan, public_size).rows / trials), draws=draws)
+    return facts.votes(*_rows_asked(plan, public_size), draws=draws)
 
 
 def _test_fails(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism, columns: list[_Column]) -> np.ndarray:
@@ -420,7 +440,8 @@ def _normal_wins(own: np.ndarray, rivals: list[_Column], scale: float, *, least:
         # Sums repeat, and so do their gaps: each is integrated once.
         different, places = np.unique(gap, return_inverse=True) if len(noise) == 1 else (gap, slice(None))
         chance *= _to_the(special.ndtr(different[:, None] + noise), count)[places]
-    return np.asarray((_REACH - low)[:, 0] * (chance @ weights) / np.sqrt(2.0 * np.pi))
+    # A product with `@` wakes BLAS threads, which then spin.
+    return np.asarray((_REACH - low)[:, 0] * np.einsum("nz,z->n", chance, weights) / np.sqrt(2.0 * np.pi))
 
 
 def _is_votes(values: np.ndarray) -> bool:

@@ -339,7 +339,10 @@ def estimate_facts(
       within: whether pairs of the same deal are counted, whose rows share no example, or pairs of different deals.
       invented: questions of the expected correlation and rival that are added, against the chance of few questions.
     """
-    return VoteCounts.of(votes, gold, labels=labels, deals=deals, within=within).facts(weights, invented=invented)
+    counts = VoteCounts.of(votes, gold, labels=labels, deals=deals, within=within)
+    each = np.ones(len(counts.right)) if weights is None else np.asarray(weights, dtype=np.float64)
+    [[right, correlation, rival, silent]] = counts.numbers(each[None], invented=invented).tolist()
+    return RowFacts(right, correlation, rival, labels, silent)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -386,28 +389,32 @@ class VoteCounts:
             silent=(cast < 0).sum(axis=1).astype(np.float64),
         )
 
-    def facts(self, weights: Any = None, *, invented: float = 4.0) -> RowFacts:
-        """Returns the numbers of the rows; arguments as of `estimate_facts`."""
-        labels, rows = self.labels, self.rows
-        count = np.ones(len(self.right)) if weights is None else np.asarray(weights, dtype=np.float64)
-        total = float(count.sum())
-        mean = float(count @ self.right) / (total * rows)
-        wrong_pairs = float(count @ self.wrong)
-        rival = float(count @ self.alike) + 4.0 * invented * expected_rival(labels)
-        rival /= max(wrong_pairs + 4.0 * invented, 1e-12)
-        correlation, variance = expected_correlation(labels), mean * (1.0 - mean)
-        different = total * total - float(count @ count)  # weight of pairs of different questions
-        if variance > 0 and self.pairs > 0 and different > 0:
-            both = float(count @ self.both) / (total * self.pairs)
+    def numbers(self, weights: Floats, *, invented: float = 4.0) -> Floats:
+        """Returns float64[n, 4]: right, correlation, rival and silent of the rows, for each weighting of the questions.
+
+        Args:
+          weights: float64[n, questions].
+          invented: as of `estimate_facts`.
+        """
+        labels, rows, total = self.labels, self.rows, weights.sum(axis=1)
+        counted = np.stack([self.right, self.both, self.wrong, self.alike, self.silent], axis=1)
+        right, both, wrong, alike, silent = (weights @ counted).T
+        mean = right / (total * rows)
+        rival = (alike + 4.0 * invented * expected_rival(labels)) / np.maximum(wrong + 4.0 * invented, 1e-12)
+        correlation, variance = np.full(len(weights), expected_correlation(labels)), mean * (1.0 - mean)
+        different = total * total - (weights * weights).sum(axis=1)  # weight of pairs of different questions
+        known = (variance > 0) & (different > 0) & (self.pairs > 0)
+        if known.any():
             # The unbiased square of the mean, over pairs of different questions.
-            share = count * (self.right / rows)
-            square = ((mean * total) ** 2 - float(share @ share)) / different
-            measured = min(max((both - square) / variance, 0.0), _ALIKE)
-            weight = invented / (invented + total)
-            correlation = (1.0 - weight) * measured + weight * correlation
+            share = weights * (self.right / rows)
+            square = ((mean * total) ** 2 - (share * share).sum(axis=1))[known] / different[known]
+            found = ((both / (total * self.pairs))[known] - square) / variance[known]
+            weight = (invented / (invented + total))[known]
+            correlation[known] = (1.0 - weight) * found.clip(0.0, _ALIKE) + weight * correlation[known]
         not_right = total * rows * (1.0 - mean)
-        silent = min(float(count @ self.silent) / not_right, 1.0) if not_right > 0 else 0.0
-        return RowFacts(mean, correlation, min(max(rival, 1.0 / max(1, labels - 1)), 1.0), labels, silent=silent)
+        silent = np.divide(silent, not_right, out=np.zeros_like(silent), where=not_right > 0)
+        rival = rival.clip(1.0 / max(1, labels - 1), 1.0)
+        return np.stack([mean, correlation, rival, np.minimum(silent, 1.0)], axis=1)
 
 
 def _tallies(votes: Ints, deals: Sequence[int] | None, labels: int) -> Ints:
