@@ -86,7 +86,8 @@ def _slot_masses(units: int, chance: float, shots: int) -> np.ndarray:
         return np.asarray(counts == units, dtype=np.float64)
     none = np.exp(units * np.log1p(-chance))
     if none < _TINY:
-        return binomial_masses(units, np.array([chance]), counts)[0]
+        [masses] = binomial_masses(units, np.array([chance]), counts)
+        return np.asarray(masses)
     ratios = (units - counts[1:] + 1.0) / counts[1:] * (chance / (1.0 - chance))
     return np.asarray(none * np.cumprod(np.append(1.0, ratios)))
 

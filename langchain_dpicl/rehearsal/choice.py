@@ -296,6 +296,9 @@ class _Option:
     def calls(self) -> float:
         return self.plan.expected_rows * self.calls_per_row
 
+    def facts(self, rehearsal: Rehearsal, weightings: Sequence[Weights]) -> list[RowFacts]:
+        return rehearsal.facts_each(self.law, calibrated=self.calibrated, weightings=weightings)
+
     def rights(self, facts: Sequence[RowFacts]) -> Floats:
         return right_chances(self.plan.release, self.plan.public_size, facts)
 
@@ -318,15 +321,11 @@ class _Search:
     @functools.cached_property
     def rights(self) -> Floats:
         """float64[options, parts]: chances of the right label."""
-        found = []
+        found = list[Floats]()
         # Readings of one plan differ in the numbers of their rows alone.
         for _, group in itertools.groupby(self.options, key=lambda option: id(option.plan)):
             same = list(group)
-            facts = [
-                one
-                for option in same
-                for one in self.rehearsal.facts_each(option.law, calibrated=option.calibrated, weightings=self.parts)
-            ]
+            facts = [one for option in same for one in option.facts(self.rehearsal, self.parts)]
             found.extend(same[0].rights(facts).reshape(len(same), -1))
         return np.array(found)
 
@@ -341,7 +340,7 @@ class _Search:
 
     def best(self, part: int) -> int:
         """Returns the place of the plan with the most right labels, to half a point, and then with the fewest calls."""
-        rights = self.rights[:, part]
+        rights: list[float] = self.rights[:, part].tolist()
         return min(range(len(rights)), key=lambda at: (-round(rights[at] / 0.005), self.options[at].calls))
 
     def best_free(self, part: int) -> int:
@@ -366,11 +365,9 @@ class _Search:
 
 def free_rivals(rehearsal: Rehearsal) -> Iterator[FreeRival]:
     """Yields what is free: always one label, the model without examples, and votes of the public examples."""
-    constant, asked = [], []
-    for rival in _every_rival(rehearsal):
-        (asked if rival.label is None else constant).append(rival)
-    yield max(constant, key=lambda rival: rival.right)
-    yield from asked
+    every = list(_every_rival(rehearsal))
+    yield max((rival for rival in every if rival.label is not None), key=lambda rival: rival.right)
+    yield from (rival for rival in every if rival.label is None)
 
 
 def _every_rival(rehearsal: Rehearsal) -> Iterator[FreeRival]:

@@ -151,13 +151,11 @@ class Rehearsal:
           weightings: float64[questions] each; None: each question counts once.
         """
         every = np.array([np.ones(len(self.gold)) if one is None else one for one in weightings])
-        numbers = sum(share * self._between(float(shots), calibrated, every) for shots, share in law)
-        return self._facts_of(numbers / sum(share for _, share in law))
-
-    def _facts_of(self, numbers: Floats) -> list[RowFacts]:
+        shares = np.array([share for _, share in law])
+        numbers = np.array([self._between(float(shots), calibrated, every) for shots, _ in law])
+        means = np.einsum("s,swn->wn", shares / shares.sum(), numbers).clip(0.0, 1.0)  # a mean of ones may exceed 1
         labels = len(self.labels)
-        # A mean of ones may be rounded above 1.
-        return [RowFacts(*row[:3], labels, silent=row[3]) for row in numbers.clip(0.0, 1.0).tolist()]
+        return [RowFacts(right, alike, rival, labels, silent) for right, alike, rival, silent in means.tolist()]
 
     def pool_facts(self, *, shots: int, calibrated: bool, weightings: Sequence[Any] = (None,)) -> list[RowFacts]:
         """Returns the numbers of rows made of the public examples themselves, which share examples by chance.
