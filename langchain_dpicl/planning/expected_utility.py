@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from scipy import special
 
 from langchain_dpicl.options.base import option_of
 from langchain_dpicl.options.rows import Rows
+from langchain_dpicl.planning.exact_votes import Contest
 from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, binomial_masses, wins_fairly
 from langchain_dpicl.privacy._validate import (
     ROW_SHAPES,
@@ -38,6 +40,8 @@ _UNLIMITED_CLIP = 1e3
 _GRID = 2001
 ROUGH_DRAWS = 8
 """Draws where many chances are computed, for an interval or a choice."""
+_TINY = 1e-280
+"""Below this a chance has lost digits, and so has all that is computed from it."""
 _REACH = 7.0
 """Deviations within which normal noise is integrated."""
 _NUM_NODES = 64
@@ -67,14 +71,25 @@ def occupancy(plan: ReleasePlan, public_size: int) -> Occupancy:
     if isinstance(sampler, BalancedSlots | PartitionedSlots):
         filled = min(shots, public_size / slots)
         return Occupancy(rows=min(slots, public_size), shots=filled, empty=max(0.0, 1.0 - public_size / slots))
-    from scipy import stats
-
     counts = np.arange(shots)
     places = sampler.num_rows if isinstance(sampler, AllocatedSlots) else slots
     # A slot holds Binomial(n, q / M) units before truncation; M counts the slots of all batches of one deal.
-    chance = stats.binom.pmf(counts, public_size, sampler.sampling_rate / places)
+    chance = _slot_masses(public_size, sampler.sampling_rate / places, shots)
     expected = float((counts * chance).sum() + shots * (1.0 - chance.sum()))
     return Occupancy(rows=slots * (1.0 - float(chance[0])), shots=expected, empty=float(chance[0]))
+
+
+def _slot_masses(units: int, chance: float, shots: int) -> np.ndarray:
+    """Returns float64[shots]: the chance that a slot holds 0, 1, ... units, each from the one before it."""
+    counts = np.arange(shots)
+    if chance >= 1.0:
+        return np.asarray(counts == units, dtype=np.float64)
+    none = np.exp(units * np.log1p(-chance))
+    if none < _TINY:
+        [masses] = binomial_masses(units, np.array([chance]), counts)
+        return np.asarray(masses)
+    ratios = (units - counts[1:] + 1.0) / counts[1:] * (chance / (1.0 - chance))
+    return np.asarray(none * np.cumprod(np.append(1.0, ratios)))
 
 
 def votes(rows: float, agreement: float, candidates: int) -> np.ndarray:
@@ -174,14 +189,15 @@ def _chance_of_first(plan: ReleasePlan, values: np.ndarray) -> float:
     scaled = values / noise_scale(plan)
     if plan.mechanism.name == "gumbel":
         return _softmax_chance(scaled)
-    from scipy import stats
-
-    law = stats.norm if plan.mechanism.name == "gaussian" else stats.expon
     # Midpoint rule over the quantiles of the noise on index 0; equal gaps are evaluated once.
     u = (np.arange(_GRID) + 0.5) / _GRID
-    noise = law.ppf(u)
     unique, counts = np.unique(scaled[0] - scaled[1:], return_counts=True)
-    log_chance = (counts[:, None] * law.logcdf(unique[:, None] + noise[None, :])).sum(axis=0)
+    if plan.mechanism.name == "gaussian":
+        log_below = special.log_ndtr(unique[:, None] + special.ndtri(u)[None, :])
+    else:
+        with np.errstate(divide="ignore"):  # exponential noise is never negative
+            log_below = np.log(-np.expm1(-np.maximum(unique[:, None] - np.log1p(-u)[None, :], 0.0)))
+    log_chance = (counts[:, None] * log_below).sum(axis=0)
     return float(np.exp(log_chance).mean())
 
 
@@ -341,27 +357,42 @@ def top_chances(plan: ReleasePlan, sums: np.ndarray, *, others: int = 0, rest: n
 
 def right_with_normal_noise(votes: np.ndarray, stddev: float) -> float:
     """Returns the chance of the right label, column 0 of float64[questions, labels], under normal noise on all."""
-    gaps = [((votes[:, 0] - votes[:, place]) / stddev, 1) for place in range(1, votes.shape[1])]
-    return float(_normal_wins(gaps, None, len(votes)).mean())
+    rivals: list[_Column] = [(votes[:, place], 1) for place in range(1, votes.shape[1])]
+    return float(_normal_wins(votes[:, 0], rivals, stddev).mean())
 
 
 def top_with_normal_noise(votes: np.ndarray, stddev: float, *, least: float) -> float:
     """Returns the chance that the largest noisy vote is at least `least`."""
-    from scipy import special
-
     return float(1.0 - special.ndtr((least - votes) / stddev).prod(axis=1).mean())
+
+
+def right_chances(plan: ReleasePlan, public_size: int, facts: Sequence[RowFacts]) -> np.ndarray:
+    """Returns float64[len(facts)]: `right_chance` of rows with each of these numbers, summed and not drawn.
+
+    Args:
+      plan: as of `vote_chances`; exponential noise and constants are drawn after all.
+      public_size: as of `vote_chances`.
+      facts: at least one, of the same number of labels.
+    """
+    noise = plan.mechanism.name
+    if noise not in {"gaussian", "gumbel"} or plan.constants:
+        return np.array([right_chance(plan, public_size, facts=one, draws=ROUGH_DRAWS) for one in facts])
+    return Contest(*_rows_asked(plan, public_size), facts[0].labels, noise, noise_scale(plan)).rights(facts)
+
+
+def _rows_asked(plan: ReleasePlan, public_size: int) -> tuple[int, float]:
+    """Returns the rows of one release, or the units that may be drawn as a row, and the chance that one votes."""
+    trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
+    return trials, min(1.0, occupancy(plan, public_size).rows / trials)
 
 
 def drawn_votes(plan: ReleasePlan, public_size: int, facts: RowFacts, *, draws: int | None = None) -> np.ndarray:
     """Returns float64[questions, labels]: the votes of one release on each of many questions, right label first."""
-    trials = public_size if isinstance(plan.sampler, PoissonUnits) else min(plan.sampler.num_slots, public_size)
-    return facts.votes(trials, min(1.0, occupancy(plan, public_size).rows / trials), draws=draws)
+    return facts.votes(*_rows_asked(plan, public_size), draws=draws)
 
 
 def _test_fails(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism, columns: list[_Column]) -> np.ndarray:
     """Returns float64[n]: the chance that the largest count with the noise of the test is below the threshold."""
-    from scipy import special
-
     largest = np.max([values for values, count in columns if count], axis=0)
     return np.asarray(special.ndtr((mechanism.threshold - largest) / _test_scale(plan, mechanism)))
 
@@ -372,8 +403,6 @@ def _test_scale(plan: ReleasePlan, mechanism: ConfidentGNMaxMechanism) -> float:
 
 def _all_below(plan: ReleasePlan, columns: list[_Column], threshold: float) -> np.ndarray:
     """Returns float64[n]: the chance that every noisy count is below the threshold."""
-    from scipy import special
-
     below = [special.ndtr((threshold - values) / noise_scale(plan)) ** count for values, count in columns if count]
     return np.asarray(np.prod(below, axis=0))
 
@@ -382,33 +411,79 @@ def _wins(plan: ReleasePlan, columns: list[_Column], winner: int, *, threshold: 
     """Returns float64[n]: the chance that a column of one candidate has the noisy maximum and reaches `threshold`."""
     scale = noise_scale(plan)
     own = columns[winner][0]
-    gaps = [((own - values) / scale, count) for i, (values, count) in enumerate(columns) if count and i != winner]
+    rivals = [(values, count) for i, (values, count) in enumerate(columns) if count and i != winner]
+    if plan.mechanism.norm == "l2":
+        return _normal_wins(own, rivals, scale, least=threshold)
+    gaps = [((own - values) / scale, count) for values, count in rivals]
     if plan.mechanism.name == "gumbel":
         odds = np.ones_like(own)
         for gap, count in gaps:
             odds += count * np.exp(np.minimum(-gap, 700.0))  # beyond this exponent the chance is 0 to the last digit
         return np.asarray(1.0 / odds)
-    if plan.mechanism.norm == "l2":
-        return _normal_wins(gaps, None if threshold is None else (threshold - own) / scale, own.size)
     return _exponential_wins(gaps, own.size)
 
 
-def _normal_wins(gaps: list[_Column], least: np.ndarray | None, size: int) -> np.ndarray:
-    """Returns float64[n]: the chance that normal noise is at least `least` and no rival's exceeds it by the gap.
+def _normal_wins(own: np.ndarray, rivals: list[_Column], scale: float, *, least: float | None = None) -> np.ndarray:
+    """Returns float64[n]: the chance that `own` with normal noise is at least `least`, and above every noisy rival.
 
     The integrand is analytic: with up to 10 rivals the error is below 1e-10, with 1,000 below 1e-4.
     """
-    from scipy import special
-
     nodes, weights = _nodes()
-    low = np.full((1, 1), -_REACH) if least is None else np.clip(least, -_REACH, _REACH)[:, None]
+    low = np.full((1, 1), -_REACH) if least is None else np.clip((least - own) / scale, -_REACH, _REACH)[:, None]
     noise = low + (_REACH - low) * nodes  # [n, z]
-    chance = np.repeat(np.exp(-(noise**2) / 2.0), size // len(noise), axis=0)
-    for gap, count in gaps:
-        # Votes are few whole numbers, and so are their gaps: each is integrated once.
+    chance = np.repeat(np.exp(-(noise**2) / 2.0), own.size // len(noise), axis=0)
+    votes = [values for values, count in rivals if count == 1 and _is_votes(values)] if _is_votes(own) else []
+    if votes:
+        _outdo_votes(chance, own.astype(np.int64), np.array(votes, dtype=np.int64).T, scale, noise)
+        rivals = [(values, count) for values, count in rivals if count != 1 or not _is_votes(values)]
+    for values, count in rivals:
+        gap = (own - values) / scale
+        # Sums repeat, and so do their gaps: each is integrated once.
         different, places = np.unique(gap, return_inverse=True) if len(noise) == 1 else (gap, slice(None))
         chance *= _to_the(special.ndtr(different[:, None] + noise), count)[places]
-    return np.asarray((_REACH - low)[:, 0] * (chance @ weights) / np.sqrt(2.0 * np.pi))
+    # A product with `@` wakes BLAS threads, which then spin.
+    return np.asarray((_REACH - low)[:, 0] * np.einsum("nz,z->n", chance, weights) / np.sqrt(2.0 * np.pi))
+
+
+def _is_votes(values: np.ndarray) -> bool:
+    """Whether all are whole numbers, few enough that each has a place in a table."""
+    return bool(((values >= 0) & (values < _MOST_VOTES) & (values == np.floor(values))).all())
+
+
+_MOST_VOTES = 10_000
+
+
+def _outdo_votes(chance: np.ndarray, own: np.ndarray, votes: np.ndarray, scale: float, noise: np.ndarray) -> None:
+    """Multiplies float64[n, z] by the chance that noise on each of int64[n, rivals] votes stays below that on `own`.
+
+    Numbers of votes repeat: what depends on them is computed once for each, and once for all rivals without votes.
+    """
+    low, most = int(own.min()), int(votes.max()) + 1
+    levels = np.arange(low, int(own.max()) + 1)
+    gaps = levels[:, None] - np.arange(most)[None, :]  # [own, rival]
+    if len(noise) == 1:  # the gap alone decides
+        least = int(gaps.min())
+        table = special.ndtr(np.arange(least, int(gaps.max()) + 1)[:, None] / scale + noise)
+        places = gaps - least
+    else:  # so does the noise from which on `own` has enough
+        first = np.zeros(len(levels), dtype=np.int64)
+        first[own - low] = np.arange(len(own))
+        table = special.ndtr((gaps / scale)[:, :, None] + noise[first][:, None, :]).reshape(-1, noise.shape[1])
+        places = np.arange(gaps.size).reshape(gaps.shape)
+    own = own - low
+    votes = -np.sort(-votes, axis=1)
+    num_voted = (votes > 0).sum(axis=1)
+    order = np.argsort(-num_voted, kind="stable")
+    fewest = votes.shape[1] - int(num_voted.max())
+    without = table[places[:, 0]]
+    powers = [without**fewest]
+    for _ in range(int(num_voted.max()) - int(num_voted.min())):
+        powers.append(powers[-1] * without)
+    product = np.array(powers)[votes.shape[1] - num_voted[order] - fewest, own[order]]
+    for rival in range(int(num_voted.max())):
+        some = order[: int((num_voted > rival).sum())]
+        product[: len(some)] *= table[places[own[some], votes[some, rival]]]
+    chance[order] *= product
 
 
 def _exponential_wins(gaps: list[_Column], size: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
+from scipy import special
 
 from langchain_dpicl.privacy._validate import check_int, check_real, fail
 
@@ -88,9 +90,11 @@ class RowFacts:
           facts: at least one.
           weights: of each.
         """
-        numbers = np.array([(one.right, one.correlation, one.rival, one.silent) for one in facts])
-        means = np.average(numbers, axis=0, weights=weights).clip(0.0, 1.0)  # a mean of ones may be rounded above 1
-        right, correlation, rival, silent = means.tolist()
+        numbers = zip(*((one.right, one.correlation, one.rival, one.silent) for one in facts), strict=True)
+        total = sum(weights)
+        means = (sum(map(operator.mul, own, weights)) / total for own in numbers)
+        # A mean of ones may be rounded above 1.
+        right, correlation, rival, silent = (min(max(float(mean), 0.0), 1.0) for mean in means)
         return cls(right, correlation, rival, facts[0].labels, silent)
 
     @property
@@ -160,8 +164,6 @@ class RowFacts:
 @functools.lru_cache(maxsize=64)  # a choice among designs asks for the same rows at many sizes of a vote
 def _right_quantiles(right: float, correlation: float) -> Floats:
     """Returns float64[128], read-only: midpoint quantiles of a question's share of right rows."""
-    from scipy import special
-
     if correlation < 1e-3 or right in {0.0, 1.0}:
         return _kept(np.full(_NODES, right))
     alike = min(correlation, _ALIKE)
@@ -337,32 +339,82 @@ def estimate_facts(
       within: whether pairs of the same deal are counted, whose rows share no example, or pairs of different deals.
       invented: questions of the expected correlation and rival that are added, against the chance of few questions.
     """
-    cast, place = np.asarray(votes), np.asarray(gold)
-    count = np.ones(len(cast)) if weights is None else np.asarray(weights, dtype=np.float64)
-    rows, total = cast.shape[1], float(count.sum())
-    tallies = _tallies(cast, deals, labels)  # [deals, questions, labels]
-    right = np.take_along_axis(tallies, place[None, :, None], axis=2)[:, :, 0]
-    mean = float(count @ right.sum(axis=0)) / (total * rows)
-    wrong = tallies.copy()
-    np.put_along_axis(wrong, place[None, :, None], 0, axis=2)
-    sizes = _tallies(np.zeros_like(cast[:1]), deals, 1)[:, 0, :]  # [deals, 1]: rows of each deal
-    alike = float(count @ _pairs(wrong, within).sum(axis=-1))
-    wrong_pairs = float(count @ _pairs(wrong.sum(axis=2, keepdims=True), within)[:, 0])
-    rival = (alike + 4.0 * invented * expected_rival(labels)) / max(wrong_pairs + 4.0 * invented, 1e-12)
-    correlation, variance = expected_correlation(labels), mean * (1.0 - mean)
-    pairs = float(_pairs(sizes[:, None, :], within)[0, 0])
-    different = total * total - float(count @ count)  # weight of pairs of different questions
-    if variance > 0 and pairs > 0 and different > 0:
-        both = float(count @ _pairs(right[:, :, None], within)[:, 0]) / (total * pairs)
-        # The unbiased square of the mean, over pairs of different questions.
-        share = right.sum(axis=0) / rows
-        square = ((mean * total) ** 2 - float((count * share) @ (count * share))) / different
-        measured = min(max((both - square) / variance, 0.0), _ALIKE)
-        weight = invented / (invented + total)
-        correlation = (1.0 - weight) * measured + weight * correlation
-    not_right = total * rows * (1.0 - mean)
-    silent = float(count @ (cast < 0).sum(axis=1)) / not_right if not_right > 0 else 0.0
-    return RowFacts(mean, correlation, min(max(rival, 1.0 / max(1, labels - 1)), 1.0), labels, silent=min(silent, 1.0))
+    counts = VoteCounts.of(votes, gold, labels=labels, deals=deals, within=within)
+    each = np.ones(len(counts.right)) if weights is None else np.asarray(weights, dtype=np.float64)
+    [[right, correlation, rival, silent]] = counts.numbers(each[None], invented=invented).tolist()
+    return RowFacts(right, correlation, rival, labels, silent)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VoteCounts:
+    """What `estimate_facts` counts of the votes on each question, from which any weights of the questions make facts.
+
+    Attributes:
+      labels: labels that an answer can have.
+      rows: of a question.
+      pairs: ordered pairs of rows of a question that are counted together.
+      right: float64[questions]: rows that are right.
+      both: pairs of which both rows are right.
+      wrong: pairs of which both rows are wrong.
+      alike: those of them that name the same label.
+      silent: rows that name no label.
+    """
+
+    labels: int
+    rows: int
+    pairs: float
+    right: Floats
+    both: Floats
+    wrong: Floats
+    alike: Floats
+    silent: Floats
+
+    @classmethod
+    def of(cls, votes: Any, gold: Any, *, labels: int, deals: Sequence[int] | None, within: bool) -> Self:
+        """Counts the votes; arguments as of `estimate_facts`."""
+        cast, place = np.asarray(votes), np.asarray(gold)
+        tallies = _tallies(cast, deals, labels)  # [deals, questions, labels]
+        right = np.take_along_axis(tallies, place[None, :, None], axis=2)[:, :, 0]
+        wrong = tallies.copy()
+        np.put_along_axis(wrong, place[None, :, None], 0, axis=2)
+        sizes = _tallies(np.zeros_like(cast[:1]), deals, 1)[:, 0, :]  # [deals, 1]: rows of each deal
+        return cls(
+            labels=labels,
+            rows=cast.shape[1],
+            pairs=float(_pairs(sizes[:, None, :], within)[0, 0]),
+            right=right.sum(axis=0).astype(np.float64),
+            both=_pairs(right[:, :, None], within)[:, 0],
+            wrong=_pairs(wrong.sum(axis=2, keepdims=True), within)[:, 0],
+            alike=_pairs(wrong, within).sum(axis=-1),
+            silent=(cast < 0).sum(axis=1).astype(np.float64),
+        )
+
+    def numbers(self, weights: Floats, *, invented: float = 4.0) -> Floats:
+        """Returns float64[n, 4]: right, correlation, rival and silent of the rows, for each weighting of the questions.
+
+        Args:
+          weights: float64[n, questions].
+          invented: as of `estimate_facts`.
+        """
+        labels, rows, total = self.labels, self.rows, weights.sum(axis=1)
+        counted = np.stack([self.right, self.both, self.wrong, self.alike, self.silent], axis=1)
+        right, both, wrong, alike, silent = (weights @ counted).T
+        mean = right / (total * rows)
+        rival = (alike + 4.0 * invented * expected_rival(labels)) / np.maximum(wrong + 4.0 * invented, 1e-12)
+        correlation, variance = np.full(len(weights), expected_correlation(labels)), mean * (1.0 - mean)
+        different = total * total - (weights * weights).sum(axis=1)  # weight of pairs of different questions
+        known = (variance > 0) & (different > 0) & (self.pairs > 0)
+        if known.any():
+            # The unbiased square of the mean, over pairs of different questions.
+            share = weights * (self.right / rows)
+            square = ((mean * total) ** 2 - (share * share).sum(axis=1))[known] / different[known]
+            found = ((both / (total * self.pairs))[known] - square) / variance[known]
+            weight = (invented / (invented + total))[known]
+            correlation[known] = (1.0 - weight) * found.clip(0.0, _ALIKE) + weight * correlation[known]
+        not_right = total * rows * (1.0 - mean)
+        silent = np.divide(silent, not_right, out=np.zeros_like(silent), where=not_right > 0)
+        rival = rival.clip(1.0 / max(1, labels - 1), 1.0)
+        return np.stack([mean, correlation, rival, np.minimum(silent, 1.0)], axis=1)
 
 
 def _tallies(votes: Ints, deals: Sequence[int] | None, labels: int) -> Ints:
@@ -424,8 +476,10 @@ def _binomial_quantiles(trials: int, chances: Floats, quantiles: Floats) -> Floa
 
 def binomial_masses(trials: int, chances: Floats, counts: Ints) -> Floats:
     """Returns float64[chances, counts]: the chance of each count under Binomial(trials, chance)."""
-    from scipy import special
-
     ways = special.gammaln(trials + 1.0) - special.gammaln(counts + 1.0) - special.gammaln(trials - counts + 1.0)
     each = np.asarray(chances)[:, None]
-    return np.asarray(np.exp(ways + special.xlogy(counts, each) + special.xlog1py(trials - counts, -each)))
+    with np.errstate(invalid="ignore"):  # 0 log 0 is 0
+        hit, missed = counts * special.xlogy(1.0, each), (trials - counts) * special.xlog1py(1.0, -each)
+    hit[:, counts == 0] = 0.0
+    missed[:, counts == trials] = 0.0
+    return np.asarray(np.exp(ways + hit + missed))

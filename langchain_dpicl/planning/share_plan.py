@@ -172,6 +172,7 @@ def with_noise_for(
     epsilon: float | None,
     noise_multiplier: float | None,
     is_rough: bool = False,
+    near: float | None = None,
     with_noise: Callable[[PlanT, float], PlanT] = _with_noise,
 ) -> PlanT:
     """Returns the plan with noise calibrated to `epsilon`, or with the given noise, and its price."""
@@ -186,6 +187,7 @@ def with_noise_for(
         delta=pricing_delta(draft),
         adjacency=draft.release.adjacency,
         is_rough=is_rough,
+        near=near,
     )
     calibrated = with_noise(draft, noise)
     # The coarse price is an upper bound too, and an exact one would take longer than the search.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +19,7 @@ from langchain_dpicl.backends.base import RowHint, row_hint_of
 from langchain_dpicl.exceptions import NoisyPlanWarning, RestsOnGuessWarning
 from langchain_dpicl.options.base import html_table
 from langchain_dpicl.options.rows import NoiseName, Rows
-from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, RowDesign, right_chance, shot_law
+from langchain_dpicl.planning.expected_utility import RowDesign, right_chances, shot_law
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts
 from langchain_dpicl.privacy._validate import Adjacency, check_int, fail
 from langchain_dpicl.rehearsal.rehearsal import WIDER, Rehearsal
@@ -35,12 +37,15 @@ from langchain_dpicl.tasks.labels import VotingTask, wording_digest
 
 Verdict: TypeAlias = Literal["beats what is free", "perhaps better than what is free", "no better than what is free"]
 
+Floats = NDArray[np.float64]
+Weights: TypeAlias = Floats | None
+"""How often each question counts; None: once."""
+
 FREE_ROWS = 40
 """Rows of free votes: as many as the largest private design has."""
 WORTH = 0.02
 """Gain over what is free from which on private votes are worth their epsilon."""
 _SPLITS, _SEED = 3, 20_230_928
-_RESAMPLES = 24
 _SURE = 1.28
 """Deviations of a one-sided 90 % bound."""
 
@@ -178,18 +183,16 @@ def propose_rows(
     reads = [read for read in rehearsal.readings if calibrate is None or read == calibrate]
     if not reads:
         raise fail("calibrate", f"one of {list(rehearsal.readings)}, as rows were rehearsed", calibrate)
-    plans = list(
-        _plans(
-            public_size,
-            epsilon=epsilon,
-            delta=delta,
-            max_queries=max_queries,
-            adjacency=adjacency,
-            mechanism=mechanism,
-            width=len(rehearsal.labels),
-            wordings=wordings,
-            most=None if max_calls is None else check_int("max_calls", max_calls, low=1),
-        )
+    plans = _plans(
+        public_size,
+        epsilon=epsilon,
+        delta=delta,
+        max_queries=max_queries,
+        adjacency=adjacency,
+        mechanism=mechanism,
+        width=len(rehearsal.labels),
+        wordings=wordings,
+        most=None if max_calls is None else check_int("max_calls", max_calls, low=1),
     )
     if not plans and max_calls is None:
         raise fail("FewShotTask.wordings", "at most as many as there are slots", wordings, "Give fewer wordings.")
@@ -199,7 +202,7 @@ def propose_rows(
     if not options:
         raise fail("max_calls", "at least the rows of the smallest design", max_calls)
     search = _Search(rehearsal, options)
-    chosen, rival = search.best(None), search.best_free(None)
+    chosen, rival = options[search.best(_ALL)], search.rivals[search.best_free(_ALL)]
     right, gain = search.cross_fitted()
     # A rival that is chosen with half of the questions is a poor one; the best with all of them has to be beaten too.
     gain = min(gain, right - rival.right)
@@ -238,12 +241,45 @@ def verdict_of(gain: float, *, is_sure: bool = False) -> Verdict:
 
 def _plans(
     public_size: int, *, most: int | None, mechanism: NoiseName | None, wordings: int, **terms: Any
-) -> Iterator[QueryPlan]:
-    for shape in candidate_shapes(public_size):
-        is_affordable = most is None or expected_rows(shape, public_size) <= most
-        if is_affordable and shape.takes_wordings(wordings):
-            noise = mechanism_for(shape) if mechanism is None else mechanism
-            yield plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, **terms)
+) -> list[QueryPlan]:
+    """Returns a plan of every shape that is compared."""
+    shapes = {
+        shape: (mechanism_for(shape) if mechanism is None else mechanism, shape.sampler(public_size).sampling_rate)
+        for shape in candidate_shapes(public_size)
+        if (most is None or expected_rows(shape, public_size) <= most) and shape.takes_wordings(wordings)
+    }
+    made: dict[RowDesign, QueryPlan] = {}
+    known: dict[str, dict[float, float]] = {}
+    for shape in _ends_first(shapes, key=lambda one: shapes[one]):
+        noise, rate = shapes[shape]
+        near = _noise_near(known.setdefault(noise, {}), rate)
+        made[shape] = plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, near=near, **terms)
+        known[noise][rate] = made[shape].noise_multiplier
+    return [made[shape] for shape in shapes]
+
+
+def _ends_first(shapes: Iterable[RowDesign], *, key: Callable[[RowDesign], Any]) -> list[RowDesign]:
+    """Returns shapes in an order in which most of them lie between others that come before."""
+    ranked = sorted(shapes, key=key)
+    first = [0, len(ranked) - 1, len(ranked) // 2]
+    return list(dict.fromkeys([*(ranked[place] for place in first if ranked), *ranked]))
+
+
+def _noise_near(known: Mapping[float, float], rate: float) -> float | None:
+    """Returns a guess of the noise multiplier at a sampling rate, from those at other rates: a power, nearly.
+
+    Args:
+      known: noise multipliers by sampling rate.
+      rate: of which the noise is looked for.
+    """
+    if rate in known:
+        return known[rate]
+    nearest = sorted(known, key=lambda one: abs(math.log(one / rate)))[:3]
+    if len(nearest) == 1:
+        return known[nearest[0]] * math.sqrt(rate / nearest[0])
+    shares = [math.prod(math.log(rate / to) / math.log(at / to) for to in nearest if to != at) for at in nearest]
+    guess = math.exp(sum(share * math.log(known[at]) for share, at in zip(shares, nearest, strict=True)))
+    return guess if nearest else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,83 +296,114 @@ class _Option:
     def calls(self) -> float:
         return self.plan.expected_rows * self.calls_per_row
 
-    def right(self, facts: RowFacts) -> float:
-        return right_chance(self.plan.release, self.plan.public_size, facts=facts, draws=ROUGH_DRAWS)
+    def facts(self, rehearsal: Rehearsal, weightings: Sequence[Weights]) -> list[RowFacts]:
+        return rehearsal.facts_each(self.law, calibrated=self.calibrated, weightings=weightings)
+
+    def rights(self, facts: Sequence[RowFacts]) -> Floats:
+        return right_chances(self.plan.release, self.plan.public_size, facts)
 
 
-@dataclass(frozen=True, slots=True)
+_ALL = 0
+"""Place of all questions among the parts that a choice is made on; behind it stand halves, two by two."""
+
+
+@dataclass(frozen=True, eq=False)
 class _Search:
-    """Chooses among plans, and among what is free, on weighted questions."""
+    """Chooses among plans, and among what is free, on all questions and on halves of them."""
 
     rehearsal: Rehearsal
     options: Sequence[_Option]
 
-    def right(self, option: _Option, weights: NDArray[np.float64] | None) -> float:
-        facts = [
-            self.rehearsal.facts(shots=float(shots), calibrated=option.calibrated, weights=weights)
-            for shots, _ in option.law
-        ]
-        return option.right(RowFacts.mean(facts, [share for _, share in option.law]))
+    @functools.cached_property
+    def parts(self) -> list[Weights]:
+        return [None, *_halves(len(self.rehearsal.gold))]
 
-    def best(self, weights: NDArray[np.float64] | None) -> _Option:
-        """Returns the plan with the most right labels, to half a point, and then with the fewest calls."""
-        return min(self.options, key=lambda option: (-round(self.right(option, weights) / 0.005), option.calls))
+    @functools.cached_property
+    def rights(self) -> Floats:
+        """float64[options, parts]: chances of the right label."""
+        found = list[Floats]()
+        # Readings of one plan differ in the numbers of their rows alone.
+        for _, group in itertools.groupby(self.options, key=lambda option: id(option.plan)):
+            same = list(group)
+            facts = [one for option in same for one in option.facts(self.rehearsal, self.parts)]
+            found.extend(same[0].rights(facts).reshape(len(same), -1))
+        return np.array(found)
 
-    def best_free(self, weights: NDArray[np.float64] | None) -> FreeRival:
-        return max(free_rivals(self.rehearsal, weights), key=lambda rival: rival.right)
+    @functools.cached_property
+    def rivals(self) -> list[FreeRival]:
+        return list(_every_rival(self.rehearsal))
+
+    @functools.cached_property
+    def free(self) -> Floats:
+        """float64[rivals, parts]: chances of the right label."""
+        return np.array([rights_of(self.rehearsal, rival, self.parts) for rival in self.rivals])
+
+    def best(self, part: int) -> int:
+        """Returns the place of the plan with the most right labels, to half a point, and then with the fewest calls."""
+        rights: list[float] = self.rights[:, part].tolist()
+        return min(range(len(rights)), key=lambda at: (-round(rights[at] / 0.005), self.options[at].calls))
+
+    def best_free(self, part: int) -> int:
+        """Returns the place of the rival with the most right labels."""
+        return int(self.free[:, part].argmax())
 
     def cross_fitted(self) -> tuple[float, float]:
         """Returns the chance of the best plan and its gain, chosen on one half and predicted with the other."""
-        found = [
-            (right := self.right(self.best(one), other), right - same_rival(self.rehearsal, self.best_free(one), other))
-            for one, other in _halves(len(self.rehearsal.gold))
-        ]
+        found = []
+        for one in range(1, len(self.parts)):
+            other = one + 1 if one % 2 else one - 1
+            right = self.rights[self.best(one), other]
+            found.append((right, right - self.free[self.best_free(one), other]))
         means = np.mean(found, axis=0)
         return float(means[0]), float(means[1])
 
-    def resampled(self, option: _Option, rival: FreeRival) -> tuple[list[float], list[float]]:
+    def resampled(self, option: _Option, rival: FreeRival) -> tuple[Floats, Floats]:
         """Returns the plan's chance and its gain over the rival, on resamples of the questions."""
-        rights, gains = [], []
-        for draw in range(_RESAMPLES):
-            facts = self.rehearsal.resampled(draw, option.law, option.calibrated)
-            rights.append(option.right(facts))
-            gains.append(rights[-1] - same_rival(self.rehearsal, rival, self.rehearsal.weights(draw)))
-        return rights, gains
+        rights = option.rights(self.rehearsal.resampled(option.law, option.calibrated))
+        return rights, rights - rights_of(self.rehearsal, rival, self.rehearsal.resamples)
 
 
-def free_rivals(rehearsal: Rehearsal, weights: NDArray[np.float64] | None = None) -> Iterator[FreeRival]:
+def free_rivals(rehearsal: Rehearsal) -> Iterator[FreeRival]:
     """Yields what is free: always one label, the model without examples, and votes of the public examples."""
-    shares = rehearsal.label_shares(weights)
-    often = max(range(len(shares)), key=shares.__getitem__)
-    label = rehearsal.labels[often]
-    yield FreeRival(f"always {label!r}, the most frequent label", 0, False, shares[often], label)
+    every = list(_every_rival(rehearsal))
+    yield max((rival for rival in every if rival.label is not None), key=lambda rival: rival.right)
+    yield from (rival for rival in every if rival.label is None)
+
+
+def _every_rival(rehearsal: Rehearsal) -> Iterator[FreeRival]:
+    """Yields what is free, and each label that could always be answered."""
+    for label, share in zip(rehearsal.labels, rehearsal.label_shares(), strict=True):
+        yield FreeRival(f"always {label!r}, the most frequent label", 0, False, share, label)
     for read in rehearsal.readings:
         name = "zero-shot, calibrated" if read else "zero-shot"
-        yield FreeRival(name, 0, read, rehearsal.zero_shot(read, weights=weights))
+        yield FreeRival(name, 0, read, rehearsal.zero_shot(read))
         for shots in rehearsal.shots(read):
             if shots >= min(RowHint().shots, max(rehearsal.shots(read))):
-                right = rehearsal.free_votes(rows=FREE_ROWS, shots=shots, calibrated=read, weights=weights)
                 name = f"votes of {FREE_ROWS} rows of your public examples, {shots}-shot"
-                yield FreeRival(f"{name}, calibrated" if read else name, shots, read, right)
+                [right] = rehearsal.free_votes(rows=FREE_ROWS, shots=shots, calibrated=read)
+                yield FreeRival(f"{name}, calibrated" if read else name, shots, read, float(right))
 
 
-def same_rival(rehearsal: Rehearsal, rival: FreeRival, weights: NDArray[np.float64] | None) -> float:
-    """Returns the chance of the same rival on other questions."""
-    if rival.label is not None:
-        return rehearsal.label_shares(weights)[rehearsal.labels.index(rival.label)]
-    if rival.shots == 0:
-        return rehearsal.zero_shot(rival.calibrated, weights=weights)
-    return rehearsal.free_votes(rows=FREE_ROWS, shots=rival.shots, calibrated=rival.calibrated, weights=weights)
+def rights_of(rehearsal: Rehearsal, rival: FreeRival, weightings: Sequence[Weights]) -> Floats:
+    """Returns float64[len(weightings)]: the chance of a rival on weighted questions."""
+    if rival.shots:
+        return rehearsal.free_votes(
+            rows=FREE_ROWS, shots=rival.shots, calibrated=rival.calibrated, weightings=weightings
+        )
+    if rival.label is None:
+        return np.array([rehearsal.zero_shot(rival.calibrated, weights=weights) for weights in weightings])
+    place = rehearsal.labels.index(rival.label)
+    return np.array([rehearsal.label_shares(weights)[place] for weights in weightings])
 
 
 def best_votes(rehearsal: Rehearsal) -> FreeRival:
     """Returns the best votes of the public examples; their chance is predicted apart from the choice among them."""
-
-    def best(weights: NDArray[np.float64] | None) -> FreeRival:
-        return max((one for one in free_rivals(rehearsal, weights) if one.shots), key=lambda rival: rival.right)
-
-    rights = [same_rival(rehearsal, best(one), other) for one, other in _halves(len(rehearsal.gold))]
-    return dataclasses.replace(best(None), right=float(np.mean(rights)))
+    votes = [rival for rival in _every_rival(rehearsal) if rival.shots]
+    halves = list(_halves(len(rehearsal.gold)))
+    rights = np.array([rights_of(rehearsal, rival, halves) for rival in votes])
+    predicted = [rights[rights[:, one].argmax(), one ^ 1] for one in range(len(halves))]
+    best = max(votes, key=lambda rival: rival.right)
+    return dataclasses.replace(best, right=float(np.mean(predicted)))
 
 
 def best_free(rehearsal: Rehearsal) -> FreeRival:
@@ -345,13 +412,14 @@ def best_free(rehearsal: Rehearsal) -> FreeRival:
     return max((*prompts, best_votes(rehearsal)), key=lambda rival: rival.right)
 
 
-def _halves(count: int) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def _halves(count: int) -> Iterator[Floats]:
+    """Yields halves of the questions, each with the other half behind it."""
     rng = Generator(PCG64(_SEED))
     for _ in range(_SPLITS):
         one = np.zeros(count)
         one[rng.permutation(count)[: count // 2]] = 1.0
-        yield one, 1.0 - one
-        yield 1.0 - one, one
+        yield one
+        yield 1.0 - one
 
 
 @dataclass(frozen=True, slots=True)

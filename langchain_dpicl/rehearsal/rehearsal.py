@@ -15,13 +15,18 @@ from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from langchain_dpicl.options.base import html_table
-from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, estimate_facts, mean_facts, wins_fairly
+from langchain_dpicl.planning.exact_votes import Contest
+from langchain_dpicl.planning.row_law import RowFacts, ShotLaw, VoteCounts, mean_facts
 from langchain_dpicl.privacy._validate import fail
 from langchain_dpicl.released.files import FileForm, text_in, write_whole
 
 Origin: TypeAlias = Literal["same", "neighbour", "made_up"]
 """Where public examples come from: the domain of the private records, another one like it, or somebody's head."""
 
+Floats = NDArray[np.float64]
+
+_LIKENESS = slice(1, 3)
+"""Correlation and rival, among the numbers of rows: shared examples add to both."""
 _SHIFT = 0.35
 """Deviation, in logits, of the share of right rows between a task and its neighbour: AG News and BBC, both ways."""
 _RESAMPLES, _SEED = 24, 20_230_927
@@ -132,17 +137,36 @@ class Rehearsal:
         """
         if labels is not None and labels != len(self.labels):
             raise fail("rows", f"a rehearsal on {labels} labels", f"{len(self.labels)} labels", "Rehearse this task.")
-        return self._between(float(shots), calibrated, _key(weights))
+        [found] = self.facts_each(((shots, 1.0),), calibrated=calibrated, weightings=(weights,))
+        return found
 
-    def pool_facts(self, *, shots: int, calibrated: bool, weights: Any = None) -> RowFacts:
+    def facts_each(
+        self, law: Sequence[tuple[float, float]], *, calibrated: bool, weightings: Sequence[Any]
+    ) -> list[RowFacts]:
+        """Returns `facts`, averaged over how many records a row shows, for each weighting of the questions.
+
+        Args:
+          law: how many records a row shows, with the chance of each number.
+          calibrated: whether rows are divided by those on content-free inputs.
+          weightings: float64[questions] each; None: each question counts once.
+        """
+        every = np.array([np.ones(len(self.gold)) if one is None else one for one in weightings])
+        shares = np.array([share for _, share in law])
+        numbers = np.array([self._between(float(shots), calibrated, every) for shots, _ in law])
+        means = np.einsum("s,swn->wn", shares / shares.sum(), numbers).clip(0.0, 1.0)  # a mean of ones may exceed 1
+        labels = len(self.labels)
+        return [RowFacts(right, alike, rival, labels, silent) for right, alike, rival, silent in means.tolist()]
+
+    def pool_facts(self, *, shots: int, calibrated: bool, weightings: Sequence[Any] = (None,)) -> list[RowFacts]:
         """Returns the numbers of rows made of the public examples themselves, which share examples by chance.
 
         Args:
           shots: examples of a row.
           calibrated: whether rows are divided by those on content-free inputs.
-          weights: float64[questions]; None: each question counts once.
+          weightings: float64[questions] each; None: each question counts once.
         """
-        return _together(self._between(float(shots), calibrated, _key(weights)), self._overlap(shots))
+        alone = self.facts_each(((shots, 1.0),), calibrated=calibrated, weightings=weightings)
+        return [_together(facts, self._overlap(shots)) for facts in alone]
 
     def zero_shot(self, calibrated: bool, *, weights: Any = None) -> float:
         """Returns the share of questions that the prompt without examples answers right.
@@ -161,20 +185,21 @@ class Rehearsal:
         Args:
           weights: float64[questions]; None: each question counts once.
         """
-        gold = np.asarray(self.gold)
-        return [float(np.average(gold == place, weights=weights)) for place in range(len(self.labels))]
+        counts = np.bincount(self.gold, weights=weights, minlength=len(self.labels))
+        shares: list[float] = (counts / counts.sum()).tolist()
+        return shares
 
-    def free_votes(self, *, rows: int, shots: int, calibrated: bool, weights: Any = None) -> float:
-        """Returns the chance that votes of rows of the public examples name the right label: no noise, epsilon 0.
+    def free_votes(self, *, rows: int, shots: int, calibrated: bool, weightings: Sequence[Any] = (None,)) -> Floats:
+        """Returns the chances that votes of rows of the public examples name the right label: no noise, epsilon 0.
 
         Args:
           rows: rows that vote.
           shots: examples of a row.
           calibrated: whether rows are divided by those on content-free inputs.
-          weights: float64[questions]; None: each question counts once.
+          weightings: float64[questions] each; None: each question counts once.
         """
-        facts = self.pool_facts(shots=shots, calibrated=calibrated, weights=weights)
-        return float(wins_fairly(facts.votes(rows, 1.0, draws=8)).mean())
+        facts = self.pool_facts(shots=shots, calibrated=calibrated, weightings=weightings)
+        return Contest(rows, 1.0, len(self.labels)).rights(facts)
 
     def interval(
         self, chance: Callable[[RowFacts], float], *, labels: int, law: ShotLaw, calibrated: bool
@@ -188,77 +213,85 @@ class Rehearsal:
           calibrated: whether rows are divided by those on content-free inputs.
         """
         at = chance(mean_facts(self, labels=labels, law=law, calibrated=calibrated))
-        drawn = [chance(self.resampled(draw, law, calibrated)) for draw in range(_RESAMPLES)]
+        drawn = [chance(facts) for facts in self.resampled(law, calibrated)]
         half = WIDER * _DEVIATIONS * float(np.std(drawn))
         return max(0.0, at - half), min(1.0, at + half)
 
-    def resampled(self, draw: int, law: ShotLaw, calibrated: bool) -> RowFacts:
-        """Returns the numbers of rows on one resample of the questions; of another domain, with its right rows shifted.
+    def resampled(self, law: ShotLaw, calibrated: bool) -> list[RowFacts]:
+        """Returns the numbers of rows on resamples of the questions; of another domain, with its right rows shifted.
 
         Args:
-          draw: number of the resample, which always is the same one.
           law: how many records a row shows.
           calibrated: how rows are read.
         """
-        key = _key(self.weights(draw))
-        facts = RowFacts.mean(
-            [self._between(float(shots), calibrated, key) for shots, _ in law],
-            [share for _, share in law],
-        )
+        found = self.facts_each(law, calibrated=calibrated, weightings=self.resamples)
         if self.origin == "same":
-            return facts
-        shift = _SHIFT * float(Generator(PCG64([_SEED, draw])).standard_normal())
-        right = min(max(facts.right, 0.01), 0.99)
-        moved = 1.0 / (1.0 + math.exp(-math.log(right / (1.0 - right)) - shift))
-        return dataclasses.replace(facts, right=moved)
+            return found
+        moved = []
+        for draw, facts in enumerate(found):
+            shift = _SHIFT * float(Generator(PCG64([_SEED, draw])).standard_normal())
+            right = min(max(facts.right, 0.01), 0.99)
+            odds = 1.0 / (1.0 + math.exp(-math.log(right / (1.0 - right)) - shift))
+            moved.append(dataclasses.replace(facts, right=odds))
+        return moved
 
-    def weights(self, draw: int) -> NDArray[np.float64]:
-        """Returns float64[questions]: how often each question is in a resample.
-
-        Args:
-          draw: number of the resample, which always is the same one.
-        """
+    @functools.cached_property
+    def resamples(self) -> list[Floats]:
+        """How often each question is in each resample; always the same ones."""
         count = len(self.gold)
-        return Generator(PCG64([_SEED, 1, draw])).multinomial(count, np.full(count, 1.0 / count)).astype(np.float64)
+        evenly = np.full(count, 1.0 / count)
+        draws = (Generator(PCG64([_SEED, 1, draw])).multinomial(count, evenly) for draw in range(_RESAMPLES))
+        return [drawn.astype(np.float64) for drawn in draws]
 
     @functools.cached_property
     def _measured(self) -> dict[tuple[int, bool], RehearsedShape]:
         return {(shape.shots, shape.calibrated): shape for shape in self.shapes}
 
-    def _between(self, shots: float, calibrated: bool, weights: bytes | None) -> RowFacts:
+    def _between(self, shots: float, calibrated: bool, weights: Floats) -> Floats:
+        """Returns float64[n, 4]: the numbers of rows of so many records, for each weighting of the questions."""
+        key = shots, calibrated, weights.tobytes()
+        if key not in self._estimates:
+            self._estimates[key] = self._interpolated(shots, calibrated, weights)
+        return self._estimates[key]
+
+    def _interpolated(self, shots: float, calibrated: bool, weights: Floats) -> Floats:
         known = self.shots(calibrated)
         if not known:
             raise fail("calibrate", f"one of {list(self.readings)}, as rows were rehearsed", calibrated)
         above = next((place for place, count in enumerate(known) if count >= shots), len(known) - 1)
         below = above if known[above] <= shots or above == 0 else above - 1
-        one, other = (self._at(known[place], calibrated, weights) for place in (below, above))
         if below == above:
-            return other
+            return self._at(known[above], calibrated, weights)
+        one, other = (self._between(float(known[place]), calibrated, weights) for place in (below, above))
         share = math.log2(shots / known[below]) / math.log2(known[above] / known[below])
-        return RowFacts.mean([one, other], [1.0 - share, share])
+        return (1.0 - share) * one + share * other
 
-    def _at(self, shots: int, calibrated: bool, weights: bytes | None) -> RowFacts:
+    def _at(self, shots: int, calibrated: bool, weights: Floats) -> Floats:
         """Returns the numbers of rows of measured shots: from rows that share no example, and from rows that may."""
-        key = shots, calibrated, weights
-        if key not in self._estimates:
-            shape = self._measured[shots, calibrated]
-            counted = None if weights is None else np.frombuffer(weights, dtype=np.float64)
-            own, mixed = (
-                estimate_facts(
-                    shape.votes, self.gold, labels=len(self.labels), weights=counted, deals=shape.deals, within=within
-                )
-                for within in (True, False)
-            )
-            alone = _apart(mixed, self._overlap(shots))
-            self._estimates[key] = RowFacts.mean([own, alone], [1.0, 1.0])
-        return self._estimates[key]
+        own, mixed = (counts.numbers(weights) for counts in self._counts[shots, calibrated])
+        overlap = self._overlap(shots)
+        mixed[:, _LIKENESS] = ((mixed[:, _LIKENESS] - overlap) / (1.0 - overlap)).clip(0.0, 1.0)
+        return (own + mixed) / 2.0
 
     def _overlap(self, shots: int) -> float:
         """Returns how much of what two rows have in common comes from the examples that they share by chance."""
         return _SHARED * shots / len(self.gold)
 
     @functools.cached_property
-    def _estimates(self) -> dict[tuple[int, bool, bytes | None], RowFacts]:
+    def _counts(self) -> dict[tuple[int, bool], list[VoteCounts]]:
+        """The votes of rows of each shape, counted among rows of one deal, and among rows of different deals."""
+        gold, labels = np.array(self.gold), len(self.labels)
+        return {
+            (shape.shots, shape.calibrated): [
+                VoteCounts.of(np.array(shape.votes), gold, labels=labels, deals=shape.deals, within=within)
+                for within in (True, False)
+            ]
+            for shape in self.shapes
+            if shape.shots
+        }
+
+    @functools.cached_property
+    def _estimates(self) -> dict[tuple[float, bool, bytes], Floats]:
         return {}
 
     # -- file --------------------------------------------------------------------------------------------------------
@@ -454,12 +487,6 @@ class Rehearsal:
         return html_table("Rehearsal", {"rests on": self.rests_on, "model": self.model, **shown})
 
 
-def _apart(facts: RowFacts, overlap: float) -> RowFacts:
-    """Returns the numbers of rows that share no example, from those of rows that share some by chance."""
-    alone = {name: (getattr(facts, name) - overlap) / (1.0 - overlap) for name in ("correlation", "rival")}
-    return dataclasses.replace(facts, **{name: min(max(value, 0.0), 1.0) for name, value in alone.items()})
-
-
 def _together(facts: RowFacts, overlap: float) -> RowFacts:
     """Returns the numbers of rows that share examples by chance, from those of rows that share none."""
     names = ("correlation", "rival")
@@ -470,10 +497,6 @@ def rests_on(num_examples: int, origin: Origin) -> str:
     """Returns what a chance rests on, in words."""
     kinds = {"same": "", "neighbour": " of a neighbouring domain", "made_up": " that were made up"}
     return f"a rehearsal of {num_examples} public examples{kinds[origin]}"
-
-
-def _key(weights: Any) -> bytes | None:
-    return None if weights is None else np.asarray(weights, dtype=np.float64).tobytes()
 
 
 def _text(value: Any) -> str:

@@ -257,6 +257,7 @@ def plan_queries(
     constants: Sequence[float] = (),
     partition: str = "private-examples",
     is_rough: bool = False,
+    near: float | None = None,
 ) -> QueryPlan:
     """Calibrates the noise of `max_queries` answers to `epsilon`, or prices a given noise.
 
@@ -274,6 +275,7 @@ def plan_queries(
       constants: public scores of further candidates, such as one to abstain.
       partition: the data set's public id.
       is_rough: calibrates several times faster, with a few percent more noise; for comparisons of many plans.
+      near: a guess of the noise multiplier, near which it is looked for first.
     """
     check_adjacency(adjacency)
     check_positive_delta(delta)
@@ -290,7 +292,7 @@ def plan_queries(
         constants=tuple(constants),
     )
     draft = QueryPlan(release, max_queries, width, shape, public_size, partition=partition, epsilon=0.0, delta=delta)
-    return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough)
+    return with_noise_for(draft, epsilon=epsilon, noise_multiplier=noise_multiplier, is_rough=is_rough, near=near)
 
 
 def design_of_queries(rows: Rows | None, public_size: int) -> RowDesign | None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from langchain_dpicl.privacy.accounting.pld_grid import (
     Bound,
     CurveBound,
     GridBound,
+    Losses,
     MomentBound,
     Steps,
     compose,
@@ -26,9 +26,6 @@ from langchain_dpicl.privacy.accounting.pld_grid import (
 )
 from langchain_dpicl.privacy.accounting.profiles import FloatArray, Profile
 from langchain_dpicl.privacy.ledger.amounts import exact, round_up
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.pld_pmf import PLDPmf
 
 _MANY = 200_000  # pure steps; beyond, their exact composition is not worth its table
 _PURE_RHO = 0.5  # a pure step is epsilon^2 / 2-zCDP (Bun and Steinke 2016, Proposition 3.3), a Gaussian mu^2 / 2
@@ -97,12 +94,12 @@ def _tabulated(bound: GridBound) -> Profile:
     return profiles.tabulated_profile(x_up, np.minimum(up, down[0]), x_down, np.minimum(down, up[0]))
 
 
-def _table(pmf: PLDPmf, lost: float) -> tuple[FloatArray, FloatArray]:
+def _table(losses: Losses, lost: float) -> tuple[FloatArray, FloatArray]:
     """Knots of H_x; from the last one on it counts as constant, that is, as mass at infinite loss."""
-    floor = 4.0 * (float(pmf.get_delta_for_epsilon(math.inf)) + lost)
-    top = least_epsilon(pmf, floor) if floor < 1.0 else 0.0
+    floor = 4.0 * (losses.infinite + lost)
+    top = least_epsilon(losses, floor) if floor < 1.0 else 0.0
     x = np.linspace(0.0, min(max(top, 1e-9), _LARGEST_LOSS), 4097)
-    return x, np.minimum(deltas(pmf, x) + lost, 1.0)
+    return x, np.minimum(deltas(losses, x) + lost, 1.0)
 
 
 # --- bounds on a composition --------------------------------------------------------------------------------------

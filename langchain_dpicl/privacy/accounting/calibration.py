@@ -37,6 +37,7 @@ def calibrate(
     low: float = 1e-3,
     high: float = 1e5,
     is_rough: bool = False,
+    near: float | None = None,
 ) -> float:
     """Finds the smallest parameter whose event costs at most `epsilon`, rounded up.
 
@@ -52,6 +53,7 @@ def calibrate(
       low: least parameter to consider, > 0.
       high: largest parameter to consider.
       is_rough: whether a comparison of many designs asks: several times faster, and a few percent above the smallest.
+      near: a good guess, from which the search starts; None: it starts from 1.
 
     Returns:
       The parameter, within 0.02 % of the smallest that fits unless `is_rough`.
@@ -71,7 +73,11 @@ def calibrate(
     def exact(x: float) -> float:
         return epsilon_upper_bound(event_at(x), delta=delta, adjacency=adjacency)
 
-    too_small, enough = bracket(rough, epsilon, low=low, high=high)
+    if near is None:
+        too_small, enough = bracket(rough, epsilon, low=low, high=high)
+    else:
+        start = min(max(check_positive("near", near), low), high)
+        too_small, enough = bracket_near(rough, epsilon, start, low=low, high=high)
     guess = too_small if enough is None else enough
     if too_small is not None and enough is not None:
         _, guess = narrow(rough, epsilon, (too_small, enough), tolerance=0.02)

@@ -14,7 +14,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import LabelAnswers, Rows
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.rehearsal import FreeRival, Rehearsal, RehearsedShape, Trial, propose_rows, try_components
-from langchain_dpicl.rehearsal.choice import best_free, best_votes, free_rivals, same_rival, verdict_of
+from langchain_dpicl.rehearsal.choice import best_free, best_votes, free_rivals, rights_of, verdict_of
 
 QUESTIONS, LABELS = 96, 4
 TERMS: dict[str, Any] = {"delta": 1e-6, "epsilons": (1.0, 4.0)}
@@ -192,8 +192,7 @@ class TestWhatIsFree:
         assert rival.label == found.labels[shares.index(max(shares))]
         halved = np.zeros(len(found.gold))
         halved[np.array(found.gold) == shares.index(max(shares))] = 1.0
-        assert same_rival(found, rival, halved) == 1.0
-        assert same_rival(found, rival, 1.0 - halved) == 0.0
+        assert rights_of(found, rival, [halved, 1.0 - halved]).tolist() == [1.0, 0.0]
 
     def test_the_best_votes_are_not_said_too_good_by_the_choice_among_them(self) -> None:
         """Sixteen shapes of rows that guess: the best of them looks better than it is."""

@@ -8,7 +8,6 @@ import warnings
 
 import numpy as np
 import pytest
-from dp_accounting.pld import pld_pmf
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError
 from langchain_dpicl.privacy.accounting import bounds as _engine
@@ -90,10 +89,10 @@ class TestTheGrid:
         above = tilted.losses > price
         weights = np.exp(tilted.log_scale - tilted.tilt * (tilted.losses[above] - price)) * tilted.weights[above]
         exact = float(weights @ -np.expm1(price - tilted.losses[above]))
-        lost = abs(float(bound.up.get_delta_for_epsilon(price)) - exact)
+        lost = abs(float(bound.up.pmf().get_delta_for_epsilon(price)) - exact)
         assert lost < bound.lost
         if noise == 1.0:  # and it does lose something: a bound without the allowance would be too low
-            assert float(bound.up.get_delta_for_epsilon(price)) < exact
+            assert float(bound.up.pmf().get_delta_for_epsilon(price)) < exact
 
     def test_tiny_deltas_are_priced_by_moments(self) -> None:
         event = sampled_gaussian(0.01, 1.0, 1000)
@@ -121,8 +120,8 @@ class TestTheGrid:
         ids=["gaussian", "sampled gaussian", "bounded range", "sampled pure, replaced"],
     )
     def test_a_repeated_step_is_what_dp_accounting_makes_of_it(self, profile: _profiles.Profile, count: int) -> None:
-        pmf = _grid.connect_dots(profile, _grid.grid_step([(profile, count)], is_coarse=True))
-        own, theirs = _grid._self_compose(pmf, count), pmf.self_compose(count, _grid._CUT)
+        losses = _grid.connect_dots(profile, _grid.grid_step([(profile, count)], is_coarse=True))
+        own, theirs = _grid._self_compose(losses, count).pmf(), losses.pmf().self_compose(count, _grid._CUT)
         assert (own._infinity_mass, own._pessimistic_estimate) == (theirs._infinity_mass, theirs._pessimistic_estimate)
         assert own._discretization == theirs._discretization
         first = max(own._lower_loss, theirs._lower_loss)
@@ -140,9 +139,9 @@ class TestTheGrid:
 
     def test_a_million_steps_compose_as_a_thousand_times_a_thousand(self) -> None:
         profile = _profiles.amplify_poisson(_profiles.bounded_range(0.37), 0.00125)
-        pmf = _grid.connect_dots(profile, 0.3 * _grid.spread(profile))
-        whole = _grid._self_compose(pmf, 1_000_000)
-        staged = _grid._self_compose(_grid._self_compose(pmf, 1_000), 1_000)
+        losses = _grid.connect_dots(profile, 0.3 * _grid.spread(profile))
+        whole = _grid._self_compose(losses, 1_000_000)
+        staged = _grid._self_compose(_grid._self_compose(losses, 1_000), 1_000)
         for delta in (1e-3, 1e-6):
             assert _grid.least_epsilon(staged, delta) == pytest.approx(_grid.least_epsilon(whole, delta), rel=1e-5)
 
@@ -159,11 +158,11 @@ class TestTheGrid:
     def test_epsilons_are_what_dp_accounting_reads_from_the_same_distribution(
         self, profile: _profiles.Profile, count: int
     ) -> None:
-        pmf = _grid._self_compose(
+        losses = _grid._self_compose(
             _grid.connect_dots(profile, _grid.grid_step([(profile, count)], is_coarse=True)), count
         )
         for delta in (1e-14, 1e-9, 1e-5, 0.1, 0.9, 1.0):
-            found, expected = _grid.least_epsilon(pmf, delta), pmf.get_epsilon_for_delta(delta)
+            found, expected = _grid.least_epsilon(losses, delta), losses.pmf().get_epsilon_for_delta(delta)
             assert found == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
     def test_remembered_prices_hold_no_distributions(self) -> None:
@@ -173,7 +172,7 @@ class TestTheGrid:
 
     def test_what_is_not_a_number_is_no_bound(self) -> None:
         masses = np.array([0.5, 0.5, math.nan])
-        assert _grid._epsilon(pld_pmf.DensePLDPmf(0.1, -1, masses, 0.0, True), 1e-6) == math.inf
+        assert _grid._epsilon(_grid.Losses(0.1, -1, masses, 0.0), 1e-6) == math.inf
 
 
 class TestSecondOpinions:

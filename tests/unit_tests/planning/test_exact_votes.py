@@ -1,0 +1,101 @@
+"""Chances that are summed over all votes, beside the same law drawn, and tables of votes beside their definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from langchain_dpicl.planning import expected_utility
+from langchain_dpicl.planning.exact_votes import Contest
+from langchain_dpicl.planning.expected_utility import RowDesign, occupancy, right_chance, right_chances
+from langchain_dpicl.planning.row_law import RowFacts, wins_fairly
+from langchain_dpicl.runs.query_plan import plan_queries
+
+LAWS = [
+    RowFacts(0.6, 0.55, 0.7, 4),
+    RowFacts(0.45, 0.1, 0.4, 5),
+    RowFacts(0.3, 0.05, 0.3, 14),
+    RowFacts(0.9, 0.8, 1.0, 2),
+    RowFacts(0.5, 0.4, 0.5, 6, silent=0.5),
+]
+DESIGNS = [
+    RowDesign.choose(rows="units", num_slots=40),
+    RowDesign.choose(rows="slots", num_slots=20, shots_per_slot=4),
+    RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=2, overfill=1.5),
+]
+
+
+@pytest.mark.parametrize("facts", LAWS)
+@pytest.mark.parametrize(("trials", "used"), [(1, 1.0), (1, 0.7), (2, 1.0)])
+def test_few_rows_are_counted_by_hand(facts: RowFacts, trials: int, used: float) -> None:
+    if trials == 1:  # a row that is right wins; one that names no label leaves a fair draw
+        silent = used * (1.0 - facts.right) * facts.silent + 1.0 - used
+        expected = used * facts.right + silent / facts.labels
+    else:  # of two rows both are right, or one is, against a wrong one or a silent one; or both are silent
+        both = facts.right**2 + facts.correlation * facts.right * (1.0 - facts.right)
+        one, none = 2.0 * (facts.right - both), 1.0 - 2.0 * facts.right + both
+        expected = both + one * (facts.silent + (1.0 - facts.silent) / 2.0) + none * facts.silent**2 / facts.labels
+    [found] = Contest(trials, used, facts.labels).rights([facts])
+    assert found == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("facts", LAWS)
+@pytest.mark.parametrize(
+    ("design", "mechanism"), [(DESIGNS[0], "gumbel"), (DESIGNS[1], "gaussian"), (DESIGNS[2], "gaussian")]
+)
+@pytest.mark.parametrize("noise", [0.4, 3.0])
+def test_sums_are_what_many_draws_come_to(facts: RowFacts, design: RowDesign, mechanism: str, noise: float) -> None:
+    """The draws are constant; with 64 at each node they are at most .0065 off, with 4,096 .0005."""
+    terms = {"epsilon": None, "delta": 1e-6, "max_queries": 10, "width": facts.labels}
+    plan = plan_queries(2_000, **terms, noise_multiplier=noise, mechanism=mechanism, design=design).release
+    [summed] = right_chances(plan, 2_000, [facts])
+    assert summed == pytest.approx(right_chance(plan, 2_000, facts=facts, draws=64), abs=0.012)
+
+
+@pytest.mark.parametrize("facts", LAWS)
+def test_votes_of_public_rows_share_ties(facts: RowFacts) -> None:
+    [found] = Contest(40, 1.0, facts.labels).rights([facts])
+    assert found == pytest.approx(wins_fairly(facts.votes(40, 1.0, draws=64)).mean(), abs=0.006)
+    [loud] = Contest(40, 1.0, facts.labels, "gaussian", 1e5).rights([facts])
+    assert loud == pytest.approx(1.0 / facts.labels, abs=1e-3)
+
+
+@pytest.mark.parametrize("labels", [3, 14, 77])
+def test_many_laws_at_once_are_each_as_alone(labels: int) -> None:
+    generator = np.random.default_rng(4)
+    drawn = [RowFacts(*generator.uniform(0.1, 0.9, 2), rival, labels) for rival in np.linspace(0.5, 0.85, 9)]
+    contest = Contest(20, 0.98, labels, "gaussian", 2.0)
+    alone = [contest.rights([one])[0] for one in drawn]
+    np.testing.assert_allclose(contest.rights(drawn), alone, rtol=0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("least", [None, 3.5])
+def test_a_table_of_votes_says_what_each_vote_does(least: float | None) -> None:
+    """Every gap and every rival by itself, as the integral is defined."""
+    generator = np.random.default_rng(6)
+    votes = generator.multinomial(generator.integers(0, 20, size=300), [0.4, 0.3, 0.2, 0.1, 0.0]).astype(float)
+    nodes, weights = expected_utility._nodes()
+    found = []
+    for own, *others in votes:
+        low = -7.0 if least is None else min(max((least - own) / 1.7, -7.0), 7.0)
+        noise = low + (7.0 - low) * nodes
+        chance = np.exp(-(noise**2) / 2.0) * (7.0 - low) / np.sqrt(2.0 * np.pi)
+        for other in others:
+            chance = chance * special.ndtr((own - other) / 1.7 + noise)
+        found.append(chance @ weights)
+    rivals = [(votes[:, place], 1) for place in range(1, 5)]
+    np.testing.assert_allclose(
+        expected_utility._normal_wins(votes[:, 0], rivals, 1.7, least=least), found, rtol=0.0, atol=1e-13
+    )
+
+
+@pytest.mark.parametrize(("units", "num_slots", "shots"), [(8_000, 20, 4), (50, 40, 1), (3, 2, 8), (40_000, 2, 900)])
+def test_slots_are_as_full_as_the_binomial_law_says(units: int, num_slots: int, shots: int) -> None:
+    design = RowDesign.choose(rows="slots", num_slots=num_slots, shots_per_slot=shots, overfill=1.0)
+    terms = {"epsilon": None, "delta": 1e-6, "max_queries": 10, "width": 2, "noise_multiplier": 1.0}
+    plan = plan_queries(units, **terms, design=design).release
+    law = stats.binom(units, plan.sampler.sampling_rate / num_slots)
+    counts, found = np.arange(units + 1), occupancy(plan, units)
+    assert found.empty == pytest.approx(law.pmf(0), rel=1e-12, abs=1e-15)
+    assert found.shots == pytest.approx((np.minimum(counts, shots) * law.pmf(counts)).sum(), rel=1e-9)
