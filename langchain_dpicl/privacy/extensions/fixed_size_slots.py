@@ -1,6 +1,6 @@
 """Samples and partitions of a fixed number of units, dealt evenly over slots; `replace_one` only.
 
-Proofs: docs/proofs/balanced-slots.md, partitioned-slots.md.
+Proof: docs/proofs/fixed-size-slots.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BalancedSlots(Sampler):
     Raises:
       ConfigurationError: a parameter out of range.
 
-    Source: Balle, Barthe, Gaboardi (2018), without-replacement amplification; docs/proofs/balanced-slots.md.
+    Source: Balle, Barthe, Gaboardi (2018), without-replacement amplification; docs/proofs/fixed-size-slots.md.
     """
 
     num_slots: int
@@ -119,7 +119,7 @@ class PartitionedSlots(Sampler):
     ([2, 2], 4)
 
     Source: Papernot et al. (2017), Semi-supervised Knowledge Transfer for Deep Learning from Private Training Data;
-      docs/proofs/partitioned-slots.md.
+      docs/proofs/fixed-size-slots.md.
     """
 
     num_slots: int

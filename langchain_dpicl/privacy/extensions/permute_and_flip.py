@@ -26,7 +26,7 @@ class PermuteAndFlipMechanism(NoisyMax):
     Raises:
       ConfigurationError: `noise_multiplier` out of range.
 
-    Source: McKenna and Sheldon (2020); Ding, Kifer et al. (2021); docs/proofs/permute-and-flip.md.
+    Source: McKenna and Sheldon (2020); Ding, Kifer et al. (2021); docs/proofs/gumbel.md.
     """
 
     noise_multiplier: float

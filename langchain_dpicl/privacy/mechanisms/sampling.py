@@ -1,7 +1,7 @@
 """Draws which units stand in which row, by secret coins, and prices what the draw amplifies.
 
 A draw never looks at a unit, only at how many there are; that number is secret under add_remove, so no error and no
-public shape depends on it. Proofs: docs/proofs/poisson-slots.md, poisson-units.md.
+public shape depends on it. Proof: docs/proofs/poisson-slots.md.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class PoissonUnits(Sampler):
     Raises:
       ConfigurationError: `sampling_rate` out of range.
 
-    Source: Balle, Barthe, Gaboardi (2018), Poisson amplification; docs/proofs/poisson-units.md.
+    Source: Balle, Barthe, Gaboardi (2018), Poisson amplification; docs/proofs/poisson-slots.md.
     """
 
     sampling_rate: float
