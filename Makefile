@@ -71,7 +71,7 @@ audit: .venv-test/.ready postgres  ## every audit of the package, with every pla
 	.venv-test/bin/python tests/check_audit.py -n 2 $(ARGS)
 
 # What loads the processors comes with the system, as PostgreSQL does.
-steady: .venv-test/.ready postgres  ## the whole suite ten times, in random orders, on busy processors; failures by test (or ARGS="--runs 1")
+steady: .venv-test/.ready postgres  ## the whole suite ten times, in random orders, on busy processors; failures by test; continues where it stopped (or ARGS="--runs 1")
 	@command -v stress-ng > /dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install stress-ng > /dev/null; \

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,3 +89,53 @@ def test_without_the_load_no_run_is_begun(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(check_steady, "once", lambda *given: pytest.fail("a run was begun"))
     with pytest.raises(SystemExit, match="found none"):
         check_steady.main(["--runs", "1"])
+
+
+@pytest.fixture
+def runs_of_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """The seeds of runs that are over at once, without a load; every fifth one fails."""
+    seeds: list[int] = []
+
+    def once(seed: int, arguments: Any) -> Run:
+        seeds.append(seed)
+        return Run(seed, int(seed % 5 == 0), 9, {"a::x": "gone"} if seed % 5 == 0 else {}, 1.0, 2.0)
+
+    monkeypatch.setattr(check_steady, "once", once)
+    monkeypatch.setattr(check_steady, "load", lambda processors: contextlib.nullcontext())
+    monkeypatch.setattr(check_steady, "ROOT", tmp_path)
+    monkeypatch.setattr(check_steady, "LOG", tmp_path / "out/steady.jsonl")
+    monkeypatch.setattr(check_steady, "state_of_files", lambda: "one commit")
+    monkeypatch.setattr(signal, "signal", lambda *given: None)
+    return seeds
+
+
+def test_a_later_start_adds_the_runs_that_are_missing_and_counts_all(
+    runs_of_nothing: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_steady.main(["--runs", "2", "--seed", "1"]) == 0
+    with check_steady.LOG.open("a") as log:
+        log.write('{"ended": "20')  # killed while it wrote
+    assert check_steady.main(["--runs", "6", "--seed", "1"]) == 1
+    assert check_steady.main(["--runs", "6"]) == 1
+    assert runs_of_nothing == [1, 2, 3, 4, 5, 6]
+    assert capsys.readouterr().out.splitlines()[-1] == "6 runs, 1 failed; 54 tests, 1 failures of 1 tests"
+
+
+def test_runs_of_other_files_or_other_tests_count_for_nothing(
+    runs_of_nothing: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_steady.main(["--runs", "1", "--seed", "1"])
+    check_steady.main(["--runs", "1", "--seed", "1", "--", "tests/unit_tests"])
+    monkeypatch.setattr(check_steady, "state_of_files", lambda: "one commit+changes")
+    check_steady.main(["--runs", "1", "--seed", "1"])
+    assert runs_of_nothing == [1, 1, 1]
+
+
+def test_a_change_that_is_not_committed_is_another_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"diff": "", "status": "", "rev-parse": "abc\n"}
+    monkeypatch.setattr(
+        check_steady.subprocess, "run", lambda command, **options: SimpleNamespace(stdout=said[command[1]])
+    )
+    assert check_steady.state_of_files() == "abc"
+    said["diff"] = "+ a line"
+    assert check_steady.state_of_files() != "abc"

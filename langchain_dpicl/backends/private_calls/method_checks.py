@@ -155,7 +155,7 @@ def is_within(module: str, names: Sequence[str]) -> bool:
 
 def is_shown(module: str, place: Place | None) -> bool:
     """Whether the version installed of a module was shown to see no bodies at a place."""
-    return any(
+    return place is not None and any(
         rule.place == place
         and is_within(module, [rule.module])
         and rule.since <= _version(rule.distribution) < rule.below

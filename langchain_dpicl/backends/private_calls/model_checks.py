@@ -431,8 +431,11 @@ def _is_of_sdk(base: type) -> bool:
 
 
 def _is_http(kind: type) -> bool:
-    names = [(top_of(base.__module__), base.__name__) for base in kind.__mro__]
-    return any(name in _TRANSPORTS or (top in HTTP and name == "BaseClient") for top, name in names)
+    for base in kind.__mro__:
+        name = base.__name__
+        if name in _TRANSPORTS or (name == "BaseClient" and top_of(base.__module__) in HTTP):
+            return True
+    return False
 
 
 def _is_looked_at(base: type) -> bool:

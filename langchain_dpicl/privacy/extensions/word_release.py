@@ -201,9 +201,9 @@ class UnitPairs(ClosedClass):
           known: the released words.
           gone: released words that are in no pair.
         """
-        held, known = dict[str, None](), known - gone
+        held = dict[str, None]()
         for record in records:
-            kept = [word for word in _texts_words(record.get(self.name)) if word in known]
+            kept = [word for word in _texts_words(record.get(self.name)) if word in known and word not in gone]
             held.update(dict.fromkeys(f"{left} {right}" for left, right in pairwise(kept) if left != right))
         return tuple(held)[: self.max_words]
 

@@ -48,11 +48,14 @@ def weekly(ledger: Budget, name: str = "weekly", extent: tuple[int, int | None] 
 # -- random schedules against an oracle that shares no rule -----------------------------------------------------------
 
 
+SCHEDULES = (*range(240), 289, 378, 530, 543, 584, 618, 639, 781, 855, 981)
+"""The last ten found one of ten mistakes that were planted in the sums by window, where few others did."""
+
+
 @pytest.mark.parametrize("exchange", [False, True], ids=["add_remove", "replace_one"])
-@pytest.mark.parametrize("first", range(0, 1000, 250))
-def test_no_random_schedule_gives_more_away_than_is_promised(first: int, *, exchange: bool) -> None:
+def test_no_random_schedule_gives_more_away_than_is_promised(*, exchange: bool) -> None:
     ratios = []
-    for seed in range(first, first + 250):
+    for seed in SCHEDULES:
         it = random_schedule(seed, exchange=exchange)
         ratios.append(it.ratio)
         assert ratios[-1] <= 1 + 1e-9, f"schedule {seed}"
