@@ -295,6 +295,25 @@ def right_chance(
     return _won(plan, columns, 0, _failed(plan, columns, threshold), threshold)
 
 
+def rough_ceiling(facts: RowFacts) -> float:
+    """Returns the chance of the right label without noise, roughly: for intervals."""
+    return facts.ceiling(draws=ROUGH_DRAWS)
+
+
+def ranges(right: float, low: float, high: float, *, ceiling: float, most: tuple[float, float]) -> dict[str, float]:
+    """Returns the chance of the right label and its ceiling, each with its range; no end lies above its ceiling."""
+    low, high = min(low, right), max(high, right)
+    ceiling = max(ceiling, right)
+    return {
+        "right_label_prob": right,
+        "right_label_low": low,
+        "right_label_high": high,
+        "ceiling_prob": ceiling,
+        "ceiling_low": max(min(most[0], ceiling), low),
+        "ceiling_high": max(most[1], ceiling, high),
+    }
+
+
 def chances_of_votes(
     plan: ReleasePlan, votes: np.ndarray, *, threshold: float | None = None, ceiling: float = 1.0
 ) -> VoteChances:
