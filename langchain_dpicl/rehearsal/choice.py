@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -251,20 +251,16 @@ def _plans(
         if (most is None or expected_rows(shape, public_size) <= most) and shape.takes_wordings(wordings)
     }
     made: dict[RowDesign, QueryPlan] = {}
-    known: dict[str, dict[float, float]] = {}
-    for shape in _ends_first(shapes, key=lambda one: shapes[one]):
-        noise, rate = shapes[shape]
-        near = _noise_near(known.setdefault(noise, {}), rate)
-        made[shape] = plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, near=near, **terms)
-        known[noise][rate] = made[shape].noise_multiplier
+    for noise in dict.fromkeys(name for name, _ in shapes.values()):
+        known: dict[float, float] = {}
+        ranked = sorted((shape for shape in shapes if shapes[shape][0] == noise), key=lambda shape: shapes[shape][1])
+        # The ends and the middle first: the noise of the others is guessed well from theirs.
+        for shape in dict.fromkeys((ranked[0], ranked[-1], ranked[len(ranked) // 2], *ranked)):
+            rate = shapes[shape][1]
+            near = _noise_near(known, rate)
+            made[shape] = plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, near=near, **terms)
+            known[rate] = made[shape].noise_multiplier
     return [made[shape] for shape in shapes]
-
-
-def _ends_first(shapes: Iterable[RowDesign], *, key: Callable[[RowDesign], Any]) -> list[RowDesign]:
-    """Returns shapes in an order in which most of them lie between others that come before."""
-    ranked = sorted(shapes, key=key)
-    first = [0, len(ranked) - 1, len(ranked) // 2]
-    return list(dict.fromkeys([*(ranked[place] for place in first if ranked), *ranked]))
 
 
 def _noise_near(known: Mapping[float, float], rate: float) -> float | None:
