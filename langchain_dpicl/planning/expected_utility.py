@@ -470,6 +470,8 @@ def _is_votes(values: np.ndarray) -> bool:
 
 
 _MOST_VOTES = 10_000
+_FEW_RIVALS = 6
+"""Rivals up to which it takes longer to put the ones without votes aside."""
 
 
 def _outdo_votes(chance: np.ndarray, own: np.ndarray, votes: np.ndarray, scale: float, noise: np.ndarray) -> None:
@@ -490,6 +492,10 @@ def _outdo_votes(chance: np.ndarray, own: np.ndarray, votes: np.ndarray, scale: 
         table = special.ndtr((gaps / scale)[:, :, None] + noise[first][:, None, :]).reshape(-1, noise.shape[1])
         places = np.arange(gaps.size).reshape(gaps.shape)
     own = own - low
+    if votes.shape[1] <= _FEW_RIVALS:
+        for column in votes.T:
+            chance *= table[places[own, column]]
+        return
     votes = -np.sort(-votes, axis=1)
     num_voted = (votes > 0).sum(axis=1)
     order = np.argsort(-num_voted, kind="stable")
