@@ -36,6 +36,7 @@ PARTS = {
     "local": "texts of a local model",
     "retrieval": "queries of many documents",
     "growth": "everything else that grows",
+    "plans": "plans of every method",
 }
 """Name of each part, and what it measures."""
 

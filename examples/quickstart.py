@@ -21,11 +21,9 @@ from langchain_dpicl import (
     GenerationTask,
     PrivacyBudgetCallbackHandler,
     PrivateExamples,
-    Rows,
 )
 
 SIZE = 1500  # declared number of customers per label; public
-NUM_SLOTS = 40  # twice as many prompts write a token together
 QUESTIONS = ("The shop refused my card.", "When does a transfer to Spain arrive?", "The ATM gave me no cash.")
 
 
@@ -55,7 +53,6 @@ def main() -> None:
         llm=EmbeddedLLM(),  # sees the private prompts
         budget=budget,
         epsilon=0.5,
-        rows=Rows(units=2 * NUM_SLOTS),
         max_tokens=20,
         instruction="Questions of bank customers.",
         task=GenerationTask(record_prompt="topic: {label}\nquestion: {text}"),

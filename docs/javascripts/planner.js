@@ -26,8 +26,8 @@
     const money = (found.tokens_in * price("in") + found.tokens_out * price("out")) / 1e6;
     const points = `${found.takes} point${found.takes === 1 ? "" : "s"}`;
     const rows = [
-      ["Right answers", `${found.right} % (${found.low} to ${found.high}), at most ${found.at_most} % whatever the ` +
-        `noise; the noise takes ${points}. This rests on a GUESS about your model: dpicl rehearse FILE measures it, free.`],
+      ["Right answers", `${found.right} % (${found.low} to ${found.high}), at most ${found.at_most} % ` +
+        `(${found.most_low} to ${found.most_high}) whatever the noise; the noise takes ${points}. This rests on a GUESS about your model: dpicl rehearse FILE measures it, free.`],
       ["Attacker's belief", `${100 * data.priors[place("prior")]} % becomes at most ${belief} %, on average over ` +
         "what is released. Proved, not guessed."],
       ["Calls", `${many(found.private)} private + ${many(found.public)} public, ${many(found.tokens_in)} tokens in, ` +

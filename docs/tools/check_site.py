@@ -387,7 +387,8 @@ def planner(browser: Browser, address: str, data: dict[str, Any]) -> list[str]:
             cell = numbers.cell_of(data, **chosen)
             after = data["beliefs"][prior][at["epsilon"]]
             wanted = {
-                "Right answers": "{right} % ({low} to {high}), at most {at_most} % whatever the noise; ".format(**cell),
+                "Right answers": "{right} % ({low} to {high}), at most {at_most} % ".format(**cell)
+                + "({most_low} to {most_high}) whatever the noise; ".format(**cell),
                 "Attacker's belief": f"{100 * data['priors'][prior]:g} % becomes at most {after:g} %, ",
                 "Calls": "{private:,} private + {public:,} public, {tokens_in:,} tokens in, {tokens_out:,} out ".format(
                     **cell

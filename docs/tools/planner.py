@@ -39,7 +39,8 @@ QUESTIONS = {
     "labels": "Labels an answer can have",
     "prior": "The attacker's belief before",
 }
-FIELDS = ("right", "low", "high", "at_most", "takes", "private", "public", "tokens_in", "tokens_out", "advises")
+CHANCES = ("right", "low", "high", "at_most", "most_low", "most_high", "takes")
+FIELDS = (*CHANCES, "private", "public", "tokens_in", "tokens_out", "advises")
 
 
 def cell(epsilon: float, records: int, queries: int, labels: int) -> dict[str, int]:
@@ -59,7 +60,8 @@ def cell(epsilon: float, records: int, queries: int, labels: int) -> dict[str, i
     )
     out = json.loads(planned(settings, compares=False, as_json=True))
     signal, cost = out["signal"], out["cost"]
-    chances = ("right_label_prob", "right_label_low", "right_label_high", "ceiling_prob", "noise_takes")
+    names = ("right_label_prob", "right_label_low", "right_label_high", "ceiling_prob", "ceiling_low", "ceiling_high")
+    chances = (*names, "noise_takes")
     return dict(
         zip(
             FIELDS,

@@ -237,7 +237,7 @@ def load_embeddings(name: str) -> Any:
 
 def _resolved(option: str, name: str, make: Callable[[str], Any], *, expected: str) -> Any:
     """Returns what LangChain makes of "provider:model", or the object that "module:attribute" names."""
-    if not _names_provider(name):
+    if not names_provider(name):
         return load_named(option, name, expected=expected)
     try:
         return make(name)
@@ -248,7 +248,7 @@ def _resolved(option: str, name: str, make: Callable[[str], Any], *, expected: s
     raise ConfigurationError(f"{option}: {said}")
 
 
-def _names_provider(name: str) -> bool:
+def names_provider(name: str) -> bool:
     """Whether a name is "provider:model" of LangChain, unless a module in the current folder has the provider's name.
 
     A provider and its client's package often share a name (openai, anthropic).

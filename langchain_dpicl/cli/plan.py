@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
 from langchain_dpicl.cli.document_plans import documents_output, documents_text
 from langchain_dpicl.exceptions import ConfigurationError
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from langchain_dpicl.planning.share_plan import Cost
     from langchain_dpicl.privacy.extensions.word_release import WordRelease
     from langchain_dpicl.rehearsal.choice import FreeRival, Proposal
+    from langchain_dpicl.rehearsal.rehearsal import Rehearsal
     from langchain_dpicl.runs.query_plan import QueryOption, RowsPlan
     from langchain_dpicl.soft_prompts.plan import TrainingPlan
 
@@ -438,15 +441,19 @@ def _source(settings: Settings) -> RowSource:
 
 def _readings(settings: Settings, source: RowSource) -> dict[bool, int]:
     """Returns the calls per row, by whether rows are divided by those on content-free inputs."""
-    asked, calls = (settings.get("answers") or LabelAnswers()).calibrate, settings.cost.calls_per_row
-    content_free: Sequence[str] = getattr(
-        source, "content_free", (settings.get("answers") or LabelAnswers()).content_free
-    )
+    from langchain_dpicl.cli.inputs import names_provider
+
+    answers = settings.get("answers") or LabelAnswers()
+    asked, calls = answers.calibrate, settings.cost.calls_per_row
+    content_free: Sequence[str] = getattr(source, "content_free", answers.content_free)
     known: Sequence[bool] = getattr(source, "readings", (bool(asked),))
     reads = [read for read in known if asked is None or read == asked]
     if not reads:
         raise fail("answers.calibrate", f"one of {list(known)}, as rows were rehearsed", asked)
-    return {read: calls or (1 + len(content_free) if read else 1) for read in reads}
+    # Where nothing is asked for or rehearsed, rows are calibrated unless the model answers in text, as chats do.
+    usual = asked is None and not hasattr(source, "readings") and answers.votes != "text"
+    calibrates = usual and not names_provider(settings.model.name)
+    return {read: calls or (1 + len(content_free) if read or calibrates else 1) for read in reads}
 
 
 def _best_reading(plan: RowsPlan, source: RowSource, readings: Mapping[bool, int], labels: int) -> bool:
@@ -460,25 +467,46 @@ def _best_reading(plan: RowsPlan, source: RowSource, readings: Mapping[bool, int
 
 def _signal(expected: Output, proposal: Proposal | None) -> Output:
     """Returns what is expected; of rows that a rehearsal chose, what was predicted apart from the choice."""
+    from langchain_dpicl.planning.expected_utility import ranges
+
     taken = expected["without_noise_prob"] - expected["right_label_prob"] - expected.get("abstain_prob", 0.0)
     signal = {**expected, "noise_takes": max(0.0, taken)}
     if proposal is not None:
-        names = ("right_label_prob", "right_label_low", "right_label_high", "ceiling_prob")
-        signal |= {name: value for name, value in proposal.to_dict().items() if name in names}
+        most = signal["ceiling_low"], signal["ceiling_high"]
+        signal |= ranges(proposal.right, proposal.low, proposal.high, ceiling=proposal.at_most, most=most)
     return signal
 
 
-def _verdict(signal: Output, source: RowSource, proposal: Proposal | None) -> Output:
-    """Returns what is free and how the plan compares with it, as far as a rehearsal says so."""
-    from langchain_dpicl.rehearsal.choice import best_free, verdict_of
+def _verdict(
+    signal: Output, source: RowSource, proposal: Proposal | None, rights: Callable[[Rehearsal], Sequence[float]]
+) -> Output:
+    """Returns what is free and how the plan compares with it, as far as a rehearsal says so.
+
+    Args:
+      signal: what is expected.
+      source: what that rests on.
+      proposal: of rows that were chosen; None: they were given.
+      rights: the chance of the right label on each resample of a rehearsal.
+    """
+    from langchain_dpicl.rehearsal.choice import against_free, best_free
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 
     if not isinstance(source, Rehearsal):
         return {}
     free: FreeRival = best_free(source)
-    gain = signal["right_label_prob"] - free.right
-    verdict = verdict_of(gain) if proposal is None else proposal.verdict
+    if proposal is not None:
+        return {"free": dataclasses.asdict(free), "verdict": proposal.verdict}
+    _, verdict = against_free(source, signal["right_label_prob"], np.array(rights(source)))
     return {"free": dataclasses.asdict(free), "verdict": verdict}
+
+
+def _resampled(plan: RowsPlan, rehearsal: Rehearsal, calibrated: bool) -> Sequence[float]:
+    """Returns the chance of the right label on each resample of a rehearsal."""
+    from langchain_dpicl.planning.expected_utility import right_chances, shot_law
+
+    law = shot_law(plan.release, plan.public_size)
+    found: list[float] = right_chances(plan.release, plan.public_size, rehearsal.resampled(law, calibrated)).tolist()
+    return found
 
 
 def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer queries") -> list[str]:
@@ -489,8 +517,8 @@ def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer qu
     numbers = {name: 100 * signal[name] for name in _SHOWN}
     lines = [
         "signal   right label {right_label_prob:.0f} % ({right_label_low:.0f} to {right_label_high:.0f}), at most "
-        "{ceiling_prob:.0f} % whatever the noise; the noise takes ".format(**numbers)
-        + _points(signal["noise_takes"])
+        "{ceiling_prob:.0f} % ({ceiling_low:.0f} to {ceiling_high:.0f}) whatever the noise; ".format(**numbers)
+        + f"the noise takes {_points(signal['noise_takes'])}"
         + abstained,
         "         {row_right:.0f} % of rows are right, with a correlation of ".format(**numbers)
         + f"{signal['row_correlation']:.2f}; {_rests_on(signal['rests_on'])}",
@@ -506,7 +534,15 @@ def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer qu
     return lines
 
 
-_SHOWN = ("right_label_prob", "right_label_low", "right_label_high", "ceiling_prob", "row_right")
+_SHOWN = (
+    "right_label_prob",
+    "right_label_low",
+    "right_label_high",
+    "ceiling_prob",
+    "ceiling_low",
+    "ceiling_high",
+    "row_right",
+)
 
 
 def _rests_on(words: str) -> str:
@@ -627,7 +663,7 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         "plan": {"labels": labels, **plan.to_dict()},
         "cost": _cost_of(cost, settings, max_queries=plan.max_queries),
         "signal": signal,
-        **_verdict(signal, source, own),
+        **_verdict(signal, source, own, lambda found: _resampled(plan, found, reads)),
         "options": [],
     }
     if chosen.proposal is not None:
@@ -763,11 +799,16 @@ def _retrieval(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     found = plan.expected(participants=participants, source=source, calibrated=reads)
     signal = _signal({**found, "row_correlation": facts(reads).correlation}, None)
     cost = plan.cost(participants=participants, **_caps(settings, readings[reads]))
+
+    def rights(found: Rehearsal) -> list[float]:
+        drawn = found.resampled(((1, 1.0),), reads)
+        return [plan.right_chance(one, participants=participants) for one in drawn]
+
     return {
         "plan": plan.to_dict(),
         "cost": _cost_of(cost, settings, max_queries=1),
         "signal": {"participants": participants, **signal},
-        **_verdict(signal, source, None),
+        **_verdict(signal, source, None, rights),
     }
 
 
@@ -841,7 +882,7 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         "plan": {"labels": labels, "public_inputs": guess.public_inputs, **plan.to_dict()},
         "cost": _cost_of(cost, settings, max_queries=plan.max_queries),
         "signal": {"chance": guess.chance, "right_rows_needed": needed, **signal},
-        **_verdict(signal, source, own),
+        **_verdict(signal, source, own, lambda found: _resampled(plan, found, reads)),
         "teachers": _teacher_prices(plan, settings, labels),
         "options": [],
     }

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
 from langchain_dpicl.cli.inputs import check_out, load_model, read_records
 from langchain_dpicl.cli.plan import toml_lines
@@ -398,12 +400,12 @@ def _retrieval(
     delta: float,
 ) -> Iterator[TriedOption]:
     """Yields votes of retrieved documents: rows of one document, which are taken to be worth a random one."""
-    from langchain_dpicl.rehearsal.choice import best_free, verdict_of
+    from langchain_dpicl.rehearsal.choice import against_free
     from langchain_dpicl.rehearsal.trying import EPSILONS, TriedOption
     from langchain_dpicl.retrieval.plan import plan_retrieval
 
     queries, prices = settings.get("max_queries", 100), settings.cost
-    labels, rival = len(rehearsal.labels), max(rival.right for rival in (best_free(rehearsal), *free))
+    labels = len(rehearsal.labels)
     reads = max(rehearsal.readings, key=lambda read: rehearsal.facts(shots=1.0, calibrated=read).right)
     calls = 1 + len(rehearsal.content_free) if reads else 1
     for epsilon in EPSILONS:
@@ -417,7 +419,11 @@ def _retrieval(
             calls_per_row=calls,
             num_queries=queries,
         )
-        gain = found["right_label_prob"] - rival
+        rights = [
+            plan.right_chance(facts, participants=arguments.documents)
+            for facts in rehearsal.resampled(((1, 1.0),), reads)
+        ]
+        gain, verdict = against_free(rehearsal, found["right_label_prob"], np.array(rights), free=free)
         yield TriedOption(
             component="retrieval",
             epsilon=epsilon,
@@ -427,7 +433,7 @@ def _retrieval(
             high=found["right_label_high"],
             at_most=found["ceiling_prob"],
             gain=gain,
-            verdict=verdict_of(gain),
+            verdict=verdict,
             design=f"{plan.release.num_slots} slots, gaussian, {arguments.participations} answers of each document"
             + (", calibrated" if reads else ""),
             calls=cost.private_calls + cost.public_calls,

@@ -7,7 +7,7 @@ import functools
 import html
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -23,7 +23,8 @@ from typing import (
 )
 
 from annotated_types import Gt, Interval
-from pydantic import ConfigDict, SkipValidation, Strict, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, SkipValidation, Strict, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from langchain_dpicl._calls import did_you_mean
 from langchain_dpicl.exceptions import ConfigurationError
@@ -64,7 +65,17 @@ NotNegative: TypeAlias = Annotated[float, Interval(ge=0)]
 Probability: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
 Delta: TypeAlias = Annotated[float, Interval(ge=0, lt=1)]
 Share: TypeAlias = Annotated[float, Interval(gt=0, le=1)]
-Texts: TypeAlias = Annotated[tuple[Annotated[str, Strict()], ...], Strict(strict=False)]
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, Iterator):  # it may never end
+        raise PydanticCustomError("listed", "a list")
+    return value
+
+
+LISTED = BeforeValidator(_listed)
+"""Refuses an iterator, before anything is taken from it."""
+Texts: TypeAlias = Annotated[tuple[Annotated[str, Strict()], ...], Strict(strict=False), LISTED]
 """Texts; a list becomes a tuple."""
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Strict
 
-from langchain_dpicl.options.base import Count, Live, Option, Positive, Share, TemplateLike, Texts, option_of
+from langchain_dpicl.options.base import LISTED, Count, Live, Option, Positive, Share, TemplateLike, Texts, option_of
 from langchain_dpicl.privacy._validate import fail, plain_or_type
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class FewShotTask(Option):
     example_separator: str = "\n\n"
     labels: Texts | None = None
     verbalizers: Mapping[str, str | Texts] | None = None
-    wordings: Annotated[tuple[FewShotTask, ...], Strict(strict=False)] = ()
+    wordings: Annotated[tuple[FewShotTask, ...], Strict(strict=False), LISTED] = ()
 
     def _check_together(self) -> None:
         for wording in self.wordings:

@@ -126,6 +126,7 @@ _NOISE = {"gaussian": _normal, "gumbel": _gumbel}
 """The chance that noise stays below, and its density."""
 
 
+@functools.lru_cache(maxsize=16)
 def _between_0_and_1(count: int) -> tuple[Floats, Floats]:
     """Returns nodes and weights of Gauss-Legendre quadrature."""
     nodes, weights = np.polynomial.legendre.leggauss(count)

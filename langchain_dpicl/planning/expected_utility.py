@@ -295,6 +295,25 @@ def right_chance(
     return _won(plan, columns, 0, _failed(plan, columns, threshold), threshold)
 
 
+def rough_ceiling(facts: RowFacts) -> float:
+    """Returns the chance of the right label without noise, roughly: for intervals."""
+    return facts.ceiling(draws=ROUGH_DRAWS)
+
+
+def ranges(right: float, low: float, high: float, *, ceiling: float, most: tuple[float, float]) -> dict[str, float]:
+    """Returns the chance of the right label and its ceiling, each with its range; no end lies above its ceiling."""
+    low, high = min(low, right), max(high, right)
+    ceiling = max(ceiling, right)
+    return {
+        "right_label_prob": right,
+        "right_label_low": low,
+        "right_label_high": high,
+        "ceiling_prob": ceiling,
+        "ceiling_low": max(min(most[0], ceiling), low),
+        "ceiling_high": max(most[1], ceiling, high),
+    }
+
+
 def chances_of_votes(
     plan: ReleasePlan, votes: np.ndarray, *, threshold: float | None = None, ceiling: float = 1.0
 ) -> VoteChances:
@@ -451,6 +470,8 @@ def _is_votes(values: np.ndarray) -> bool:
 
 
 _MOST_VOTES = 10_000
+_FEW_RIVALS = 6
+"""Rivals up to which it takes longer to put the ones without votes aside."""
 
 
 def _outdo_votes(chance: np.ndarray, own: np.ndarray, votes: np.ndarray, scale: float, noise: np.ndarray) -> None:
@@ -471,6 +492,10 @@ def _outdo_votes(chance: np.ndarray, own: np.ndarray, votes: np.ndarray, scale: 
         table = special.ndtr((gaps / scale)[:, :, None] + noise[first][:, None, :]).reshape(-1, noise.shape[1])
         places = np.arange(gaps.size).reshape(gaps.shape)
     own = own - low
+    if votes.shape[1] <= _FEW_RIVALS:
+        for column in votes.T:
+            chance *= table[places[own, column]]
+        return
     votes = -np.sort(-votes, axis=1)
     num_voted = (votes > 0).sum(axis=1)
     order = np.argsort(-num_voted, kind="stable")

@@ -125,15 +125,23 @@ class RowFacts:
         """
         return (chance(self),) * 2
 
-    def shares(self) -> Floats:
-        """Returns float64[questions, labels]: the chances of a row's vote on each of many questions, right first."""
-        right = np.repeat(_right_quantiles(self.right, self.correlation), _draws(self.labels))
+    def shares(self, *, draws: int | None = None) -> Floats:
+        """Returns float64[questions, labels]: the chances of a row's vote on each of many questions, right first.
+
+        Args:
+          draws: as of `votes`.
+        """
+        right = np.repeat(_right_quantiles(self.right, self.correlation), draws or _draws(self.labels))
         wrong = (1.0 - right) * (1.0 - self.silent)
         return np.concatenate([right[:, None], wrong[:, None] * _spread(self.rival, self.labels, right.size)], axis=1)
 
-    def ceiling(self) -> float:
-        """Returns the chance of the right label with any number of such rows and no noise: the most there is."""
-        shares = self.shares()
+    def ceiling(self, *, draws: int | None = None) -> float:
+        """Returns the chance of the right label with any number of such rows and no noise: the most there is.
+
+        Args:
+          draws: as of `votes`.
+        """
+        shares = self.shares(draws=draws)
         return float(_wins_fairly(shares).mean())
 
     def votes(self, trials: int, used: float, *, draws: int | None = None) -> Floats:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -159,6 +159,7 @@ def propose_rows(
     calibrate: bool | None = None,
     max_calls: int | None = None,
     wordings: int = 1,
+    free: Sequence[FreeRival] = (),
 ) -> Proposal:
     """Chooses rows and noise for votes from a rehearsal.
 
@@ -176,6 +177,7 @@ def propose_rows(
       calibrate: how rows are read; None: as the rehearsal speaks for.
       max_calls: most private calls of one query.
       wordings: public wordings that slots read in turn; several leave unit rows out.
+      free: further answers that cost no privacy, with their chances on the questions of the rehearsal.
 
     Raises:
       ConfigurationError: a number out of range, no design within `max_calls`, or rows were not read that way.
@@ -201,15 +203,15 @@ def propose_rows(
     options = [option for option in options if max_calls is None or option.calls <= max_calls]
     if not options:
         raise fail("max_calls", "at least the rows of the smallest design", max_calls)
-    search = _Search(rehearsal, options)
+    search = _Search(rehearsal, options, tuple(free))
     chosen, rival = options[search.best(_ALL)], search.rivals[search.best_free(_ALL)]
     right, gain = search.cross_fitted()
     # A rival that is chosen with half of the questions is a poor one; the best with all of them has to be beaten too.
     gain = min(gain, right - rival.right)
     facts = mean_facts(rehearsal, labels=len(rehearsal.labels), law=chosen.law, calibrated=chosen.calibrated)
-    rights, gains = search.resampled(chosen, rival)
+    rights = chosen.rights(rehearsal.resampled(chosen.law, chosen.calibrated))
     half = WIDER * 1.645 * float(np.std(rights))
-    gain_low = gain - WIDER * _SURE * float(np.std(gains))
+    gain_low = gain - _margin(rehearsal, rights, rival)
     return Proposal(
         plan=chosen.plan,
         calibrated=chosen.calibrated,
@@ -249,20 +251,16 @@ def _plans(
         if (most is None or expected_rows(shape, public_size) <= most) and shape.takes_wordings(wordings)
     }
     made: dict[RowDesign, QueryPlan] = {}
-    known: dict[str, dict[float, float]] = {}
-    for shape in _ends_first(shapes, key=lambda one: shapes[one]):
-        noise, rate = shapes[shape]
-        near = _noise_near(known.setdefault(noise, {}), rate)
-        made[shape] = plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, near=near, **terms)
-        known[noise][rate] = made[shape].noise_multiplier
+    for noise in dict.fromkeys(name for name, _ in shapes.values()):
+        known: dict[float, float] = {}
+        ranked = sorted((shape for shape in shapes if shapes[shape][0] == noise), key=lambda shape: shapes[shape][1])
+        # The ends and the middle first: the noise of the others is guessed well from theirs.
+        for shape in dict.fromkeys((ranked[0], ranked[-1], ranked[len(ranked) // 2], *ranked)):
+            rate = shapes[shape][1]
+            near = _noise_near(known, rate)
+            made[shape] = plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, near=near, **terms)
+            known[rate] = made[shape].noise_multiplier
     return [made[shape] for shape in shapes]
-
-
-def _ends_first(shapes: Iterable[RowDesign], *, key: Callable[[RowDesign], Any]) -> list[RowDesign]:
-    """Returns shapes in an order in which most of them lie between others that come before."""
-    ranked = sorted(shapes, key=key)
-    first = [0, len(ranked) - 1, len(ranked) // 2]
-    return list(dict.fromkeys([*(ranked[place] for place in first if ranked), *ranked]))
 
 
 def _noise_near(known: Mapping[float, float], rate: float) -> float | None:
@@ -313,6 +311,7 @@ class _Search:
 
     rehearsal: Rehearsal
     options: Sequence[_Option]
+    further: tuple[FreeRival, ...]
 
     @functools.cached_property
     def parts(self) -> list[Weights]:
@@ -331,7 +330,7 @@ class _Search:
 
     @functools.cached_property
     def rivals(self) -> list[FreeRival]:
-        return list(_every_rival(self.rehearsal))
+        return [*_every_rival(self.rehearsal), *self.further]
 
     @functools.cached_property
     def free(self) -> Floats:
@@ -357,10 +356,35 @@ class _Search:
         means = np.mean(found, axis=0)
         return float(means[0]), float(means[1])
 
-    def resampled(self, option: _Option, rival: FreeRival) -> tuple[Floats, Floats]:
-        """Returns the plan's chance and its gain over the rival, on resamples of the questions."""
-        rights = option.rights(self.rehearsal.resampled(option.law, option.calibrated))
-        return rights, rights - rights_of(self.rehearsal, rival, self.rehearsal.resamples)
+
+_REHEARSED = ("zero-shot", "zero-shot, calibrated")
+"""Names of the prompts that a rehearsal asks; of another answer it knows no single question."""
+
+
+def against_free(
+    rehearsal: Rehearsal, right: float, rights: Floats, *, free: Sequence[FreeRival] = ()
+) -> tuple[float, Verdict]:
+    """Returns the gain of a plan whose rows were given over the best that is free, and what follows.
+
+    Args:
+      rehearsal: says what is free.
+      right: the plan's chance of the right label.
+      rights: the same on each of the rehearsal's resamples.
+      free: as of `propose_rows`.
+    """
+    rival = max((best_free(rehearsal), *free), key=lambda one: one.right)
+    gain = right - rival.right
+    is_sure = gain > _margin(rehearsal, rights, rival) and rehearsal.origin == "same"
+    return gain, verdict_of(gain, is_sure=is_sure)
+
+
+def _margin(rehearsal: Rehearsal, rights: Floats, rival: FreeRival) -> float:
+    """Returns how much of a gain may be chance: to the end of its one-sided 90 % interval."""
+    deviation = float(np.std(rights - rights_of(rehearsal, rival, rehearsal.resamples)))
+    if rival.shots == 0 and rival.label is None and rival.name not in _REHEARSED:
+        # Not known question by question, so the two are not compared pair by pair: their variances are added.
+        deviation = math.sqrt(deviation**2 + rival.right * (1.0 - rival.right) / len(rehearsal.gold))
+    return WIDER * _SURE * deviation
 
 
 def free_rivals(rehearsal: Rehearsal) -> Iterator[FreeRival]:
@@ -375,7 +399,7 @@ def _every_rival(rehearsal: Rehearsal) -> Iterator[FreeRival]:
     for label, share in zip(rehearsal.labels, rehearsal.label_shares(), strict=True):
         yield FreeRival(f"always {label!r}, the most frequent label", 0, False, share, label)
     for read in rehearsal.readings:
-        name = "zero-shot, calibrated" if read else "zero-shot"
+        name = _REHEARSED[read]
         yield FreeRival(name, 0, read, rehearsal.zero_shot(read))
         for shots in rehearsal.shots(read):
             if shots >= min(RowHint().shots, max(rehearsal.shots(read))):
@@ -390,6 +414,8 @@ def rights_of(rehearsal: Rehearsal, rival: FreeRival, weightings: Sequence[Weigh
         return rehearsal.free_votes(
             rows=FREE_ROWS, shots=rival.shots, calibrated=rival.calibrated, weightings=weightings
         )
+    if rival.name not in _REHEARSED and rival.label is None:
+        return np.full(len(weightings), rival.right)
     if rival.label is None:
         return np.array([rehearsal.zero_shot(rival.calibrated, weights=weights) for weights in weightings])
     place = rehearsal.labels.index(rival.label)

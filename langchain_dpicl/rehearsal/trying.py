@@ -17,7 +17,6 @@ from langchain_dpicl.rehearsal.choice import (
     best_votes,
     free_rivals,
     propose_rows,
-    verdict_of,
 )
 from langchain_dpicl.rehearsal.rehearsal import Rehearsal
 from langchain_dpicl.runs.release_run import new_bar, tick
@@ -263,10 +262,9 @@ def try_components(
             max_queries=count,
             adjacency=adjacency,
             max_calls=max_calls,
+            free=also,
         )
         calls = 1 + len(rehearsal.content_free) if found.calibrated else 1
-        # The rehearsal knows its own rivals; a further one that is better leaves less of the gain.
-        gain = min([found.gain, *(found.right - rival.right for rival in also)])
         cost = found.plan.cost(**caps, calls_per_row=calls)
         return TriedOption(
             component=component,
@@ -276,8 +274,8 @@ def try_components(
             low=found.low,
             high=found.high,
             at_most=found.at_most,
-            gain=gain,
-            verdict=found.verdict if gain == found.gain else verdict_of(gain),
+            gain=found.gain,
+            verdict=found.verdict,
             design=_in_words(found),
             calls=cost.private_calls + cost.public_calls,
             money=cost.money(price_in=prices[0], price_out=prices[1]),

@@ -14,7 +14,13 @@ from langchain_dpicl.budget.budget import Budget
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers, Noise, Retrieval
 from langchain_dpicl.options.rows import noise_with
-from langchain_dpicl.planning.expected_utility import ROUGH_DRAWS, right_with_normal_noise, top_with_normal_noise
+from langchain_dpicl.planning.expected_utility import (
+    ROUGH_DRAWS,
+    ranges,
+    right_with_normal_noise,
+    rough_ceiling,
+    top_with_normal_noise,
+)
 from langchain_dpicl.planning.row_law import RowFacts, RowGuess, RowSource, mean_facts, wins_fairly
 from langchain_dpicl.planning.share_plan import Cost, SharePlan, check_counts, with_noise_for
 from langchain_dpicl.privacy._validate import Adjacency, check_int, check_positive_delta, fail
@@ -139,8 +145,7 @@ class RetrievalPlan(SharePlan):
         """
         check_int("participants", participants, low=0)
         width = check_int("labels", self.width if labels is None else labels, low=2)
-        slots = self.release.num_slots
-        rows = participants if slots is None else min(slots, participants)
+        rows = self._rows(participants)
         rests, law = source or RowGuess(), ((1, 1.0),)
         facts = mean_facts(rests, labels=width, law=law, calibrated=calibrated)
         # The votes of very many rows are as those of fewer, multiplied: what is left to chance in them is small.
@@ -149,23 +154,35 @@ class RetrievalPlan(SharePlan):
         right = right_with_normal_noise(votes, self.noise_stddev)
 
         def chance(other: RowFacts) -> float:
-            few = times * other.votes(drawn, 1.0, draws=ROUGH_DRAWS)
-            return right_with_normal_noise(few, self.noise_stddev)
+            return self.right_chance(other, participants=participants)
 
         low, high = rests.interval(chance, labels=width, law=law, calibrated=calibrated)
+        most = rests.interval(rough_ceiling, labels=width, law=law, calibrated=calibrated)
         return {
             "rows": float(rows),
             "noise_stddev": self.noise_stddev,
             "noise_floor": self.noise_floor,
             "row_right": facts.right,
-            "right_label_prob": right,
-            "right_label_low": min(low, right),
-            "right_label_high": max(high, right),
+            **ranges(right, low, high, ceiling=facts.ceiling(), most=most),
             "without_noise_prob": float(wins_fairly(votes).mean()),
-            "ceiling_prob": max(facts.ceiling(), right),
             "passes_floor_prob": top_with_normal_noise(votes, self.noise_stddev, least=self.noise_floor),
             "rests_on": rests.rests_on,
         }
+
+    def right_chance(self, facts: RowFacts, *, participants: int) -> float:
+        """Returns the chance of the right label roughly, for intervals.
+
+        Args:
+          facts: the numbers of rows of one document.
+          participants: units that take part in a query.
+        """
+        rows = self._rows(participants)
+        few = max(1.0, rows / _MOST_DRAWN) * facts.votes(min(rows, _MOST_DRAWN), 1.0, draws=ROUGH_DRAWS)
+        return right_with_normal_noise(few, self.noise_stddev)
+
+    def _rows(self, participants: int) -> int:
+        slots = self.release.num_slots
+        return participants if slots is None else min(slots, participants)
 
     def _numbers(self) -> dict[str, Any]:
         return {

@@ -17,7 +17,9 @@ from langchain_dpicl.planning.expected_utility import (
     RowDesign,
     noise_scale,
     occupancy,
+    ranges,
     right_chance,
+    rough_ceiling,
     shot_law,
     vote_chances,
     with_redraw,
@@ -191,6 +193,7 @@ def expected_votes(
         return right_chance(release, size, facts=other, threshold=threshold, draws=ROUGH_DRAWS)
 
     low, high = rests.interval(right, labels=labels, law=law, calibrated=calibrated)
+    most = rests.interval(rough_ceiling, labels=labels, law=law, calibrated=calibrated)
     return {
         "expected_rows": fill.rows,
         "expected_shots": fill.shots,
@@ -198,13 +201,10 @@ def expected_votes(
         "row_right": facts.right,
         "row_correlation": facts.correlation,
         "row_rival": facts.rival,
-        "right_label_prob": chances.right,
-        "right_label_low": min(low, chances.right),
-        "right_label_high": max(high, chances.right),
+        **ranges(chances.right, low, high, ceiling=chances.ceiling, most=most),
         "wrong_label_prob": chances.wrong,
         "abstain_prob": chances.abstain,
         "without_noise_prob": chances.without_noise,
-        "ceiling_prob": max(chances.ceiling, chances.right),
         "rests_on": rests.rests_on,
     }
 

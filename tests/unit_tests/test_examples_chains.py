@@ -53,7 +53,7 @@ def with_canary(questions: Any, *, every: bool) -> Any:
 
 
 def test_the_quickstart_releases_answers_votes_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    with example("quickstart", SIZE=300, NUM_SLOTS=10) as quickstart:
+    with example("quickstart", SIZE=300) as quickstart:
         quickstart.bank_questions = with_canary(quickstart.bank_questions, every=False)
         quickstart.main()
     shown = capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_the_quickstart_releases_answers_votes_and_counts(capsys: pytest.Capture
 def test_the_quickstart_answers_by_a_provider_that_sees_no_record(
     by_wire: Provider, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with example("quickstart", provider=True, SIZE=300, NUM_SLOTS=10) as quickstart:
+    with example("quickstart", provider=True, SIZE=300) as quickstart:
         quickstart.bank_questions = with_canary(quickstart.bank_questions, every=False)
         quickstart.main()
     assert [request.body["model"] for request in by_wire.received] == ["gpt-4.1-mini"] * 3

@@ -42,7 +42,8 @@ def test_a_cell_is_what_the_command_prints(planner: Any, chosen: tuple[Any, ...]
     assert main([*command.split(), "--set", f"guess.labels={labels}", "--no-compare"]) == 0
     printed, cell = capsys.readouterr().out, planner.cell(*chosen)
     points = f"{cell['takes']} point{'' if cell['takes'] == 1 else 's'}"
-    said = "right label {right} % ({low} to {high}), at most {at_most} % whatever the noise; ".format(**cell)
+    said = "right label {right} % ({low} to {high}), at most {at_most} % ".format(**cell)
+    said += "({most_low} to {most_high}) whatever the noise; ".format(**cell)
     assert f"{said}the noise takes {points}\n" in printed
     calls = "{private:,} private + {public:,} public calls, {tokens_in:,} tokens in, {tokens_out:,} out".format(**cell)
     assert calls in printed

@@ -25,6 +25,7 @@ from langchain_dpicl.privacy.accounting.pld_grid import CurveBound
 Cost = Callable[[float], float]
 
 _NOISE_TOLERANCE = 1e-4
+_ROUGH_TOLERANCE = 0.02 + 1e-9  # the first steps from a good guess are as wide, give or take a rounding
 _STEP = 4.0
 
 
@@ -80,7 +81,7 @@ def calibrate(
         too_small, enough = bracket_near(rough, epsilon, start, low=low, high=high)
     guess = too_small if enough is None else enough
     if too_small is not None and enough is not None:
-        _, guess = narrow(rough, epsilon, (too_small, enough), tolerance=0.02)
+        _, guess = narrow(rough, epsilon, (too_small, enough), tolerance=_ROUGH_TOLERANCE)
     if is_rough and guess is not None and enough is not None:
         return guess
     too_small, enough = bracket_near(exact, epsilon, float(guess or low), low=low, high=high)

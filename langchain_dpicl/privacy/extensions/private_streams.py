@@ -30,6 +30,7 @@ from langchain_dpicl.privacy.data.units import (
     Declaration,
     Record,
     Units,
+    check_number,
     fields_of,
     make_declaration,
     read_record,
@@ -111,6 +112,8 @@ class PrivateStream(Opaque):
         if not isinstance(public_size, Mapping) or not public_size:
             advice = "Declare, say, {7: 400, 30: 1_200}: the people in a range of 7, and of 30 blocks."
             raise fail("public_size", "people by the length of a range in blocks", type(public_size).__name__, advice)
+        for people in public_size.values():
+            check_number("public_size", people)
         self._declared = make_declaration(
             dataset_id=dataset_id,
             public_size=max(public_size.values()),

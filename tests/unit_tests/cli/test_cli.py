@@ -335,13 +335,34 @@ class TestPlanOfAnswersToQueries:
         base = RowDesign.choose(rows="slots", num_slots=10, shots_per_slot=4)
         guess = RowGuess(skill=0.7, correlation=0.2)
         names = ("gumbel", "gaussian", "permute_and_flip")
-        options = compare_queries(2000, base=base, abstain_below=0.2, source=guess, mechanisms=names, **terms)
+        reads = {False: 2}  # the embedded model is calibrated
+        options = compare_queries(
+            2000, base=base, abstain_below=0.2, source=guess, mechanisms=names, readings=reads, **terms
+        )
         hidden = {"settings", "money"}
         shown = [{name: value for name, value in one.items() if name not in hidden} for one in out["options"]]
         assert shown == [option.to_dict() for option in options]
-        moneys = [option.plan.cost().money(price_in=2.0, price_out=0.0) for option in options]
+        moneys = [option.plan.cost(calls_per_row=2).money(price_in=2.0, price_out=0.0) for option in options]
         assert [one["money"] for one in out["options"]] == pytest.approx(moneys)
         assert out["recommendation"] == out["options"][0]
+
+    @pytest.mark.parametrize(
+        ("given", "calls"),
+        [
+            ((), 2),  # the embedded model is calibrated, as a component calibrates it
+            (("answers.calibrate=false",), 1),
+            (("answers.votes=text",), 1),
+            (("model.name=openai:gpt-4.1-mini",), 1),  # a chat answers in text
+            (("model.name=openai:gpt-4.1-mini", "answers.calibrate=true"), 2),
+            (("cost.calls_per_row=3",), 3),
+        ],
+    )
+    def test_a_row_makes_as_many_calls_as_that_of_a_component(
+        self, given: tuple[str, ...], calls: int, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        options = [part for one in given for part in ("--set", one)]
+        out = self.json(capsys, *THREE, "--set", "rows.slots=10", "--no-compare", *options)
+        assert out["cost"]["calls_per_query"] == calls * 11
 
     def test_fewer_rows_show_what_they_save(self, capsys: pytest.CaptureFixture[str]) -> None:
         priced = ["--set", "cost.price_in=1.0", "--set", "cost.price_out=3.0", "--set", "cost.calls_per_row=2"]
@@ -366,12 +387,15 @@ class TestPlanOfAnswersToQueries:
         old = ["--max-queries", "10000", "--set", "guess.labels=4", "--set", "rows.units=40", "--no-compare"]
         assert self.run(*old, size="8000") == 0
         text = capsys.readouterr().out
-        found = re.search(r"right label (\d+) % \((\d+) to (\d+)\), at most (\d+) % whatever the noise", text)
+        chance = r"(\d+) % \((\d+) to (\d+)\)"
+        found = re.search(rf"right label {chance}, at most {chance} whatever the noise", text)
         assert found is not None
-        right, low, high, most = map(int, found.groups())
+        right, low, high, most, most_low, most_high = map(int, found.groups())
         assert (right, most) == (55, 55)
         assert low < 42
         assert high > 75
+        assert low <= most_low < most  # worse rows have a lower ceiling, and better ones a higher one
+        assert high <= most_high
         assert "rests on a GUESS: `dpicl rehearse FILE` measures it, free" in text
         assert "99." not in text.partition("signal")[2]
         assert "do not spend" not in text

@@ -198,7 +198,7 @@ def test_in_words_it_says_what_is_rejected_and_what_is_needed(capsys: pytest.Cap
     )
     assert most is not None
     assert int(most[1]) < 95 <= int(most[2]) + 5
-    assert f"at most {most[1]} % whatever the noise" in plain
+    assert re.search(rf"at most {most[1]} % \(\d+ to \d+\) whatever the noise", plain)
     assert run(*terms, "--set", "answers.abstain_below=1.0", "--set", "guess.skill=0.1") == 0
     assert re.search(r"rejected (\d+)\.\d %", capsys.readouterr().out)
     good = ["--set", "guess.skill=0.95", "--set", "guess.correlation=0.01"]

@@ -57,6 +57,15 @@ def test_given_rows_keep_their_shape_and_rest_on_it(file: str, capsys: pytest.Ca
     assert (out["verdict"] == "no better than what is free") is (gain <= 0.02)
 
 
+def test_given_rows_may_be_sure_to_beat_what_is_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rehearsal.json"
+    rehearsed(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, questions=24).save(path)
+    terms = "--epsilon 4 --delta 1e-7 --public-size 100000 --max-queries 50 --set rows.slots=40 --set rows.shots=8"
+    asked = ["plan", "--method", "voting", *terms.split(), "--rehearsal", str(path), "--no-compare", "--json"]
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "beats what is free"
+
+
 def test_a_settings_file_names_it_too(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "task.toml"
     config.write_text(f'method = "voting"\nmax_queries = 200\n[guess]\nrehearsal = "{file}"\n')

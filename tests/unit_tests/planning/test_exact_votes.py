@@ -70,11 +70,13 @@ def test_many_laws_at_once_are_each_as_alone(labels: int) -> None:
     np.testing.assert_allclose(contest.rights(drawn), alone, rtol=0.0, atol=1e-3)
 
 
+@pytest.mark.parametrize("rivals", [4, 11])
 @pytest.mark.parametrize("least", [None, 3.5])
-def test_a_table_of_votes_says_what_each_vote_does(least: float | None) -> None:
+def test_a_table_of_votes_says_what_each_vote_does(rivals: int, least: float | None) -> None:
     """Every gap and every rival by itself, as the integral is defined."""
     generator = np.random.default_rng(6)
-    votes = generator.multinomial(generator.integers(0, 20, size=300), [0.4, 0.3, 0.2, 0.1, 0.0]).astype(float)
+    likely = [0.4, 0.3, 0.2, 0.1] + [0.0] * (rivals - 3)
+    votes = generator.multinomial(generator.integers(0, 20, size=300), likely).astype(float)
     nodes, weights = expected_utility._nodes()
     found = []
     for own, *others in votes:
@@ -84,9 +86,9 @@ def test_a_table_of_votes_says_what_each_vote_does(least: float | None) -> None:
         for other in others:
             chance = chance * special.ndtr((own - other) / 1.7 + noise)
         found.append(chance @ weights)
-    rivals = [(votes[:, place], 1) for place in range(1, 5)]
+    columns = [(votes[:, place], 1) for place in range(1, rivals + 1)]
     np.testing.assert_allclose(
-        expected_utility._normal_wins(votes[:, 0], rivals, 1.7, least=least), found, rtol=0.0, atol=1e-13
+        expected_utility._normal_wins(votes[:, 0], columns, 1.7, least=least), found, rtol=0.0, atol=1e-13
     )
 
 

@@ -14,7 +14,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import LabelAnswers, Rows
 from langchain_dpicl.planning.expected_utility import RowDesign
 from langchain_dpicl.rehearsal import FreeRival, Rehearsal, RehearsedShape, Trial, propose_rows, try_components
-from langchain_dpicl.rehearsal.choice import best_free, best_votes, free_rivals, rights_of, verdict_of
+from langchain_dpicl.rehearsal.choice import against_free, best_free, best_votes, free_rivals, rights_of, verdict_of
 
 QUESTIONS, LABELS = 96, 4
 TERMS: dict[str, Any] = {"delta": 1e-6, "epsilons": (1.0, 4.0)}
@@ -206,6 +206,31 @@ class TestWhatIsFree:
         found = best_free(rehearsed(zero_shot=0.95, rows={1: 0.4, 4: 0.4}, same=0.9))
         assert found.name == "zero-shot"
         assert found.right > 0.85
+
+    @pytest.mark.parametrize(
+        ("rule", "verdict"),
+        [
+            (0.5, "beats what is free"),  # a gain of 45 points, where a rule of 96 questions errs by 5
+            (0.89, "perhaps better than what is free"),
+            (0.94, "no better than what is free"),
+        ],
+    )
+    def test_a_plan_of_given_rows_may_be_sure_to_beat_what_is_free(self, rule: float, verdict: str) -> None:
+        found = rehearsed(zero_shot=0.2, rows={4: 0.25}, same=0.9)
+        rights, further = np.full(24, 0.95), FreeRival("a rule of thumb", 0, False, rule)
+        gain, said = against_free(found, 0.95, rights, free=[further])
+        assert (gain, said) == (pytest.approx(0.95 - rule), verdict)
+        made_up = dataclasses.replace(found, origin="made_up")
+        assert against_free(made_up, 0.95, rights, free=[further])[1] != "beats what is free"
+
+    def test_a_gain_is_compared_question_by_question_where_these_are_known(self) -> None:
+        found = rehearsed(zero_shot=0.6, rows={4: 0.25}, same=0.9)
+        rival = best_free(found)
+        assert rival.name == "zero-shot"
+        paired = rights_of(found, rival, found.resamples) + 0.03
+        assert against_free(found, rival.right + 0.03, paired)[1] == "beats what is free"
+        apart = np.random.default_rng(2).permutation(paired)
+        assert against_free(found, rival.right + 0.03, apart)[1] == "perhaps better than what is free"
 
     def test_a_gain_is_worth_two_points(self) -> None:
         assert verdict_of(0.02) == "no better than what is free"

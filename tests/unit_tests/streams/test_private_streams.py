@@ -210,6 +210,8 @@ def test_an_error_of_the_source_is_not_shown() -> None:
         ({"public_size": 400}, "people by the length"),
         ({"public_size": {}}, "people by the length"),
         ({"public_size": {0: 5}}, "public_size"),
+        ({"public_size": {7: 400, 30: "x"}}, "public_size: expected an integer >= 1, found 'str'"),
+        ({"public_size": {7: 400, "x": 500}}, "length of a range in public_size"),
         ({"public_size": {7: 500, 30: 400}}, "no fewer people"),
         ({"unit_key": None}, "unit_key"),
         ({"block": "month"}, "block"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import pickle
@@ -498,3 +499,11 @@ def test_tables_become_wordings() -> None:
     for wrong in ({"suffix": "B"}, [3], 3, "B"):
         with pytest.raises(ConfigurationError, match=r"FewShotTask\.wordings: expected"):
             FewShotTask.from_dict({"wordings": wrong})
+
+
+@pytest.mark.parametrize("endless", [itertools.count(), itertools.repeat(SECOND)])
+def test_wordings_that_never_end_are_refused(endless: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"FewShotTask\.wordings: expected a list, found"):
+        FewShotTask("A {text} {answer}", "A {input}", wordings=endless)
+    with pytest.raises(ConfigurationError, match=r"FewShotTask\.labels: expected a list, found"):
+        FewShotTask(labels=itertools.repeat("a"))  # type: ignore[arg-type]
