@@ -49,7 +49,7 @@ def weekly(ledger: Budget, name: str = "weekly", extent: tuple[int, int | None] 
 
 
 SCHEDULES = (*range(240), 289, 378, 530, 543, 584, 618, 639, 781, 855, 981)
-"""The last ten found one of ten mistakes that were planted in the sums by window, where few others did."""
+"""The last ten are of those that found mistakes which were planted in the sums by window, where few others did."""
 
 
 @pytest.mark.parametrize("exchange", [False, True], ids=["add_remove", "replace_one"])
