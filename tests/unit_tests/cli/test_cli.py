@@ -175,10 +175,10 @@ noise    gaussian, multiplier 4.3032 of the sensitivity (scale 6.086 on the vote
 rows     slots, 20 x 4 shot(s), fill 1, a new sample for every query, 4 labels
          8000 declared units, sampling rate 0.01000
 expected 19.6 rows in use, 3.22 shots each, 1.8 % empty slots
-signal   right label 57 % (43 to 77), at most 62 % whatever the noise; the noise takes 4 points
+signal   right label 57 % (43 to 77), at most 62 % (45 to 84) whatever the noise; the noise takes 4 points
          57 % of rows are right, with a correlation of 0.55; rests on a GUESS: `dpicl rehearse FILE` measures it, free
 advice   do not spend like this: the noise takes 4 points; ask fewer queries, declare more records, or raise epsilon
-cost     21.0 calls per query: 200,000 private + 10,000 public calls, 51,224,738 tokens in, 210,000 out, money 26.03
+cost     42.0 calls per query: 400,000 private + 20,000 public calls, 102,449,475 tokens in, 420,000 out, money 52.06
 """
 
 
