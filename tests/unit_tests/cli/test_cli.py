@@ -169,6 +169,19 @@ def test_a_byte_order_mark_before_json_is_fine(checks_file: Path) -> None:
     assert main(["epsilon", str(checks_file)]) == 0
 
 
+PRINTED = """\
+epsilon 1.0000 at delta 1e-06, adjacency add_remove, for 10,000 queries (nothing is spent)
+noise    gaussian, multiplier 4.3032 of the sensitivity (scale 6.086 on the votes)
+rows     slots, 20 x 4 shot(s), fill 1, a new sample for every query, 4 labels
+         8000 declared units, sampling rate 0.01000
+expected 19.6 rows in use, 3.22 shots each, 1.8 % empty slots
+signal   right label 57 % (43 to 77), at most 62 % (45 to 84) whatever the noise; the noise takes 4 points
+         57 % of rows are right, with a correlation of 0.55; rests on a GUESS: `dpicl rehearse FILE` measures it, free
+advice   do not spend like this: the noise takes 4 points; ask fewer queries, declare more records, or raise epsilon
+cost     42.0 calls per query: 400,000 private + 20,000 public calls, 102,449,475 tokens in, 420,000 out, money 52.06
+"""
+
+
 class TestPlanRefusesWhatGenerationWould:
     def run(self, *arguments: str) -> int:
         return main(["plan", "--epsilon", "1", "--no-compare", "--max-tokens", "5", *arguments])
@@ -450,12 +463,12 @@ class TestPlanOfAnswersToQueries:
         assert found is not None
         assert int(found[1]) > 60
 
-    def test_the_page_shows_what_the_command_prints(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_command_of_the_page_prints_what_the_share_buys(self, capsys: pytest.CaptureFixture[str]) -> None:
         page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text()
-        shown = re.search(r"```console\n\$ dpicl (plan --method voting .*?)\n(.*?)```", page, re.DOTALL)
+        shown = re.search(r"^dpicl (plan --method voting .*)$", page, re.MULTILINE)
         assert shown is not None
-        assert main(shlex.split(shown[1])) == 0
-        assert capsys.readouterr().out == shown[2]
+        assert main([*shlex.split(shown[1]), "--no-compare"]) == 0
+        assert capsys.readouterr().out == PRINTED
 
     @pytest.mark.parametrize(
         ("given", "said"),
