@@ -132,12 +132,18 @@ def show_on_page(grid: Grid, done: Mapping[str, Done], out: Path, *, results: Pa
     return [whole, page]
 
 
+_ON_PAGE = 3
+"""Data sets that the page shows; the whole tables have all."""
+
+
 def _short_lines(tables: Tables) -> list[str]:
-    """Returns the table of the page: the ends of the columns, and only rows with a finished private cell."""
+    """Returns the table of the page: the ends of the columns, of the first data sets and finished private cells."""
     ends = sorted(tables.grid.epsilons)[:: max(1, len(tables.grid.epsilons) - 1)]
     named = [(ZERO, ZERO), *((f"{epsilon:g}", f"epsilon {epsilon:g}") for epsilon in ends), (NON_PRIVATE, NON_PRIVATE)]
     rows = []
     for method, file in tables.rows():
+        if file not in tables.grid.files[:_ON_PAGE]:
+            continue
         found, seeds = tables.columns(method, file), tables.seeds(method)
         if any(f"{epsilon:g}" in found for epsilon in ends):
             cells = [tables.shown(found, at, seeds=seeds) for at, _ in named]
