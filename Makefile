@@ -8,14 +8,14 @@ INSTRUCTION ?= Questions and the kind of answer they ask for.
 VOTING_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
 # What bench-embedded asks, beside the public tasks of CORPUS: nothing of the model was chosen on these.
 EMBEDDED_DATA ?= $(addprefix ../shared/data/,agnews.jsonl.gz dbpedia.jsonl.gz trec.jsonl.gz amazon.jsonl.gz)
-# What bench-pate reads: the data sets of Duan et al., and for two of them public inputs of another data set.
-PATE_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
-PATE_PUBLIC ?= sst2=../shared/data/ood_imdb.jsonl.gz trec=../shared/data/ood_qqp_questions.jsonl.gz
+# What bench-pate reads: the data sets of Duan et al., and for three of them public inputs of another data set.
+PATE_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz dbpedia.jsonl.gz agnews.jsonl.gz)
+PATE_PUBLIC ?= sst2=../shared/data/ood_imdb.jsonl.gz trec=../shared/data/ood_qqp_questions.jsonl.gz dbpedia=../shared/data/agnews.jsonl.gz
 # What bench-soft-prompts reads; its base model is trained on the public text of CORPUS and of SOFT_PUBLIC.
 SOFT_PUBLIC ?= ../shared/data
 SOFT_DATA ?= $(addprefix ../shared/data/,sst2.jsonl.gz trec.jsonl.gz agnews.jsonl.gz)
 # What the tables are about: labelled texts, and texts with a slot to fill.
-TABLES_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz sst2.jsonl.gz agnews.jsonl.gz mit_g.jsonl.gz mit_d.jsonl.gz)
+TABLES_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz agnews.jsonl.gz dbpedia.jsonl.gz sst2.jsonl.gz amazon.jsonl.gz mit_g.jsonl.gz mit_d.jsonl.gz)
 # What bench-mechanisms reads.
 MECHANISM_DATA ?= $(addprefix ../shared/data/,trec.jsonl.gz agnews.jsonl.gz)
 # What bench-membership attacks.
@@ -170,7 +170,7 @@ bench-local: .venv-bench/.ready  ## a local model, side by side: re-prefill per 
 bench-soft-prompts: .venv-bench/.ready  ## soft prompts and prefixes under DP-SGD: accuracy by epsilon, speed and memory beside peft and Opacus (or ARGS="--parts speed")
 	.venv-bench/bin/python benchmarks/bench_soft_prompts.py --data $(if $(filter file,$(origin DATA)),$(SOFT_DATA),$(DATA)) --corpus $(CORPUS) --public $(SOFT_PUBLIC) $(ARGS)
 
-tables: .venv-bench/.ready  ## every method on every data set, and what it costs; continues where it stopped (or ARGS="--quick", ARGS="--ablations", ARGS="--show")
+tables: .venv-bench/.ready  ## every method on every data set, and what it costs; says its time first, continues where it stopped (or ARGS="--quick", ARGS="--ablations", ARGS="--show --write")
 	.venv-bench/bin/python benchmarks/bench_tables.py --data $(if $(filter file,$(origin DATA)),$(TABLES_DATA),$(DATA)) $(ARGS)
 
 bench-membership: .venv/.ready  ## membership inference: prompts of real records and every component (or DATA=FILE, ARGS="--parts prompts")

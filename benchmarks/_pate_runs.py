@@ -38,6 +38,8 @@ from langchain_dpicl.runs.query_plan import expected_rows
 from langchain_dpicl.tasks.labels import VotingTask, reader_of
 
 CONTENT_FREE = ("N/A",)
+ALL_CONTENT_FREE = ("N/A", "", "[MASK]")
+"""The three inputs of Zhao et al. (2021), which Tang et al. and Duan et al. follow."""
 Hits = NDArray[np.bool_]
 
 
@@ -155,6 +157,7 @@ def teach(
     delta: float,
     abstain_below: float | None,
     text_votes: bool = False,
+    content_free: tuple[str, ...] = CONTENT_FREE,
     progress: bool | None = None,
 ) -> Taught:
     """Labels the inputs by private teachers, on a budget in memory that is exactly what they cost."""
@@ -162,7 +165,7 @@ def teach(
     # What a teacher writes may be no label: such votes count for one more.
     width = len(task.labels) + text_votes
     plan = teaching.plan(size, num_teachers=num_teachers, max_queries=len(inputs.texts), width=width, delta=delta)
-    votes: dict[str, Any] = {"votes": "text"} if text_votes else {"content_free": CONTENT_FREE}
+    votes: dict[str, Any] = {"votes": "text"} if text_votes else {"content_free": content_free}
     labeler = PromptPATELabeler.from_private_examples(
         holder(task, inputs.private, dataset_id="benchmark"),
         llm=engine,
@@ -194,11 +197,11 @@ def asked(task: Task) -> dict[str, Any]:
 class Students:
     """Prompts of public text (or of records that nothing protects), asked with one model."""
 
-    def __init__(self, task: Task, engine: Any) -> None:
+    def __init__(self, task: Task, engine: Any, content_free: tuple[str, ...] = CONTENT_FREE) -> None:
         self.task = task
         self.engine = engine
         own = dict(zip(task.labels, task.texts, strict=True))
-        self._voting = VotingTask(task.labels, own, task.wording, "hard", CONTENT_FREE)
+        self._voting = VotingTask(task.labels, own, task.wording, "hard", content_free)
 
     def answers(self, records: Sequence[Mapping[str, str]], texts: Sequence[str], *, shots: int) -> NDArray[np.int64]:
         """Returns int64[texts]: the labels' places after these demonstrations; -1 where the model names none.

@@ -15,7 +15,7 @@ from _voting_task import Task, load, plain, read_rows
 
 from langchain_dpicl import PrivateExamples
 
-OTHER_TITLES = {"ood_imdb": "IMDb", "ood_qqp_questions": "QQP"}
+OTHER_TITLES = {"ood_imdb": "IMDb", "ood_qqp_questions": "QQP", "agnews": "AGNews"}
 
 
 class Published(NamedTuple):
@@ -26,44 +26,46 @@ class Published(NamedTuple):
       accuracy: of the student.
       zero: of the model with the instruction alone.
       best: of the best private demonstration, without privacy.
+      ensemble: of the teachers' votes without noise.
     """
 
     epsilon: float
     accuracy: float
     zero: float
     best: float
+    ensemble: float
 
 
 PUBLISHED: Mapping[str, Published] = {
-    "SST-2": Published(0.178, 88.8, 76.3, 93.8),
-    "SST-2 <- IMDb": Published(0.187, 87.2, 76.3, 93.8),
-    "AGNews": Published(0.248, 71.7, 62.0, 78.2),
-    "AGNews <- ARISE": Published(0.258, 67.9, 62.0, 78.2),
-    "TREC": Published(0.281, 52.8, 40.7, 58.7),
-    "TREC <- QQP": Published(0.293, 50.9, 40.7, 58.7),
-    "DBPedia": Published(0.194, 80.3, 44.2, 85.6),
-    "DBPedia <- AGNews": Published(0.203, 74.6, 44.2, 85.6),
+    "SST-2": Published(0.178, 88.8, 76.3, 93.8, 90.0),
+    "SST-2 <- IMDb": Published(0.187, 87.2, 76.3, 93.8, 90.0),
+    "AGNews": Published(0.248, 71.7, 62.0, 78.2, 72.8),
+    "AGNews <- ARISE": Published(0.258, 67.9, 62.0, 78.2, 72.8),
+    "TREC": Published(0.281, 52.8, 40.7, 58.7, 57.6),
+    "TREC <- QQP": Published(0.293, 50.9, 40.7, 58.7, 57.6),
+    "DBPedia": Published(0.194, 80.3, 44.2, 85.6, 81.6),
+    "DBPedia <- AGNews": Published(0.203, 74.6, 44.2, 85.6, 81.6),
 }
 """By setting: 200 one-shot teachers of GPT-3 Babbage, 500 public inputs, delta 1e-6, student of one demonstration
 (Table 2)."""
 
 PUBLISHED_CURIE: Mapping[str, Published] = {
-    "SST-2": Published(0.147, 92.3, 82.0, 95.2),
-    "SST-2 <- IMDb": Published(0.154, 92.7, 82.0, 95.2),
+    "SST-2": Published(0.147, 92.3, 82.0, 95.2, 94.0),
+    "SST-2 <- IMDb": Published(0.154, 92.7, 82.0, 95.2, 94.0),
 }
 """The same with GPT-3 Curie (Table 2)."""
 
 PUBLISHED_FOUR_SHOTS: Mapping[str, Published] = {
-    "AGNews": Published(0.145, 73.5, 62.0, 81.0),
-    "AGNews <- ARISE": Published(0.145, 69.6, 62.0, 81.0),
+    "AGNews": Published(0.145, 73.5, 62.0, 81.0, 75.8),
+    "AGNews <- ARISE": Published(0.145, 69.6, 62.0, 81.0, 75.8),
 }
 """The same with teachers of four demonstrations, GPT-3 Babbage (Table 2)."""
 
 PUBLISHED_TEXT: Mapping[str, Published] = {
-    "SST-2": Published(0.048, 95.7, 92.7, 98.0),
-    "AGNews": Published(0.056, 74.6, 72.4, 82.7),
-    "TREC": Published(0.068, 79.3, 69.0, 82.2),
-    "DBPedia": Published(0.042, 90.9, 88.0, 93.5),
+    "SST-2": Published(0.048, 95.7, 92.7, 98.0, 96.0),
+    "AGNews": Published(0.056, 74.6, 72.4, 82.7, 79.1),
+    "TREC": Published(0.068, 79.3, 69.0, 82.2, 79.9),
+    "DBPedia": Published(0.042, 90.9, 88.0, 93.5, 92.4),
 }
 """By data set: 400 teachers of Claude, which gives text alone, 200 public inputs; 2, 2, 4 and 1 shots (Table 3)."""
 

@@ -20,6 +20,7 @@ _WORDED: Mapping[str, tuple[str, Mapping[str, str]]] = {
         "{text} answer:{mask}.",
         {"ABBR": "short", "DESC": "description", "ENTY": "thing", "HUM": "person", "LOC": "place", "NUM": "number"},
     ),
+    "rte": ("{text} answer:{mask}.", {"entailment": "yes", "not_entailment": "no"}),
 }
 _OTHER = "{text} label:{mask}."
 _ALL = 10**9

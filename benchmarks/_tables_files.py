@@ -25,6 +25,9 @@ INSTRUCTIONS: Mapping[str, str] = {
     "sst2": "Film reviews and their sentiment.",
     "trec": "Questions and the kind of answer they ask for.",
     "agnews": "News articles and their topics.",
+    "dbpedia": "Articles of an encyclopedia and what each one is about.",
+    "amazon": "Reviews of products and their sentiment.",
+    "rte": "Passages, each with a statement that follows from it or does not.",
     "mit_g": "Sentences about films and the genre that they name.",
     "mit_d": "Sentences about films and the director that they name.",
 }

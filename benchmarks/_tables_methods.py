@@ -13,11 +13,11 @@ from _tables_files import LABELS, SLOTS, DataFile
 from _tables_free import FREE_KNOBS, free_form
 from _tables_room import Result, Room
 from _tables_soft import SOFT_KNOBS, SoftModels, soft_prompt
-from _tables_texts import SLOT_KNOBS, TEXT_KNOBS, generation, slots
+from _tables_texts import SLOT_KNOBS, TEXT_KNOBS, TEXT_OWN, generation, slots
 from _tables_votes import PATE_KNOBS, VOTING_KNOBS, pate, voting
 
 EMBEDDED, MATCH = "embedded", "longest_match"
-REVISION = 1
+REVISION = 2
 """Raised when a method's way of measuring changes, so that its cells are measured anew."""
 
 Measure = Callable[[Room, Cell, Mapping[str, Any]], Result]
@@ -39,6 +39,7 @@ class Method:
       ablations: by knob, the values that are compared; "paper" says whose ablation it is.
       ablation_at: epsilon columns of an ablation.
       model: the model's name in fingerprints, where it is not the engine's.
+      own: settings that a paper has for one data set, by stem; quick ones and given ones come before them.
     """
 
     name: str
@@ -52,10 +53,11 @@ class Method:
     ablations: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     ablation_at: tuple[str, ...] = ("4",)
     model: str = ""
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def knobs_of(self, *, is_quick: bool, given: Mapping[str, Any], variant: str) -> dict[str, Any]:
-        """Returns the settings of a cell: the method's, the quick ones, what was given, and the variant's knob."""
-        own = {**self.knobs, **(self.quick if is_quick else {})}
+    def knobs_of(self, *, is_quick: bool, given: Mapping[str, Any], variant: str, stem: str = "") -> dict[str, Any]:
+        """Returns the settings of a cell: the method's, the data set's, the quick ones, those given, the variant's."""
+        own = {**self.knobs, **self.own.get(stem, {}), **(self.quick if is_quick else {})}
         own |= {name: value for name, value in given.items() if name in own and value is not None}
         if variant:
             name, _, value = variant.partition("=")
@@ -78,10 +80,11 @@ class Method:
 _SHORT_MATCHES = (1, 2, 4)
 """Smaller relatives of the embedded model: tokens behind which it copies at most, instead of 8."""
 _GENERATION = {
-    "shots": (1, 2, 8),
-    "num_slots": (10, 20, 40),
-    "public_top_k": (5, 20, 500),
-    "mechanism": ("gaussian", "permute_and_flip", "recentered_clip"),
+    "shots": (1, 2, 4, 8, 12),
+    "num_slots": (10, 20, 40, 80),
+    "shots_per_slot": (1, 2, 4),
+    "public_top_k": (5, 20, 100, 500, None),
+    "mechanism": ("gaussian", "gumbel", "permute_and_flip", "recentered_clip"),
     "redraw_every": (5, 15),
     MATCH: _SHORT_MATCHES,
 }
@@ -93,9 +96,9 @@ _VOTING = {
     "overfill": (0.5, 2.0, 4.0),
     MATCH: _SHORT_MATCHES,
 }
-_PATE = {"inputs": (20, 100), "teachers": (20, 40, 200), "shots": (1, 2), MATCH: _SHORT_MATCHES}
+_PATE = {"content_free": (1, 3), "inputs": (20, 100), "teachers": (20, 40, 200), "shots": (1, 2), MATCH: _SHORT_MATCHES}
 _FREE = {"shots": (1, 8), "num_slots": (10, 80), "queries": (10, 1_000), MATCH: _SHORT_MATCHES}
-_SLOTS = {"shots": (1, 8, 12), "num_slots": (10, 40), "public_top_k": (20, 500), "mechanism": ("gaussian",)}
+_SLOTS = {"shots": (1, 8, 12), "num_slots": (10, 40), "public_top_k": (20, 500, None), "mechanism": ("gaussian",)}
 _SOFT = {"batch": (64, 256), "virtual_tokens": (2, 16)}
 _QUICK_PATE = {"questions": 200, "inputs": 50, "teachers": 80, "candidates": 20, "validation": 40}
 _VOTES = "the same votes without noise"
@@ -112,7 +115,8 @@ def methods_of(models: SoftModels) -> dict[str, Method]:
             kind=LABELS,
             measure=generation,
             knobs=TEXT_KNOBS,
-            quick={"questions": 200},
+            own=TEXT_OWN,
+            quick={"questions": 200, "max_tokens": 15, "public_top_k": 100},
             columns=(INSTRUCTION, NOISELESS),
             non_private=_REAL,
             ablations=_GENERATION,
@@ -169,7 +173,7 @@ def methods_of(models: SoftModels) -> dict[str, Method]:
             kind=LABELS,
             measure=partial(soft_prompt, models=models),
             knobs=SOFT_KNOBS,
-            quick={"questions": 200},
+            quick={"questions": 200, "steps": 30, "batch": 64},
             columns=(),
             non_private="the prompt trained without clip and noise",
             ablations=_SOFT,
@@ -194,6 +198,8 @@ class Grid:
       has_ablations: whether those are asked for.
       ablation_files: stems of the data sets that they are about.
       ablation_seeds: how many seeds they have.
+      fewer: seeds of methods that have fewer.
+      ablation_knobs: the knobs that they change; None: all.
     """
 
     methods: Sequence[Method]
@@ -207,6 +213,7 @@ class Grid:
     ablation_files: Sequence[str]
     ablation_seeds: int
     fewer: Mapping[str, int] = field(default_factory=dict)
+    ablation_knobs: Sequence[str] | None = None
 
     def tasks(self) -> list[Task]:
         """Returns every cell with its settings: seed by seed, so that what stops early has all data sets."""
@@ -223,7 +230,7 @@ class Grid:
 
     def task(self, method: Method, file: DataFile, cell: Cell) -> Task:
         """Returns a cell with every setting that its number depends on."""
-        knobs = self.knobs(method, variant=cell.variant)
+        knobs = self.knobs(method, file, variant=cell.variant)
         about = {
             "revision": REVISION,
             "data": file.digest,
@@ -232,23 +239,28 @@ class Grid:
         }
         return Task(cell, {**about, "knobs": knobs})
 
-    def knobs(self, method: Method, *, variant: str = "") -> dict[str, Any]:
-        """Returns the settings of a method, or of a variant."""
-        return method.knobs_of(is_quick=self.is_quick, given=self.given, variant=variant)
+    def knobs(self, method: Method, file: DataFile | None = None, *, variant: str = "") -> dict[str, Any]:
+        """Returns the settings of a method, of it on a data set, or of a variant."""
+        stem = "" if file is None else file.stem
+        return method.knobs_of(is_quick=self.is_quick, given=self.given, variant=variant, stem=stem)
 
-    def variants(self, method: Method) -> list[str]:
+    def variants(self, method: Method, file: DataFile) -> list[str]:
         """Returns the variants of a method's ablation; only the embedded model has smaller relatives."""
-        found = method.variants(self.knobs(method)) if self.has_ablations else ()
-        return [one for one in found if self.model == EMBEDDED or not one.startswith(MATCH)]
+        found = method.variants(self.knobs(method, file)) if self.has_ablations else ()
+        return [
+            one
+            for one in found
+            if (self.model == EMBEDDED or not one.startswith(MATCH))
+            and (self.ablation_knobs is None or one.partition("=")[0] in self.ablation_knobs)
+        ]
 
     def _ablations(self) -> Iterator[Task]:
         for seed in range(self.ablation_seeds):
             for method in self.methods:
-                variants = self.variants(method)
                 for file in self.files:
                     if file.kind == method.kind and file.stem in self.ablation_files:
                         yield from (
                             self.task(method, file, Cell(method.name, file.stem, at, seed, variant))
-                            for variant in variants
+                            for variant in self.variants(method, file)
                             for at in method.ablation_at
                         )

@@ -33,7 +33,7 @@ from langchain_dpicl.options import OpenLabel
 from langchain_dpicl.planning.expected_utility import RowDesign
 
 TEXT_KNOBS: dict[str, Any] = {
-    "questions": 300,
+    "questions": 1_000,
     "cap": 50_000,
     "min_size": 100,
     "shots": 4,
@@ -45,7 +45,13 @@ TEXT_KNOBS: dict[str, Any] = {
     "public_top_k": 100,
     "longest_match": None,
 }
-"""Tang's TREC setting (80 rows of one record, 15 tokens, a fresh sample per token) for all labelled data sets."""
+"""Tang's rows on TREC (80 of one record, 15 tokens, a fresh sample per token) for data sets that are not theirs."""
+TEXT_OWN: dict[str, dict[str, Any]] = {
+    "trec": {"mechanism": "gaussian", "public_top_k": None},
+    "agnews": {"mechanism": "gaussian", "num_slots": 10, "shots_per_slot": 2, "max_tokens": 100},
+    "dbpedia": {"mechanism": "gaussian", "num_slots": 40, "shots_per_slot": 2, "max_tokens": 100},
+}
+"""What Tang et al. (table 9) set for their data sets; None: every token is a candidate."""
 
 SLOT_KNOBS: dict[str, Any] = {
     "questions": 300,
@@ -64,6 +70,10 @@ SLOT_KNOBS: dict[str, Any] = {
 """Tang's MIT setting (20 slots of 4 shots, 20 tokens), but the slot is written under the mechanism, too."""
 
 
+_VOCABULARY = 8_192
+"""Candidates that a plan counts calls by where every token is one; calls do not depend on it."""
+
+
 class Generation(bench_trec.Bench):
     """The benchmark of demonstrations with a cell's knobs.
 
@@ -79,7 +89,7 @@ class Generation(bench_trec.Bench):
         told = {"delta": delta, "instruction": instruction, "max_tokens": knobs["max_tokens"], "rows": None}
         super().__init__(task, SimpleNamespace(**told, **_shape(knobs)))  # type: ignore[arg-type]
         self.model = engine
-        self.common = {**self.common, "llm": engine, "decoding": Decoding(candidates=knobs["public_top_k"])}
+        self.common = {**self.common, "llm": engine, "decoding": Decoding(candidates=knobs["public_top_k"] or "all")}
         self.rows = self.rows.replace(redraw_every=knobs["redraw_every"])
         self.knobs = knobs
 
@@ -148,7 +158,7 @@ def _priced(sizes: Mapping[str | None, int] | Mapping[str, int], knobs: Knobs, s
         redraw_every=knobs["redraw_every"],
         shots_per_label=knobs["shots"],
         segments=segments,
-        candidates=knobs["public_top_k"] + 1,
+        candidates=(knobs["public_top_k"] or _VOCABULARY) + 1,
     )
 
 
@@ -200,7 +210,7 @@ def written_slots(task: SlotTask, engine: Any, knobs: Knobs, instruction: str, c
         max_tokens=knobs["max_tokens"],
         noise=knobs["mechanism"],
         rows=Rows(slots=knobs["num_slots"], shots=knobs["shots_per_slot"], redraw_every=knobs["redraw_every"]),
-        decoding=Decoding(candidates=knobs["public_top_k"]),
+        decoding=Decoding(candidates=knobs["public_top_k"] or "all"),
     ).run(progress=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from _pate_runs import Students, Teaching, best_private_prompt_without_privacy, teach
+from _pate_runs import ALL_CONTENT_FREE, Students, Teaching, best_private_prompt_without_privacy, teach
 from _tables_cells import INSTRUCTION, NON_PRIVATE, ZERO, Cell
 from _tables_files import DataFile, labelled, labelled_setting
 from _tables_room import Knobs, Result, Room, delta_of, epsilon_of, frozen, in_front
@@ -37,9 +37,11 @@ PATE_KNOBS: dict[str, Any] = {
     "candidates": 50,
     "validation": 100,
     "upper_candidates": 200,
+    "content_free": 1,
     "longest_match": None,
 }
-"""Fresh teachers per input, noise for the epsilon of the column; a student of four labelled inputs."""
+"""Fresh teachers per input, noise for the epsilon of the column; a student of four labelled inputs. content_free: how
+many inputs without content calibrate teachers of one record and zero-shot."""
 
 
 def voting(room: Room, cell: Cell, knobs: Knobs) -> Result:
@@ -102,10 +104,11 @@ def pate(room: Room, cell: Cell, knobs: Knobs) -> Result:
     terms = {"questions": knobs["questions"], "cap": knobs["cap"], "seed": cell.seed}
     found = room.once(("setting", *terms.values()), lambda: labelled_setting(room.file, **terms))
     engine, shots = room.engines.of(knobs["longest_match"]), knobs["student_shots"]
+    content_free = ALL_CONTENT_FREE[: knobs["content_free"]]
     if cell.at == INSTRUCTION:
-        asked = Students(in_front(found.task, room.file.instruction), engine)
+        asked = Students(in_front(found.task, room.file.instruction), engine, content_free)
         return {"accuracy": float(asked.hits((), shots=shots).mean())}
-    students = Students(found.task, engine)
+    students = Students(found.task, engine, content_free)
     if cell.at == ZERO:
         return {"accuracy": float(students.hits((), shots=shots).mean())}
     if cell.at == NON_PRIVATE:
@@ -121,6 +124,7 @@ def pate(room: Room, cell: Cell, knobs: Knobs) -> Result:
         num_teachers=min(knobs["teachers"], size // knobs["shots"]),
         delta=delta_of(size),
         abstain_below=None,
+        content_free=content_free,
         progress=False,
     )
     search = {"num_candidates": knobs["candidates"], "num_validation": knobs["validation"], "seed": cell.seed}

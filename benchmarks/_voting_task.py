@@ -52,7 +52,33 @@ WORDINGS = {
             "NUM": "number",
         },
     ),
+    "dbpedia": Wording(
+        "DBPedia",
+        "Article",
+        "Article type",
+        {
+            "Company": "company",
+            "EducationalInstitution": "school",
+            "Artist": "artist",
+            "Athlete": "athlete",
+            "OfficeHolder": "politician",
+            "MeanOfTransportation": "transportation",
+            "Building": "building",
+            "NaturalPlace": "nature",
+            "Village": "village",
+            "Animal": "animal",
+            "Plant": "plant",
+            "Album": "album",
+            "Film": "film",
+            "WrittenWork": "book",
+        },
+    ),
+    "amazon": Wording("Amazon", "Review", "Sentiment"),
+    "rte": Wording("RTE", "Passage", "Answer", {"entailment": "true", "not_entailment": "false"}),
+    "cb": Wording("CB", "Passage", "Answer", {"entailment": "true", "contradiction": "false", "neutral": "neither"}),
 }
+PAIR = "{premise}\nQuestion: {hypothesis} True or false?"
+"""How a pair reads as one text; pairs come with "val" in place of "test"."""
 
 PAPER: Mapping[str, Mapping[float, float]] = {
     "SST-2": {0.0: 91.0, 1.0: 95.06, 3.0: 95.80, 8.0: 95.92, math.inf: 96.05},
@@ -139,7 +165,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
-            rows.extend(json.loads(line) for line in lines)
+            rows.extend(_joined(json.loads(line)) for line in lines)
     except ValueError:  # no JSON or no text; a line is named, its content is not
         problem = f"line {len(rows) + 1}: expected one JSON object per line, found something else"
     except (OSError, EOFError, zlib.error) as error:
@@ -150,6 +176,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             return rows
         problem = f"line {place}: expected a JSON object with text"
     raise SystemExit(f"{path.name}: {problem}")
+
+
+def _joined(row: Any) -> Any:
+    """Returns a row; a pair of premise and hypothesis as one text, and its "val" as "test"."""
+    if not isinstance(row, dict) or not {"premise", "hypothesis"} <= row.keys():
+        return row
+    split = "test" if row.get("split") == "val" else row.get("split")
+    return {**row, "text": PAIR.format(premise=row["premise"], hypothesis=row["hypothesis"]), "split": split}
 
 
 def in_proportion(rows: list[dict[str, str]], count: int, coins: random.Random) -> list[dict[str, str]]:

@@ -140,6 +140,7 @@ def run_file(path: Path, arguments: argparse.Namespace, words: dict[str, str]) -
     )
     print(f"{'':<40}{'epsilon':>8}{'raw':>7}{'calibrated':>16}{'distance':>10}", flush=True)
     table: dict[str, Any] = {}
+    samples: list[str] = [f"## {path.name}"]
     public = {**bench.common, "label_key": "label_name", "labels": task.labels, "shots_per_label": arguments.shots}
     plain = {
         "public instruction only": ("0", lambda: demonstrations_from_instruction(**public)),
@@ -152,15 +153,27 @@ def run_file(path: Path, arguments: argparse.Namespace, words: dict[str, str]) -
         table[name] = [bench.measured(make()) for _ in range(arguments.runs)]
         print(f"{name:<40}{shown:>8}{cell(table[name])}", flush=True)
     compared = sweep_of(bench.rows) if arguments.sweep else options_of(arguments.max_tokens, bench.rows)
+    compared = {name: options for name, options in compared.items() if arguments.only in name}
     for epsilon in arguments.epsilons:
         for name, options in compared.items():
-            runs = [
-                bench.measured(bench.generated(epsilon, arguments.shots, options))
-                for _ in tqdm(range(arguments.runs), desc=name, leave=False, disable=None)
-            ]
+            runs = []
+            for run in tqdm(range(arguments.runs), desc=name, leave=False, disable=None):
+                released = bench.generated(epsilon, arguments.shots, options)
+                runs.append(bench.measured(released))
+                if not run:
+                    samples += [f"### {name}, epsilon {epsilon:g}", *first_texts(released, task.labels)]
             table[f"{name}, eps {epsilon:g}"] = runs
             print(f"{name:<40}{epsilon:>8g}{cell(runs)}", flush=True)
+    if arguments.samples is not None:
+        with arguments.samples.open("a", encoding="utf-8") as file:
+            file.write("\n\n".join(samples) + "\n\n")
     return table
+
+
+def first_texts(released: ReleasedDemonstrations, labels: Iterable[str]) -> list[str]:
+    """Returns the first text of each label as it was written: released, hence public."""
+    texts = {label: [one["text"] for one in released.examples if one["label_name"] == label] for label in labels}
+    return [f"- **{label}**: {' '.join(found[0].split())}" for label, found in texts.items() if found]
 
 
 def main() -> int:
@@ -178,6 +191,8 @@ def main() -> int:
     parser.add_argument("--words", nargs="*", default=[], metavar="LABEL=WORD", help="show a label as a word")
     parser.add_argument("--instruction", default="Short texts and their labels.")
     parser.add_argument("--sweep", action="store_true", help="settings of clip and blend instead of all mechanisms")
+    parser.add_argument("--only", default="", metavar="WORDS", help="of the mechanisms those with this in their name")
+    parser.add_argument("--samples", type=Path, metavar="FILE", help="append the first texts of every mechanism here")
     parser.add_argument("--out", type=Path, default=Path("out/bench_mechanisms.json"))
     arguments = parser.parse_args()
     missing = [str(path) for path in arguments.data if not path.is_file()]

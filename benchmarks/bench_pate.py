@@ -247,6 +247,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--delta", type=float, default=TERMS.delta, help="at most 1 / (10 * records) is taken")
     add("--abstain-below", type=float, help="share of the teachers that a label needs; default: none")
     add("--text-votes", action="store_true", help="see only what the model writes, as with a model of text alone")
+    add("--only", default="", metavar="WORDS", help="of the rows those with this in their name")
     add("--cap", type=count, default=50_000, help="most private records")
     add("--most-chars", type=count, default=400, help="public inputs are cut to so many characters")
     add("--seed", type=int, default=0, help="public: questions, inputs, candidates; never noise or teachers")
@@ -259,6 +260,8 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
         if name and name not in stems:
             parser.error(f"--public {name}=: expected the stem of a --data file ({', '.join(stems) or 'none given'})")
     arguments.data = arguments.data[-1] if arguments.data else []
+    if not any(arguments.only in row.name for row in ROWS + MORE_ROWS):
+        parser.error(f"--only: expected words of a row ({', '.join(row.name for row in ROWS + MORE_ROWS)})")
     for name, value in (FULL if arguments.full else QUICK).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
@@ -288,7 +291,7 @@ def measured(asked: argparse.Namespace) -> int:
     print(LEGEND)
     for place, (path, other) in enumerate(settings):
         in_full = asked.full or place == len(settings) - 1
-        bench.run(path, other, rows=ROWS + MORE_ROWS * in_full)
+        bench.run(path, other, rows=[row for row in ROWS + MORE_ROWS * in_full if asked.only in row.name])
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "bench_pate.json").write_text(json.dumps(bench.numbers, indent=2))
     drawn = ", ".join(str(path) for path in pictures(bench.measured, asked.out))

@@ -21,7 +21,7 @@ from typing import Any
 from _tables_cells import CellStore, Clock, Done, Task, lasting, missing
 from _tables_files import DataFile, data_file
 from _tables_methods import EMBEDDED, Grid, Method, methods_of
-from _tables_pages import write_pages
+from _tables_pages import show_on_page, write_pages
 from _tables_room import Engines, Room
 from _tables_soft import SoftModels, found_base
 
@@ -34,6 +34,9 @@ PRICE_IN, PRICE_OUT = 1.0, 4.0
 """Per million tokens: round numbers to calculate with, nobody's price list."""
 KNOBS = ("questions", "inputs", "teachers", "queries")
 QUICK_SEEDS, SEEDS = 3, 5
+KEPT = Path(__file__).with_name("results") / "cells.jsonl"
+"""Finished cells of this repository's own runs: they are not run again, and say how long others take."""
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 
 @dataclass
@@ -67,8 +70,11 @@ class Run:
         with self.store.alone():
             done = self.store.read()
             todo = missing(tasks, done)
-            clock = Clock([done[task.fingerprint] for task in tasks if task.fingerprint in done])
-            print(f"{len(tasks):,} cells, {len(tasks) - len(todo):,} finished before", flush=True)
+            clock = Clock([done[task.fingerprint] for task in tasks if task.fingerprint in done] or list(done.values()))
+            rest = f"{lasting(clock.left(todo))} on an idle core" if todo else "nothing left"
+            if guessed := clock.guessed(todo):
+                rest += f", a guess for {guessed:,} cells: none of their method and data is finished"
+            print(f"{len(tasks):,} cells, {len(tasks) - len(todo):,} finished before; {rest}", flush=True)
             for place, task in enumerate(todo):
                 if minutes is not None and time.monotonic() - started > 60 * minutes:
                     return f"stopped after {minutes:g} minutes, {len(todo) - place:,} cells left: run it again to go on"
@@ -86,9 +92,9 @@ class Run:
         key = (cell.method, cell.data, cell.seed)
         if self._room is None or self._room[0] != key:
             self._room = key, Room(self.files[cell.data], self.engines, self._plans)
-        began = time.perf_counter()
+        began = time.process_time()
         result = self.methods[cell.method].measure(self._room[1], cell, task.settings["knobs"])
-        return self.store.append(task, result, seconds=round(time.perf_counter() - began, 3))
+        return self.store.append(task, result, seconds=round(time.process_time() - began, 3))
 
 
 def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -108,7 +114,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--epsilons", type=positive, nargs="+", default=[1.0, 2.0, 4.0, 8.0])
     add("--seeds", type=count, help=f"of the public choices; default {SEEDS}, with --quick {QUICK_SEEDS}")
-    add("--soft-seeds", type=count, help="of promptdpsgd, whose cells take longest; default: as many")
+    add("--soft-seeds", type=count, help="of promptdpsgd, whose cells take longest; default: as many, with --quick 1")
     add("--quick", action="store_true", help="fewer questions, public inputs and candidates")
     add("--questions", type=count, help="asked in each cell")
     add("--inputs", type=count, help="public inputs of pate")
@@ -116,9 +122,11 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--queries", type=count, help="declared by voting and free-form")
     add("--ablations", action="store_true", help="also the papers' ablations, at epsilon 4")
     add("--ablation-data", nargs="+", metavar="STEM", help="data sets of the ablations; default: all")
+    add("--ablation-knobs", nargs="+", metavar="KNOB", help="of the ablations these alone")
     add("--ablation-seeds", type=count, default=3)
     add("--minutes", type=positive, help="begin no further cell after so many")
     add("--show", action="store_true", help="run nothing; write the tables of what is finished")
+    add("--write", action="store_true", help="also write the cells, the tables and the page that show them")
     add("--model", default=EMBEDDED, help="'embedded', or module:attribute of a model or engine; it SEES the records")
     add(
         "--soft-model",
@@ -133,6 +141,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(given)
     arguments.data = arguments.data[-1] if arguments.data else []
     arguments.seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else SEEDS)
+    arguments.soft_seeds = arguments.soft_seeds or (1 if arguments.quick else None)
     return arguments
 
 
@@ -204,6 +213,7 @@ def grid_of(asked: argparse.Namespace, files: dict[str, DataFile], models: SoftM
         has_ablations=asked.ablations,
         ablation_files=asked.ablation_data or list(files),
         ablation_seeds=asked.ablation_seeds,
+        ablation_knobs=asked.ablation_knobs,
         fewer={"promptdpsgd": asked.soft_seeds} if asked.soft_seeds else {},
     )
 
@@ -226,7 +236,7 @@ def tables(asked: argparse.Namespace) -> int:
     files = files_of(asked)
     models = SoftModels(asked.soft_model or found_base(Path("out/soft_base")))
     grid = grid_of(asked, files, models)
-    store = CellStore(asked.out / "cells.jsonl")
+    store = CellStore(asked.out / "cells.jsonl", kept=KEPT)
     tasks = grid.tasks()
     if not tasks:
         raise SystemExit("expected a data set of one of the methods, found none: see --methods and --data")
@@ -239,6 +249,11 @@ def tables(asked: argparse.Namespace) -> int:
             ending = "interrupted: run it again to go on"
         print(ending)
     written = write_pages(grid, store.read(), asked.out, price_in=asked.price_in, price_out=asked.price_out)
+    if asked.write:
+        wanted = {task.fingerprint for task in tasks}
+        finished = {**CellStore(KEPT).read(), **{k: one for k, one in store.read().items() if k in wanted}}
+        CellStore(KEPT).keep(finished)
+        written += show_on_page(grid, finished, asked.out, results=KEPT.parent, page=PAGE)
     print("written: " + ", ".join(str(path) for path in written))
     return 0
 

@@ -139,7 +139,10 @@ def test_votes_of_a_real_model_come_out_as_predicted(shared_dir: Path) -> None:
 
 
 @pytest.mark.benches
-def test_every_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_table_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "PUBLISHED", {"AGNews": bench.PUBLISHED["AGNews"]})
     out = tmp_path / "out" / "numbers.json"
     small = ["--public-size", "1000", "--max-queries", "100", "--splits", "2"]
     ended = bench.main(["--data", str(written(tmp_path / "votes.json", 300)), "--json", str(out), *small])
@@ -150,6 +153,8 @@ def test_every_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "## moves: 300 questions, 5 labels" in shown
     assert all(design.name in shown for design in bench.DESIGNS)
     assert ("PASS: mean |error|" in shown) is numbers["verdict"]["is_met"]
+    assert set(numbers["in_silico"]["AGNews"]["off"]) == {"3.0", "8.0"}
+    assert shown.count("within 1 point") == 6
 
 
 @pytest.mark.benches
@@ -159,3 +164,15 @@ def test_a_curve_of_alike_rows_is_fitted() -> None:
     off = np.abs(np.subtract(found["fitted"], found["paper"]))
     assert off.max() < 1.5
     assert np.abs(np.subtract(found["independent"], found["paper"])).max() > 10
+
+
+@pytest.mark.benches
+def test_columns_that_are_predicted_are_not_seen_by_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, paper = bench.PUBLISHED["AGNews"]
+    terms: dict[str, Any] = {"max_queries": 100, "delta": 1e-5, "is_even": True}
+    found = []
+    for hidden in (paper[3.0], 10.0):
+        monkeypatch.setattr(bench, "PUBLISHED", {"AGNews": (labels, {**paper, 3.0: hidden, 8.0: hidden})})
+        found.append(bench.predicted(bench.KNOWN, **terms)["AGNews"])
+    assert found[0]["fitted"] == found[1]["fitted"]
+    assert found[1]["off"] == {at: found[1]["fitted"][place] - 10.0 for place, at in ((1, 3.0), (2, 8.0))}

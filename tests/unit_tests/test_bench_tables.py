@@ -49,7 +49,7 @@ from _tables_files import (
     spans,
 )
 from _tables_methods import Grid, Method, methods_of
-from _tables_pages import Tables, write_pages
+from _tables_pages import Tables, show_on_page, write_pages
 from _tables_papers import Paper, beside
 from _tables_room import Engines, Room, epsilon_of
 from _tables_soft import SoftModels, found_base
@@ -237,6 +237,23 @@ class TestFinishedCells:
         assert SECRET not in str(caught.value)
         assert measure.cells == []
 
+    def test_cells_that_are_kept_with_the_code_are_not_run_again_and_stay_as_they_are(
+        self, tmp_path: Path, moves: DataFile
+    ) -> None:
+        first, second = Counted(), Counted()
+        grid = grid_of(moves, counted_method(first))
+        store, kept = CellStore(tmp_path / "cells.jsonl"), CellStore(tmp_path / "kept.jsonl")
+        run_of(store, grid).go(grid.tasks()[:4], minutes=None)
+        kept.keep(store.read())
+        before = kept.path.read_bytes()
+        assert kept.read() == store.read()
+        assert b"settings" not in before
+        again = CellStore(tmp_path / "other.jsonl", kept=kept.path)
+        run_of(again, grid_of(moves, counted_method(second))).go(grid.tasks(), minutes=None)
+        assert second.cells == [task.cell for task in grid.tasks()[4:]]
+        assert len(again.read()) == len(grid.tasks())
+        assert kept.path.read_bytes() == before
+
     def test_no_cell_is_begun_after_the_minutes_are_over(self, tmp_path: Path, moves: DataFile) -> None:
         store, measure = CellStore(tmp_path / "cells.jsonl"), Counted()
         grid = grid_of(moves, counted_method(measure))
@@ -251,6 +268,7 @@ class TestFinishedCells:
         clock = Clock([Done(cell(ZERO, 0).cell, "", {}, 1.0), Done(cell("4", 0).cell, "", {}, 30.0)])
         assert clock.left([cell(ZERO, 1), cell("4", 1), cell("8", 1)]) == 1.0 + 30.0 + 30.0
         assert clock.left([cell("4", 1, "pate")]) == 15.5
+        assert clock.guessed([cell("8", 1), cell(ZERO, 1), cell("4", 1, "pate"), cell("8", 1, "pate")]) == 2
         assert Clock().left([cell("4", 1)]) is None
         assert [lasting(seconds) for seconds in (None, 30.0, 600.0, 7200.0)] == [
             "time left unknown",
@@ -521,6 +539,18 @@ class TestGrid:
         assert len(others) > len(tasks) / 2
         assert not [task.cell for task in others if "longest_match" in task.cell.variant]
 
+    def test_a_paper_s_settings_are_of_its_data_set_and_quick_and_given_ones_come_before_them(
+        self, moves: DataFile
+    ) -> None:
+        method = counted_method(Counted(), own={"moves": {"draws": 7, "questions": 1_000}})
+        other = replace(moves, path=moves.path.with_name("others.jsonl"))
+        grid = grid_of(moves, method, files=[moves, other], is_quick=False, has_ablations=True)
+        assert [grid.knobs(method, file)["draws"] for file in (moves, other)] == [7, method.knobs["draws"]]
+        assert {task.settings["knobs"]["draws"] for task in grid.tasks() if task.cell.data == "moves"} == {7}
+        quick = replace(grid, is_quick=True, given={"questions": 9})
+        found = quick.knobs(method, moves)
+        assert (found["draws"], found["questions"]) == (method.quick["draws"], 9)
+
     def test_every_ablation_changes_a_knob_to_another_value(self) -> None:
         for method in methods_of(SoftModels(None)).values():
             for is_quick in (False, True):
@@ -593,6 +623,28 @@ class TestPages:
         ]
         assert Tables(grid, done).missing == [task for task in grid.tasks() if task.cell.at not in {"4", NON_PRIVATE}]
 
+    def test_the_page_shows_the_ends_of_finished_rows_between_its_marks(self, tmp_path: Path, moves: DataFile) -> None:
+        methods = methods_of(SoftModels(None))
+        grid = grid_of(moves, methods["voting"], methods["pate"])
+        done = {k: one for k, one in done_of(grid, {ZERO: 0.1, "8": 0.3}).items() if one.cell.method == "voting"}
+        write_pages(grid, done, tmp_path / "out", price_in=1.0, price_out=4.0)
+        page, results = tmp_path / "page.md", tmp_path / "results"
+        results.mkdir()
+        page.write_text("before\n\n<!-- written by make tables, quick -->old<!-- end -->\n\nafter\n")
+        for _ in range(2):
+            show_on_page(grid, done, tmp_path / "out", results=results, page=page)
+        lines = page.read_text().splitlines()
+        assert (lines[0], lines[-1]) == ("before", "after")
+        assert [line for line in lines if line.startswith("| m")] == [
+            "| moves | votes per query | 10.0±0.0 | - | 30.0±0.0 | - |"
+        ]
+        assert "old" not in page.read_text()
+        assert (results / "tables-quick.md").read_text() == (tmp_path / "out" / "tables.md").read_text()
+        assert "| voting | TREC |" in (results / "papers.md").read_text()
+        page.write_text("no marks")
+        with pytest.raises(SystemExit, match="expected <!-- written by make tables, quick -->"):
+            show_on_page(grid, done, tmp_path / "out", results=results, page=page)
+
     def test_costs_are_those_of_the_plans_at_the_prices_that_are_given(self, moves: DataFile, films: DataFile) -> None:
         methods = methods_of(SoftModels(None))
         knobs = {**methods["voting"].knobs, "queries": 1000}
@@ -623,7 +675,7 @@ class TestCommand:
         assert (tmp_path / "out" / "tables.md").is_file()
         assert bench_tables.main(given) == 0
         again = capsys.readouterr().out
-        assert "4 cells, 4 finished before" in again
+        assert "4 cells, 4 finished before; nothing left" in again
         assert "[" not in again
         (tmp_path / "out" / "tables.md").unlink()
         assert bench_tables.main([*given, "--show"]) == 0

@@ -101,6 +101,18 @@ class TestReading:
         with pytest.raises(SystemExit, match="expected both splits"):
             load(written(tmp_path / "moves.jsonl", rows), cap=9, questions=9, seed=0, words={})
 
+    def test_a_pair_reads_as_one_text_and_its_val_is_asked(self, tmp_path: Path) -> None:
+        pairs = [
+            {"premise": f"It rains {i}.", "hypothesis": "It is wet.", "label": label, "split": split}
+            for split in ("train", "val")
+            for i, label in enumerate(("entailment", "not_entailment"))
+        ]
+        task = load(written(tmp_path / "rte.jsonl", pairs), cap=9, questions=9, seed=0, words={})
+        assert {record["text"] for record in task.records} == {
+            f"It rains {i}.\nQuestion: It is wet. True or false?" for i in (0, 1)
+        }
+        assert (len(task.questions), task.texts) == (2, ((" true",), (" false",)))
+
     def test_a_name_or_a_code_is_label_enough(self, tmp_path: Path) -> None:
         for left_out, labels in (("label", ("down", "up")), ("label_name", ("0", "1"))):
             rows = [{key: value for key, value in row.items() if key != left_out} for row in ROWS]
