@@ -431,7 +431,7 @@ def _retrieval(
             right=found["right_label_prob"],
             low=found["right_label_low"],
             high=found["right_label_high"],
-            at_most=found["ceiling_prob"],
+            at_most=found["ceiling_high"],
             gain=gain,
             verdict=verdict,
             design=f"{plan.release.num_slots} slots, gaussian, {arguments.participations} answers of each document"

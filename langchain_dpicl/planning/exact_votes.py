@@ -29,7 +29,7 @@ class Contest:
     """How rows vote, and the noise on their votes.
 
     Attributes:
-      trials: rows, or units that may be drawn as a row.
+      trials: rows, or units that may be drawn as a row; at most about 150 of them may vote.
       used: chance that one of them votes.
       labels: labels that an answer can have.
       noise: "gaussian" or "gumbel"; None: the most votes win, and equals share.
@@ -52,12 +52,14 @@ class Contest:
         Args:
           facts: at least one, of this number of labels.
         """
-        counts = np.arange(self._most + 1.0)
-        rivals = np.array([one.rival for one in facts])
-        nodes = np.linspace(rivals.min(), rivals.max(), _num_nodes(float(np.ptp(rivals))) if self.labels > 2 else 1)
-        wins = self._wins(nodes, counts)  # [rival, right, wrong]
-        shares = [np.prod([(rivals - to) / (at - to) for to in nodes if to != at], axis=0) for at in nodes]
-        own = np.einsum("cf,crw->frw", np.array([np.broadcast_to(share, rivals.shape) for share in shares]), wins)
+        counts = np.arange(self.most + 1.0)
+        # On this scale the chance bends about as much near evenly spread votes as far from them.
+        even = 1.0 / (self.labels - 1)
+        places = np.log(np.array([max(one.rival - even, 0.0) for one in facts]) + _NEARLY_EVEN)
+        nodes = np.linspace(places.min(), places.max(), _num_nodes(float(np.ptp(places))) if self.labels > 2 else 1)
+        wins = self._wins(np.exp(nodes) - _NEARLY_EVEN + even, counts)  # [rival, right, wrong]
+        shares = [np.prod([(places - to) / (at - to) for to in nodes if to != at], axis=0) for at in nodes]
+        own = np.einsum("cf,crw->frw", np.array([np.broadcast_to(share, places.shape) for share in shares]), wins)
         for place, one in enumerate(facts):
             if one.silent > 0.0:
                 # Row by row: a product of whole matrices wakes BLAS threads, which then spin.
@@ -65,7 +67,7 @@ class Contest:
         return np.asarray((own * self._votes(facts, counts)).sum(axis=(1, 2)).clip(0.0, 1.0))
 
     @property
-    def _most(self) -> int:
+    def most(self) -> int:
         """Most rows that vote; more do so with a chance below 1e-8."""
         mean = self.trials * self.used
         return min(self.trials, int(mean + 6.0 * np.sqrt(mean * (1.0 - self.used)) + 6.0))
@@ -105,12 +107,13 @@ class Contest:
         return np.asarray(step * np.einsum("nr,cnw->crw", density, _all_below(below, rivals, others)))
 
 
+_NEARLY_EVEN = 0.03
+"""What is added to a rival before its logarithm is taken."""
+
+
 def _num_nodes(width: float) -> int:
-    """Returns how many rivals stand for all in a range of some width: the error is below 1e-3, and 1e-4 on average."""
-    return 1 if width < 1e-9 else 3 + int(width > _NARROW) + 2 * int(width > 3.0 * _NARROW)
-
-
-_NARROW = 0.12
+    """Returns how many rivals stand for all, by the width of the range of their logarithms: errors are below 6e-4."""
+    return 1 if width < 1e-9 else 2 + sum(width > one for one in (0.2, 0.7, 1.5, 2.6))
 
 
 def _normal(at: Floats) -> tuple[Floats, Floats]:

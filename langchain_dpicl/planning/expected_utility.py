@@ -389,14 +389,19 @@ def right_chances(plan: ReleasePlan, public_size: int, facts: Sequence[RowFacts]
     """Returns float64[len(facts)]: `right_chance` of rows with each of these numbers, summed and not drawn.
 
     Args:
-      plan: as of `vote_chances`; exponential noise and constants are drawn after all.
+      plan: as of `vote_chances`; exponential noise, constants and votes of many rows are drawn after all.
       public_size: as of `vote_chances`.
       facts: at least one, of the same number of labels.
     """
     noise = plan.mechanism.name
-    if noise not in {"gaussian", "gumbel"} or plan.constants:
+    contest = Contest(*_rows_asked(plan, public_size), facts[0].labels, noise, noise_scale(plan))
+    if noise not in {"gaussian", "gumbel"} or plan.constants or contest.most > _MOST_SUMMED:
         return np.array([right_chance(plan, public_size, facts=one, draws=ROUGH_DRAWS) for one in facts])
-    return Contest(*_rows_asked(plan, public_size), facts[0].labels, noise, noise_scale(plan)).rights(facts)
+    return contest.rights(facts)
+
+
+_MOST_SUMMED = 150
+"""Rows whose votes are summed: the time grows with their square, and at 170 a chance is below every float."""
 
 
 def _rows_asked(plan: ReleasePlan, public_size: int) -> tuple[int, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_dpicl.options.base import html_table
+from langchain_dpicl.planning.expected_utility import ranges, rough_ceiling, shot_law
 from langchain_dpicl.privacy._validate import Adjacency, check_int, check_real, fail
 from langchain_dpicl.privacy.data.private_examples import PrivateExamples
 from langchain_dpicl.rehearsal.choice import (
@@ -37,7 +38,7 @@ class TriedOption:
       right: expected chance of the right label.
       low: lower end of its range.
       high: upper end of its range.
-      at_most: chance of the right label with any number of such rows and no noise.
+      at_most: upper end of the range of that chance with any number of such rows and no noise.
       gain: over the best that is free.
       verdict: what follows.
       design: rows and noise, in words.
@@ -181,8 +182,8 @@ def _thriftiest(options: Sequence[TriedOption]) -> TriedOption | None:
 
 
 _LEGEND = (
-    "right: of answers; range: nine times in ten; at most: without noise; 40 x 4: 40 votes of prompts of 4 records,",
-    "fill: records drawn for each place of a prompt",
+    "right: of answers; range: nine times in ten; at most: without noise, at the upper end of its range;",
+    "40 x 4: 40 votes of prompts of 4 records, fill: records drawn for each place of a prompt",
 )
 _BY_CHANCE = 0.05
 """Above guessing by no more than this, what is free tells nothing."""
@@ -273,7 +274,7 @@ def try_components(
             right=found.right,
             low=found.low,
             high=found.high,
-            at_most=found.at_most,
+            at_most=_most(rehearsal, found),
             gain=found.gain,
             verdict=found.verdict,
             design=_in_words(found),
@@ -298,6 +299,12 @@ def try_components(
         options=(*plans, *private),
         is_same=rehearsal.origin == "same",
     )
+
+
+def _most(rehearsal: Rehearsal, found: Proposal) -> float:
+    law = shot_law(found.plan.release, found.plan.public_size)
+    ends = rehearsal.interval(rough_ceiling, labels=len(rehearsal.labels), law=law, calibrated=found.calibrated)
+    return ranges(found.right, found.low, found.high, ceiling=found.at_most, most=ends)["ceiling_high"]
 
 
 def _in_words(found: Proposal) -> str:

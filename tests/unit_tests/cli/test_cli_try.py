@@ -86,7 +86,7 @@ def test_retrieval_is_tried_for_a_number_of_documents(rehearsed: Path, capsys: p
     plan = plan_retrieval(3000, epsilon=4.0, delta=1e-6, participations=5, width=4)
     expected = plan.expected(participants=30, source=Rehearsal.load(rehearsed))
     assert found[2]["right"] == expected["right_label_prob"]
-    assert found[2]["at_most"] == expected["ceiling_prob"]
+    assert found[2]["at_most"] == expected["ceiling_high"]
     cost = plan.cost(participants=30, num_queries=200)
     assert found[2]["calls"] == cost.private_calls + cost.public_calls
     assert found[2]["money"] == pytest.approx(cost.tokens_in / 1e6)

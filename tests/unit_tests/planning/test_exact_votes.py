@@ -62,12 +62,22 @@ def test_votes_of_public_rows_share_ties(facts: RowFacts) -> None:
 
 
 @pytest.mark.parametrize("labels", [3, 14, 77])
-def test_many_laws_at_once_are_each_as_alone(labels: int) -> None:
-    generator = np.random.default_rng(4)
-    drawn = [RowFacts(*generator.uniform(0.1, 0.9, 2), rival, labels) for rival in np.linspace(0.5, 0.85, 9)]
-    contest = Contest(20, 0.98, labels, "gaussian", 2.0)
+@pytest.mark.parametrize("width", [0.05, 0.35, 1.0])
+def test_many_laws_at_once_are_each_as_alone(labels: int, width: float) -> None:
+    even = 1.0 / (labels - 1)
+    drawn = [RowFacts(0.13, 0.15, rival, labels) for rival in np.linspace(even, min(1.0, even + width), 9)]
+    contest = Contest(20, 1.0, labels)
     alone = [contest.rights([one])[0] for one in drawn]
-    np.testing.assert_allclose(contest.rights(drawn), alone, rtol=0.0, atol=1e-3)
+    np.testing.assert_allclose(contest.rights(drawn), alone, rtol=0.0, atol=6e-4)
+
+
+def test_votes_of_hundreds_of_rows_have_a_chance_too() -> None:
+    facts = RowFacts(0.4, 0.1, 0.5, 3)
+    design = RowDesign.choose(rows="slots", num_slots=400, shots_per_slot=1)
+    terms = {"epsilon": None, "delta": 1e-6, "max_queries": 10, "width": 3, "noise_multiplier": 3.0}
+    plan = plan_queries(2_000, **terms, design=design).release
+    [found] = right_chances(plan, 2_000, [facts])
+    assert found == pytest.approx(right_chance(plan, 2_000, facts=facts, draws=64), abs=0.012)
 
 
 @pytest.mark.parametrize("rivals", [4, 11])

@@ -85,11 +85,12 @@ class TestTheTable:
         for option, count in zip(trial.options, (200, 200, 50, 50), strict=True):
             found = propose_rows(alike, 3000, epsilon=option.epsilon, delta=1e-6, max_queries=count)
             assert (option.right, option.low, option.high) == (found.right, found.low, found.high)
-            assert (option.at_most, option.verdict, option.gain) == (found.at_most, found.verdict, found.gain)
+            assert (option.verdict, option.gain) == (found.verdict, found.gain)
             cost = found.plan.cost()
             assert option.calls == cost.private_calls + cost.public_calls
             assert option.money == pytest.approx((2.0 * cost.tokens_in + 5.0 * cost.tokens_out) / 1e6)
-            assert option.low <= option.right <= option.high
+            assert option.low <= option.right <= option.high <= option.at_most
+            assert found.at_most <= option.at_most
 
     def test_all_of_it_is_printed(self, trial: Trial) -> None:
         text = trial.table()
