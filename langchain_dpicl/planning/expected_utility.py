@@ -474,7 +474,8 @@ def _is_votes(values: np.ndarray) -> bool:
     return bool(((values >= 0) & (values < _MOST_VOTES) & (values == np.floor(values))).all())
 
 
-_MOST_VOTES = 10_000
+_MOST_VOTES = 200
+"""A table grows with the square of the votes: beyond, it takes longer than what it spares."""
 _FEW_RIVALS = 6
 """Rivals up to which it takes longer to put the ones without votes aside."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import special, stats
 
-from langchain_dpicl.planning import expected_utility
+from langchain_dpicl.planning import exact_votes, expected_utility
 from langchain_dpicl.planning.exact_votes import Contest
-from langchain_dpicl.planning.expected_utility import RowDesign, occupancy, right_chance, right_chances
+from langchain_dpicl.planning.expected_utility import RowDesign, occupancy, right_chance, right_chances, vote_chances
 from langchain_dpicl.planning.row_law import RowFacts, wins_fairly
 from langchain_dpicl.runs.query_plan import plan_queries
 
@@ -61,6 +63,18 @@ def test_votes_of_public_rows_share_ties(facts: RowFacts) -> None:
     assert loud == pytest.approx(1.0 / facts.labels, abs=1e-3)
 
 
+@pytest.mark.parametrize("noise", ["gaussian", "gumbel"])
+@pytest.mark.parametrize("scale", [0.3, 2.0])
+def test_the_noise_is_integrated_finely(noise: str, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    contests = [Contest(20, 0.9, facts.labels, noise, scale) for facts in LAWS]
+    found = [contest.rights([facts])[0] for contest, facts in zip(contests, LAWS, strict=True)]
+    monkeypatch.setattr(exact_votes, "_STEP", dict.fromkeys(exact_votes._STEP, 0.05))
+    monkeypatch.setattr(exact_votes, "_REACH", dict.fromkeys(exact_votes._REACH, (7.0, 30.0)))
+    monkeypatch.setattr(exact_votes, "_LEAST_SCALE", 0.0)
+    finely = [contest.rights([facts])[0] for contest, facts in zip(contests, LAWS, strict=True)]
+    np.testing.assert_allclose(found, finely, rtol=0.0, atol=3e-5)
+
+
 @pytest.mark.parametrize("labels", [3, 14, 77])
 @pytest.mark.parametrize("width", [0.05, 0.35, 1.0])
 def test_many_laws_at_once_are_each_as_alone(labels: int, width: float) -> None:
@@ -78,6 +92,21 @@ def test_votes_of_hundreds_of_rows_have_a_chance_too() -> None:
     plan = plan_queries(2_000, **terms, design=design).release
     [found] = right_chances(plan, 2_000, [facts])
     assert found == pytest.approx(right_chance(plan, 2_000, facts=facts, draws=64), abs=0.012)
+
+
+@pytest.mark.parametrize("threshold", [None, 700.0])
+def test_votes_of_thousands_of_rows_take_no_large_table(threshold: float | None) -> None:
+    """32 MB suffice; with a table of all votes it was 70 MB without a threshold, and 4 GB with one."""
+    design = RowDesign.choose(rows="slots", num_slots=2_500, shots_per_slot=1)
+    terms = {"epsilon": None, "delta": 1e-6, "max_queries": 10, "width": 4, "noise_multiplier": 3.0}
+    plan = plan_queries(8_000, **terms, mechanism="gaussian", design=design).release
+    facts = RowFacts(0.5, 0.5, 0.6, 4)
+    tracemalloc.start()
+    try:
+        vote_chances(plan, 8_000, facts=facts, threshold=threshold)
+        assert tracemalloc.get_traced_memory()[1] < 32e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("rivals", [4, 11])

@@ -255,6 +255,7 @@ class TestProposals:
             found = propose_rows(rehearsed(engine(lambda _: 0.0), public), 8_000, epsilon=4.0, **TERMS)
             assert found.verdict != "beats what is free"
             assert found.right < 0.6
+            assert found.gain <= found.right - found.free.right, "a rival that is chosen with fewer questions is poorer"
 
     def test_the_interval_holds_the_number_and_the_ceiling_is_above_it(self) -> None:
         found = propose_rows(usual(), 8_000, epsilon=1.0, **TERMS)
