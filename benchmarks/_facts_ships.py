@@ -76,11 +76,11 @@ def found(embed: Callable[[str], list[float]], seed: int) -> tuple[float, float,
     return threshold, float(own.mean()) / PER_FACT, float(is_found.mean())
 
 
-def words(common: float, pair: float) -> Callable[[str], list[float]]:
+def words(common: float, pair: float, columns: int) -> Callable[[str], list[float]]:
     """Words and pieces alone."""
 
     def embed(text: str) -> list[float]:
-        vector = neighbour_rows._hash_text(text, common=common, pair=pair)  # noqa: SLF001
+        vector = neighbour_rows._hash_text(text, common=common, pair=pair, columns=columns)  # noqa: SLF001
         return (vector / np.linalg.norm(vector)).tolist()
 
     return embed
@@ -92,10 +92,12 @@ def both(text: str) -> list[float]:
 
 
 def main() -> None:
-    print("| a word that counts half | pairs | topic | threshold | documents found | questions found |")
-    print("|---|---|---|---|---|---|")
-    ways = {"1e-2 | yes | yes": both, "1e-2 | yes | no": words(1e-2, 0.5)}
-    ways |= {f"{common:g} | no | no": words(common, 0.0) for common in (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)}
+    print("| a word that counts half | pairs | topic | columns | threshold | documents found | questions found |")
+    print("|---|---|---|---|---|---|---|")
+    ways = {"1e-2 | yes | yes | 1024": both, "1e-2 | yes | no | 1024": words(1e-2, 0.5, 1024)}
+    rarities = [(common, 1024) for common in (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)]
+    rarities += [(1e-3, 2048), (3e-3, 4096), (1e-3, 4096), (3e-4, 4096), (1e-3, 8192)]
+    ways |= {f"{common:g} | no | no | {columns}": words(common, 0.0, columns) for common, columns in rarities}
     for shown, embed in ways.items():
         lines = np.mean([found(embed, seed) for seed in range(3)], axis=0)
         print(f"| {shown} | {' | '.join(f'{number:.2f}' for number in lines)} |", flush=True)

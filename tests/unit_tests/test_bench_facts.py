@@ -38,6 +38,13 @@ def test_every_document_states_the_fact_of_its_creature(bench: Any) -> None:
     assert all(bench.question(*key) not in document["text"] for key in made.facts for document in made.documents)
 
 
+def test_the_threshold_comes_from_creatures_that_no_private_document_names(bench: Any) -> None:
+    made = bench.corpus(600, 1, 1, random.Random(1))
+    other = bench.others(made, random.Random(2))
+    assert len(other.names) == 12
+    assert not {*made.names} & {*other.names}
+
+
 def test_a_reader_tells_a_friend_from_a_foe_by_pairs_and_not_by_words(bench: Any) -> None:
     words = "velda\nfriend foe otter raven"
     assert bench.Reader([words]).ask("velda", "friend") is None

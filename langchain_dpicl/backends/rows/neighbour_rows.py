@@ -634,6 +634,8 @@ def refuse_search(embeddings: Any) -> None:
 # (docs/private-evolution.md has the measurements).
 _WORDS = re.compile(r"[^\W_]+")
 _COLUMNS = 1024
+_COLUMNS_ALONE = 4096
+"""The same without topics: two words on one column make texts about one name near to questions about another."""
 _PIECE_SHARE = 0.4
 """Weight of a word's pieces of three letters, all together, beside the word itself."""
 _PAIR = 0.5
@@ -641,7 +643,7 @@ _PAIR = 0.5
 _COMMON = 1e-2
 """A word of this frequency in public text counts half."""
 _COMMON_ALONE = 1e-3
-"""The same where neither topics nor pairs count, chosen on made-up ships (benchmarks/_facts_ships.py)."""
+"""The same where neither topics nor pairs count; as their columns chosen on ships (benchmarks/_facts_ships.py)."""
 
 
 class LocalEmbeddings(Embeddings):
@@ -652,20 +654,36 @@ class LocalEmbeddings(Embeddings):
 
     Args:
       topics: True: texts on one topic are similar, also where they share few words. False: only words and their pieces
-        count, and common ones count less: for questions that name something, such as a person or a product.
+        count, in 4,096 columns, and common ones count less: for questions that name something, such as a person or a
+        product.
+
+    Raises:
+      ConfigurationError: `topics` is not True or False.
 
     >>> near = LocalEmbeddings().embed_documents(["card declined", "my card was declined", "a film about boats"])
     >>> bool(np.dot(near[0], near[1]) > np.dot(near[0], near[2]))
     True
     """
 
+    _topics = True
+
     def __init__(self, *, topics: bool = True) -> None:
-        self.topics = topics
-        self.model = type(self).__name__ + ("" if topics else "(topics=False)")
-        """Name in reports and in keys of memos."""
+        if not isinstance(topics, bool):
+            raise ConfigurationError(f"topics: expected True or False, found {topics!r}.")
+        self._topics = topics
+
+    @property
+    def topics(self) -> bool:
+        """Whether topics count."""
+        return self._topics
+
+    @property
+    def model(self) -> str:
+        """Name in reports and checkpoints."""
+        return type(self).__name__ + ("" if self._topics else "(topics=False)")
 
     def __repr__(self) -> str:
-        return "LocalEmbeddings()" if self.topics else "LocalEmbeddings(topics=False)"
+        return self.model + ("()" if self._topics else "")
 
     @override
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -673,16 +691,16 @@ class LocalEmbeddings(Embeddings):
 
     @override
     def embed_query(self, text: str) -> list[float]:
-        if self.topics:
-            halves = [_unit(_hash_text(text, common=_COMMON, pair=_PAIR)), _unit(_topic(text))]
+        if self._topics:
+            halves = [_unit(_hash_text(text, common=_COMMON, pair=_PAIR, columns=_COLUMNS)), _unit(_topic(text))]
         else:
-            halves = [_unit(_hash_text(text, common=_COMMON_ALONE, pair=0.0))]
+            halves = [_unit(_hash_text(text, common=_COMMON_ALONE, pair=0.0, columns=_COLUMNS_ALONE))]
         vector: list[float] = np.concatenate(halves).tolist()
         return vector
 
 
-def _hash_text(text: str, *, common: float, pair: float) -> Floats:
-    """Returns float64[1024]: signed counts of words and their pieces, weighted by rarity, and of pairs of words."""
+def _hash_text(text: str, *, common: float, pair: float, columns: int) -> Floats:
+    """Returns float64[columns]: signed counts of words and their pieces, weighted by rarity, and of pairs of words."""
     tables = load_tables()
     places, weights = [], []
     before = "^"
@@ -692,10 +710,10 @@ def _hash_text(text: str, *, common: float, pair: float) -> Floats:
         weighed = [(feature, rarity * weight) for feature, weight in _features(word)]
         for feature, weight in (*weighed, (f"{before} {word}", pair)):
             code = zlib.crc32(feature.encode())
-            places.append(code % _COLUMNS)
+            places.append(code % columns)
             weights.append(weight * (1.0 if code >> 31 else -1.0))
         before = word
-    counted = np.bincount(np.array(places, dtype=np.int64), np.array(weights), minlength=_COLUMNS)
+    counted = np.bincount(np.array(places, dtype=np.int64), np.array(weights), minlength=columns)
     return np.asarray(counted, dtype=np.float64)
 
 

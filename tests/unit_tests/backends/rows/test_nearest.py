@@ -12,12 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from langchain_dpicl import Retrieval
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.rows.neighbour_rows import Candidates, LocalEmbeddings, NearestRows, direction_of, nearest
+from langchain_dpicl.backends.rows.neighbour_rows import (
+    Candidates,
+    LocalEmbeddings,
+    NearestRows,
+    SimilarTexts,
+    direction_of,
+    nearest,
+)
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, PrivateAccessError
 from tests.evolution_doubles import Topical
 
 CANDIDATES = ("a card", "a boat", "a film")
+ALONE = "LocalEmbeddings(topics=False)"
 CANARY = "zx-near-canary card"
 
 
@@ -178,9 +187,10 @@ def test_local_embeddings_are_silent_deterministic_and_of_one_width(topics: bool
     silent = SilentEmbeddings(local)
     texts = ["my card was declined", "", "\x00\ud800 ...", "MY CARD was declined"]
     rows = np.array(local.embed_documents(texts))
-    assert rows.shape == (4, silent.dimension)
+    width = 1024 if topics else 4096
+    assert rows.shape == (4, silent.dimension) == (4, width + topics * 256)
     assert np.isfinite(rows).all()
-    assert np.array_equal(rows[0][:1024], rows[3][:1024])  # words are compared without their case
+    assert np.array_equal(rows[0][:width], rows[3][:width])  # words are compared without their case
     np.testing.assert_allclose(np.square(rows[0]).sum(), 1.0 + topics)  # each half has length 1
     assert not rows[1].any()
     assert "canary" not in repr(local)
@@ -213,7 +223,40 @@ def test_local_embeddings_without_topics_tell_two_names_apart() -> None:
     assert nearest_to_question(LocalEmbeddings(topics=False)) == 0
 
 
-def test_reports_and_memos_tell_the_two_local_embeddings_apart() -> None:
-    names = [SilentEmbeddings(LocalEmbeddings(topics=topics)).name for topics in (True, False)]
-    assert names == ["LocalEmbeddings", "LocalEmbeddings(topics=False)"]
-    assert repr(LocalEmbeddings(topics=False)) == names[1]
+@pytest.mark.parametrize("topics", [True, False])
+def test_a_local_embedding_does_not_depend_on_what_else_was_embedded(topics: bool) -> None:
+    text = "Kordarin has a colour, the amber."
+    alone = LocalEmbeddings(topics=topics).embed_query(text)
+    used = LocalEmbeddings(topics=topics)
+    others = [f"{text} Kordarin"] * 20
+    assert used.embed_documents([*others, text, *others])[20] == used.embed_query(text) == alone
+    assert vars(used) == {"_topics": topics}  # nothing is kept
+
+
+@pytest.mark.parametrize(
+    ("topics", "name", "shown"), [(True, "LocalEmbeddings", "LocalEmbeddings()"), (False, ALONE, ALONE)]
+)
+def test_reports_and_copies_tell_the_two_local_embeddings_apart(topics: bool, name: str, shown: str) -> None:
+    local = LocalEmbeddings(topics=topics)
+    assert SimilarTexts(local, threshold=0.5).to_dict()["embeddings"] == name
+    assert Retrieval(local, similarity_threshold=0.5, participations=1).to_dict()["embeddings"] == name
+    assert repr(local) == shown
+    copied = pickle.loads(pickle.dumps(local))  # noqa: S301
+    assert (repr(copied), copied.embed_query("a card")) == (shown, local.embed_query("a card"))
+
+
+def test_what_local_embeddings_compare_is_set_once() -> None:
+    """Else a report would name what was not compared."""
+    with pytest.raises(AttributeError):
+        LocalEmbeddings().topics = False  # type: ignore[misc]
+    with pytest.raises(ConfigurationError, match="topics: expected True or False, found 'no'"):
+        LocalEmbeddings(topics="no")  # type: ignore[arg-type]
+
+
+def test_a_class_of_ones_own_keeps_the_default_without_the_parents_init() -> None:
+    class Own(LocalEmbeddings):
+        def __init__(self) -> None:
+            """Sets nothing."""
+
+    assert Own().embed_query("a card") == LocalEmbeddings().embed_query("a card")
+    assert (Own().model, repr(Own())) == ("Own", "Own()")
