@@ -70,8 +70,13 @@ def explain(run: Callable[[], int], typed: Sequence[str], *, quiet: bool) -> int
         with warnings.catch_warnings():
             warnings.showwarning = _keep_quiet if quiet else _note
             return int(run())
-    except (DPICLError, OSError) as error:
+    except DPICLError as error:
         _complain(redact(str(error), typed))
+        return exit_code_of(error)
+    except OSError as error:
+        # Without Python's "[Errno 2]" in front.
+        is_of_file = error.filename is not None and error.strerror is not None
+        _complain(redact(f"{error.filename}: {error.strerror}." if is_of_file else str(error), typed))
         return exit_code_of(error)
     except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
         # Their messages quote what was read.

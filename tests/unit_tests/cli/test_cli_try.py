@@ -164,7 +164,7 @@ def test_the_exit_code_and_the_recommendation_follow_the_numbers(
     [
         (["x.jsonl", "--rehearsal", "r.json"], "FILE, --rehearsal: expected one of the two, found 'both'"),
         (["--rehearsal", "nowhere.json"], "nowhere.json"),
-        (["nowhere.jsonl"], "nowhere.jsonl"),
+        (["nowhere.jsonl"], "dpicl: nowhere.jsonl: No such file or directory."),
         (["--max-queries", "0"], "max_queries: expected an integer >= 1"),
         (["--public-inputs", "0"], "Guess.public_inputs: expected a number greater than or equal to 1"),
         (["--delta", "1e-3", "--public-size", "5000"], "delta: expected at most"),
