@@ -279,10 +279,12 @@ def _setting_lines(tables: Tables) -> list[str]:
     for method in tables.grid.methods:
         knobs = ", ".join(f"{name} {value}" for name, value in tables.grid.knobs(method).items() if value is not None)
         lines.append(f"- {method.name}: {knobs}; {tables.seeds(method)} seeds")
-        if not tables.grid.is_quick:
-            for stem, own in method.own.items():
+        for file in tables.grid.files:
+            usual, found = tables.grid.knobs(method), tables.grid.knobs(method, file)
+            own = {name: value for name, value in found.items() if value != usual[name]}
+            if own and file.kind == method.kind:
                 changed = ", ".join(f"{name} {'all' if value is None else value}" for name, value in own.items())
-                lines.append(f"  - on {stem}: {changed}")
+                lines.append(f"  - on {file.stem}: {changed}")
     return [*lines, f"- model: {tables.grid.model}"]
 
 

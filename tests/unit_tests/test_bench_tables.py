@@ -49,7 +49,7 @@ from _tables_files import (
     spans,
 )
 from _tables_methods import Grid, Method, methods_of
-from _tables_pages import Tables, show_on_page, write_pages
+from _tables_pages import Tables, _setting_lines, show_on_page, write_pages
 from _tables_papers import Paper, beside
 from _tables_room import Engines, Room, epsilon_of
 from _tables_soft import SoftModels, found_base
@@ -547,9 +547,12 @@ class TestGrid:
         grid = grid_of(moves, method, files=[moves, other], is_quick=False, has_ablations=True)
         assert [grid.knobs(method, file)["draws"] for file in (moves, other)] == [7, method.knobs["draws"]]
         assert {task.settings["knobs"]["draws"] for task in grid.tasks() if task.cell.data == "moves"} == {7}
+        of_file = [line for line in _setting_lines(Tables(grid, {})) if " on " in line]
+        assert [(line[:12], "draws 7" in line) for line in of_file] == [("  - on moves", True)]
         quick = replace(grid, is_quick=True, given={"questions": 9})
         found = quick.knobs(method, moves)
         assert (found["draws"], found["questions"]) == (method.quick["draws"], 9)
+        assert not [line for line in _setting_lines(Tables(quick, {})) if " on " in line]
 
     def test_every_ablation_changes_a_knob_to_another_value(self) -> None:
         for method in methods_of(SoftModels(None)).values():
