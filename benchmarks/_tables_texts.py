@@ -18,7 +18,6 @@ from langchain_dpicl import (
     Decoding,
     DemonstrationSynthesizer,
     GenerationTask,
-    PrivateExamples,
     ReleasedDemonstrations,
     Rows,
 )
@@ -194,7 +193,7 @@ def scored(answers: Sequence[str], task: SlotTask) -> Result:
 def written_slots(task: SlotTask, engine: Any, knobs: Knobs, instruction: str, cell: Cell) -> ReleasedDemonstrations:
     """Returns private demonstrations, the slot written first; no slot of a record is ever copied."""
     size, epsilon = len(task.records), epsilon_of(cell)
-    private = PrivateExamples(task.records, public_size=size, fields=("slot",), dataset_id="benchmark")
+    private = task.private()
     label, text = (part.split(":")[0] for part in reversed(task.wording.example_prompt.split("\n")))
     return DemonstrationSynthesizer.from_private_examples(
         private,

@@ -485,7 +485,17 @@ def show_in_silico(**terms: Any) -> dict[str, Any]:
     for name, (known, changed) in others.items():
         close, most = _close(predicted(known, **changed, **terms))
         print(f"{name}: {close} of 8 within {CLOSE:g} point, largest {most:.2f}", flush=True)
+    close, most = _close(without_a_law())
+    print(f"no law, the column without noise for both: {close} of 8 within {CLOSE:g} point, largest {most:.2f}")
     return main
+
+
+def without_a_law() -> dict[str, dict[str, Any]]:
+    """Returns what the printed column without noise says of the columns that are predicted: what a law has to beat."""
+    return {
+        name: {"off": {at: paper[math.inf] - paper[at] for at in EPSILONS if at not in KNOWN}}
+        for name, (_, paper) in PUBLISHED.items()
+    }
 
 
 def _close(found: Mapping[str, Mapping[str, Any]]) -> tuple[int, float]:

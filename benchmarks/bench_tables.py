@@ -116,6 +116,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seeds", type=count, help=f"of the public choices; default {SEEDS}, with --quick {QUICK_SEEDS}")
     add("--soft-seeds", type=count, help="of promptdpsgd, whose cells take longest; default: as many, with --quick 1")
     add("--quick", action="store_true", help="fewer questions, public inputs and candidates")
+    add("--anew", action="store_true", help="measure again what this repository keeps; what --out has stays")
     add("--questions", type=count, help="asked in each cell")
     add("--inputs", type=count, help="public inputs of pate")
     add("--teachers", type=count, help="of pate")
@@ -236,7 +237,7 @@ def tables(asked: argparse.Namespace) -> int:
     files = files_of(asked)
     models = SoftModels(asked.soft_model or found_base(Path("out/soft_base")))
     grid = grid_of(asked, files, models)
-    store = CellStore(asked.out / "cells.jsonl", kept=KEPT)
+    store = CellStore(asked.out / "cells.jsonl", kept=None if asked.anew else KEPT)
     tasks = grid.tasks()
     if not tasks:
         raise SystemExit("expected a data set of one of the methods, found none: see --methods and --data")

@@ -99,7 +99,11 @@ class Bench:
     def private(self) -> PrivateExamples:
         """A fresh holder of the training records."""
         return PrivateExamples(
-            self.task.train, label_key="label_name", labels=self.task.labels, public_size=self.task.sizes
+            self.task.train,
+            label_key="label_name",
+            labels=self.task.labels,
+            public_size=self.task.sizes,
+            exact_size_is_public=True,
         )
 
     def protected(self, epsilon: float, shots: int, **way: Any) -> ReleasedDemonstrations:

@@ -49,7 +49,7 @@ from _tables_files import (
     spans,
 )
 from _tables_methods import Grid, Method, methods_of
-from _tables_pages import Tables, show_on_page, write_pages
+from _tables_pages import Tables, _setting_lines, show_on_page, write_pages
 from _tables_papers import Paper, beside
 from _tables_room import Engines, Room, epsilon_of
 from _tables_soft import SoftModels, found_base
@@ -547,9 +547,12 @@ class TestGrid:
         grid = grid_of(moves, method, files=[moves, other], is_quick=False, has_ablations=True)
         assert [grid.knobs(method, file)["draws"] for file in (moves, other)] == [7, method.knobs["draws"]]
         assert {task.settings["knobs"]["draws"] for task in grid.tasks() if task.cell.data == "moves"} == {7}
+        of_file = [line for line in _setting_lines(Tables(grid, {})) if " on " in line]
+        assert [(line[:12], "draws 7" in line) for line in of_file] == [("  - on moves", True)]
         quick = replace(grid, is_quick=True, given={"questions": 9})
         found = quick.knobs(method, moves)
         assert (found["draws"], found["questions"]) == (method.quick["draws"], 9)
+        assert not [line for line in _setting_lines(Tables(quick, {})) if " on " in line]
 
     def test_every_ablation_changes_a_knob_to_another_value(self) -> None:
         for method in methods_of(SoftModels(None)).values():
@@ -622,14 +625,19 @@ class TestPages:
             "| votes per query | shots | 8 | non-private | 75.0 |",
         ]
         assert Tables(grid, done).missing == [task for task in grid.tasks() if task.cell.at not in {"4", NON_PRIVATE}]
+        plain = {key: one for key, one in done.items() if not one.cell.variant}
+        write_pages(grid, plain, tmp_path, price_in=1.0, price_out=4.0)
+        assert "| shots |" not in (tmp_path / "tables.md").read_text()
 
     def test_the_page_shows_the_ends_of_finished_rows_between_its_marks(self, tmp_path: Path, moves: DataFile) -> None:
         methods = methods_of(SoftModels(None))
         grid = grid_of(moves, methods["voting"], methods["pate"])
         done = {k: one for k, one in done_of(grid, {ZERO: 0.1, "8": 0.3}).items() if one.cell.method == "voting"}
         write_pages(grid, done, tmp_path / "out", price_in=1.0, price_out=4.0)
-        page, results = tmp_path / "page.md", tmp_path / "results"
+        page, results, picture = tmp_path / "page.md", tmp_path / "results", tmp_path / "pictures" / "utility.png"
         results.mkdir()
+        picture.parent.mkdir()
+        (tmp_path / "out" / "utility.png").write_bytes(b"drawn")
         page.write_text("before\n\n<!-- written by make tables, quick -->old<!-- end -->\n\nafter\n")
         for _ in range(2):
             show_on_page(grid, done, tmp_path / "out", results=results, page=page)
@@ -641,6 +649,10 @@ class TestPages:
         assert "old" not in page.read_text()
         assert (results / "tables-quick.md").read_text() == (tmp_path / "out" / "tables.md").read_text()
         assert "| voting | TREC |" in (results / "papers.md").read_text()
+        assert not picture.exists()
+        page.write_text("<!-- written by make tables, full -->old<!-- end -->\n")
+        show_on_page(replace(grid, is_quick=False), {}, tmp_path / "out", results=results, page=page)
+        assert picture.read_bytes() == b"drawn"
         page.write_text("no marks")
         with pytest.raises(SystemExit, match="expected <!-- written by make tables, quick -->"):
             show_on_page(grid, done, tmp_path / "out", results=results, page=page)
@@ -663,7 +675,7 @@ class TestPages:
 @pytest.mark.benches
 class TestCommand:
     def test_a_run_prints_progress_writes_tables_and_runs_nothing_twice(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         given = ["--data", str(written(tmp_path / "moves.jsonl", MOVES)), "--quick", "--questions", "4"]
         given += ["--seeds", "1", "--methods", "voting", "--epsilons", "8", "--queries", "4"]
@@ -677,6 +689,13 @@ class TestCommand:
         again = capsys.readouterr().out
         assert "4 cells, 4 finished before; nothing left" in again
         assert "[" not in again
+        kept = tmp_path / "kept.jsonl"
+        CellStore(kept).keep(CellStore(tmp_path / "out" / "cells.jsonl").read())
+        monkeypatch.setattr(bench_tables, "KEPT", kept)
+        fresh = [*given, "--out", str(tmp_path / "fresh"), "--minutes", "1e-9"]
+        for more, said in (([], "4 finished before"), (["--anew"], "0 finished before")):
+            bench_tables.main([*fresh, *more])
+            assert f"4 cells, {said}" in capsys.readouterr().out
         (tmp_path / "out" / "tables.md").unlink()
         assert bench_tables.main([*given, "--show"]) == 0
         assert "4 of 4 cells finished" in (tmp_path / "out" / "tables.md").read_text()
