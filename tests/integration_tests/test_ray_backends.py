@@ -21,7 +21,7 @@ pytest.importorskip("xllamacpp")
 pytest.importorskip("gguf")
 pytest.importorskip("langchain_openai")
 pytestmark = [
-    pytest.mark.timeout(900),  # a cluster starts some ten processes, each of which imports all
+    pytest.mark.timeout(1800),  # a cluster starts some ten processes, each of which imports all
     pytest.mark.loopback,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `ray`)"),
 ]

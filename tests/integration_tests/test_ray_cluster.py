@@ -39,7 +39,7 @@ from tests.ray_driver import OPTIONS, SHOTS
 from tests.ray_places import LABELS, LAW, OTHERS, PUBLIC_SIZE, TOP, engine, records
 
 pytestmark = [
-    pytest.mark.timeout(900),  # a cluster starts some ten processes, each of which imports all
+    pytest.mark.timeout(1800),  # a cluster starts some ten processes, each of which imports all
     pytest.mark.loopback,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `ray`)"),
 ]

@@ -14,7 +14,7 @@ from langchain_dpicl.stores import SQLiteStore
 from tests.example_files import EXAMPLES
 
 pytestmark = [
-    pytest.mark.timeout(900),  # a cluster starts some ten processes, each of which imports all
+    pytest.mark.timeout(1800),  # a cluster starts some ten processes, each of which imports all
     pytest.mark.loopback,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `ray`)"),
 ]
@@ -23,7 +23,7 @@ pytestmark = [
 def run(folder: Path) -> str:
     """Returns what the program says, run as its first lines tell."""
     command = [sys.executable, "ray_workers.py", "--workers", "2", "--folder", str(folder)]
-    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -53,7 +53,7 @@ def test_a_notebook_runs_on_a_kernel_and_its_page_shows_what_came_out(tmp_path: 
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "tests.notebooks", "votes", "--out", str(tmp_path)]
     paths = {**os.environ, "PYTHONPATH": str(root), "IPYTHONDIR": str(tmp_path), "JUPYTER_PLATFORM_DIRS": "1"}
-    run = subprocess.run(command, cwd=root, env=paths, capture_output=True, text=True, timeout=200, check=False)
+    run = subprocess.run(command, cwd=root, env=paths, capture_output=True, text=True, timeout=500, check=False)
     assert run.returncode == 0, run.stderr
     page, ran = (tmp_path / "votes.md").read_text(), json.loads((tmp_path / "votes.ipynb").read_text())
     assert all(cell["execution_count"] for cell in ran["cells"] if cell["cell_type"] == "code")
