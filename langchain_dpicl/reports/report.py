@@ -78,9 +78,11 @@ DEFAULT_SECONDS = 60.0
 METHOD = (
     "At each delta every sealed share (a joint plan once) is priced anew at its part of it, delta * its own delta / "
     "the sum of all their deltas, rounded down; the prices are added, rounded up. That is basic composition: an upper "
-    "bound of everything the sealed shares can ever release together, not the least one. What is proved at a smaller "
-    "delta, or by the charges at the sum of their deltas, also bounds every larger delta. A share may be charged more "
-    "than it costs, and shares that were declared but never sealed are not in the table: they have released nothing."
+    "bound of everything the sealed shares can ever release together, not the least one, where no share was sealed "
+    "because of what another one had released; elsewhere the ledger's limits alone are proved. What is proved at a "
+    "smaller delta, or by the charges at the sum of their deltas, also bounds every larger delta. A share may be "
+    "charged more than it costs, and shares that were declared but never sealed are not in the table: they have "
+    "released nothing."
 )
 _Priced: TypeAlias = tuple[float, float | None]  # delta, and the sum of all prices there
 NO_BOUND = "no finite bound at this delta"
@@ -111,7 +113,8 @@ class EpsilonTable:
     """Epsilon of everything sealed, over deltas. Made by `PrivacyReport.epsilons`.
 
     Formal guarantees:
-      - What the sealed shares release together is (epsilon, delta)-DP for every row: all rows hold at once.
+      - What the sealed shares release together is (epsilon, delta)-DP for every row: all rows hold at once, where which
+        shares were sealed does not depend on what others released. Elsewhere only the ledger's limits are proved.
       - Epsilon never grows with delta.
 
     Attributes:

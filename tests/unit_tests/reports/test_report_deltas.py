@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -74,6 +75,28 @@ def test_each_share_is_priced_at_its_part_of_delta(gaussians: PrivacyReport) -> 
         parts = (row.delta * 1e-6 / 4e-6, row.delta * 3e-6 / 4e-6)
         wanted = gdp_epsilon(math.sqrt(3) / 2, parts[0]) + gdp_epsilon(1 / 5, parts[1])
         assert row.epsilon == pytest.approx(wanted, rel=1e-6)
+
+
+def test_the_table_does_not_speak_for_shares_that_were_sealed_because_of_what_others_released() -> None:
+    """Seal a second share only where the loss of the first is within its row: the loss passes its row too often."""
+    row, noises = 1e-6, (20.0, 0.25)
+
+    def table(*noises: float) -> float:
+        ledger = Budget(epsilon=200.0, delta=1e-5)
+        for name, noise in enumerate(noises):
+            gaussian_share(ledger, str(name), noise, delta=1e-6)
+        (found,) = ledger.report().epsilons([row]).rows
+        assert found.epsilon is not None
+        return found.epsilon
+
+    stopped, went_on = table(noises[0]), table(*noises)
+    mu, second = 1 / noises[0], 1 / noises[1]
+    losses = np.linspace(mu**2 / 2 - 8 * mu, stopped, 4001)  # of the first share, where the second is sealed
+    left = went_on - losses
+    curve = norm.cdf(second / 2 - left / second) - np.exp(left + norm.logcdf(-second / 2 - left / second))
+    failed = np.trapezoid(norm.pdf((losses - mu**2 / 2) / mu) / mu * curve, losses)
+    assert row + failed > 1.3 * row  # `row` where the run stops
+    assert "where no share was sealed because of what another one had released" in METHOD
 
 
 def test_a_joint_plan_is_priced_once_and_pools_by_their_closed_form() -> None:
