@@ -18,8 +18,8 @@ VIOLATED = 1
 _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(\))?")
 
 _NOTES = """\
-WHAT is a file that `dpicl plan --json` wrote, or module:name of a component in your own code (a DPVotingRunnable, a
-DPFreeFormRunnable, a PromptPATELabeler, a DemonstrationSynthesizer or a PromptDPSGD); module:name() calls a
+WHAT is a file that `dpicl plan --json` wrote, or module:name of a component in your own code, or of its plan (of a
+DPRetrievalFreeFormRunnable the plan alone, of a prompt template or selector what made it); module:name() calls a
 function without arguments that makes one.
 
 Records are made up and the model is a fake: the audit reads no record, calls no model and spends nothing of a budget.
