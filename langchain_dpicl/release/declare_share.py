@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from langchain_dpicl.privacy.ledger.shares import Share
 from langchain_dpicl.privacy.ledger.tickets import Blocks, Extent, Ticket
 from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.release.dealt_sample import check_fixed_size
+
+logger = logging.getLogger(__name__)
 
 
 def declare_share(
@@ -55,6 +58,7 @@ def declare_share(
         if runs.queries is None:
             tickets = (run_ticket(tickets, runs=runs.per_window, adjacency=budget.adjacency),)
         public = {**public, "stream": runs.to_dict()}
+    hosts = recipients(*engines) if engines else []
     declared = budget.declare(
         component,
         tickets=tickets,
@@ -62,14 +66,30 @@ def declare_share(
         epsilon=epsilon,
         delta=plan.delta,
         implementation_delta=plan.implementation_delta,
-        public={**public, **({"seen_by": recipients(*engines)} if engines else {})},
+        public={**public, **({"seen_by": hosts} if hosts else {})},
         extent=None if runs is None else runs.extent,
     )
+    _warn_of_hosts(declared, hosts)
     if runs is None:
         return declared
     if runs.queries is not None:
         return QueryShare(declared, runs.blocks, runs.queries)
     return RunShare(declared, runs.parts, runs.blocks)
+
+
+def _warn_of_hosts(share: Share, hosts: Sequence[str]) -> None:
+    """Says which hosts now get private text that reports do not name: they show a sealed share as it was sealed."""
+    terms = share._terms()  # noqa: SLF001  no part of what a share promises
+    sealed = [] if terms is None else terms.components
+    shown = next((each.public.get("seen_by", []) for each in sealed if each.name == share.component), hosts)
+    if unnamed := sorted({*hosts}.difference(shown)):
+        logger.warning(
+            "component %r: expected private text to go to %s, as its share was sealed and reports show; found %s. "
+            "Give another component= name (a share of its own) for reports that name it.",
+            share.component,
+            ", ".join(shown) or "nobody",
+            ", ".join(unnamed),
+        )
 
 
 @dataclass(frozen=True, slots=True)

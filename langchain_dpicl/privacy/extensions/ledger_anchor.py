@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from langchain_dpicl.exceptions import LedgerError, LedgerRollbackError, LedgerUnavailableError
 from langchain_dpicl.privacy._validate import fail
@@ -14,9 +14,13 @@ from langchain_dpicl.privacy.ledger.state import LedgerState
 from langchain_dpicl.privacy.ledger.store import LedgerHeader, LedgerRecord, LedgerStore, LedgerTransaction
 from langchain_dpicl.privacy.ledger.writer import LedgerWriter, LineAppender
 
+T = TypeVar("T")
+
 # A thread that waited longer than this many seconds through an outage, or than the store's `timeout`, is refused. If
 # each of many waiting threads tried the store again, the last would wait without limit.
 LOCK_TIMEOUT = 10.0
+_SOON = 1.0
+"""Seconds within which an anchor that fails is asked again; a slower one has waited for others by itself."""
 _SLOW = 0.5
 """What part of that time a fault must have taken for others not to wait behind the next thread that tries."""
 
@@ -128,31 +132,37 @@ def check_anchor(anchor: Any) -> LedgerAnchor | None:
 
 def read_anchor(anchor: LedgerAnchor, ledger_id: str) -> tuple[int, str] | None:
     """Returns number and hash of the anchor's line, or None; of a foreign error only the type is shown."""
-    try:
-        return anchor.read(ledger_id)
-    except LedgerError:
-        raise
-    except Exception as error:  # noqa: BLE001  whatever an anchor of others raises
-        kind = type(error).__name__
-    raise LedgerUnavailableError(
-        f"anchor: expected to read {anchor.description}, found {kind}. Nothing is granted; try again."
-    )
+    known, fault = _asked(lambda: anchor.read(ledger_id), f"read {anchor.description}")
+    if fault:
+        raise LedgerUnavailableError(fault)
+    return known
 
 
 def write_anchor(anchor: LedgerAnchor, ledger_id: str, last: tuple[int, str]) -> None:
     """Stores the ledger's last line in the anchor; errors as `read_anchor`."""
-    try:
-        anchor.write(ledger_id, *last)
-    except LedgerError:
-        raise
-    except Exception as error:  # noqa: BLE001  whatever an anchor of others raises
-        kind = type(error).__name__
-    else:
-        return
-    raise LedgerUnavailableError(
-        f"anchor: expected to write to {anchor.description}, found {kind}. Nothing is granted; what the ledger holds "
-        f"up to line {last[0]} stays charged. Try again."
-    )
+    _, fault = _asked(lambda: anchor.write(ledger_id, *last), f"write to {anchor.description}")
+    if fault:
+        raise LedgerUnavailableError(f"{fault} What the ledger holds up to line {last[0]} stays charged.")
+
+
+def _asked(action: Callable[[], T], wanted: str) -> tuple[T | None, str]:
+    """Returns an anchor's answer and "", or None and its fault; one that fails at once is asked a second time.
+
+    The ledger has charged the line that it writes, so a connection that was lost for a moment would cost a ticket.
+    """
+    end, fault = time.monotonic() + _SOON, ""
+    for _ in range(2):
+        try:
+            return action(), ""
+        except LedgerUnavailableError as error:
+            fault = str(error)
+        except LedgerError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever an anchor of others raises
+            fault = f"anchor: expected to {wanted}, found {type(error).__name__}. Nothing is granted; try again."
+        if time.monotonic() > end:
+            break
+    return None, fault
 
 
 def unknown_ledger(anchor: LedgerAnchor, ledger_id: str) -> LedgerRollbackError:

@@ -40,6 +40,7 @@ from langchain_dpicl.privacy.accounting.events import GaussianEvent, NoEvent
 from langchain_dpicl.privacy.extensions.individual_filter import FILTER_TEMPLATE, MemoryBalances
 from langchain_dpicl.privacy.ledger import budget as ledger
 from langchain_dpicl.privacy.ledger.tickets import Ticket
+from langchain_dpicl.release import declare_share
 from langchain_dpicl.release.filtered_sample import FilteredSample, FilterShare, open_participants
 from langchain_dpicl.stores.balances import SQLiteBalances
 from tests.contracts.front_room import shown_by
@@ -384,6 +385,28 @@ def test_balances_in_a_file_are_shared_by_whoever_opens_them(tmp_path: Path) -> 
     assert (tmp_path / "balances.db").stat().st_mode & 0o777 == 0o600
     assert CANARY not in (tmp_path / "balances.db").read_text(errors="replace")
     assert "cough-yes" not in (tmp_path / "balances.db").read_text(errors="replace")
+
+
+def test_other_embeddings_and_another_threshold_go_on_with_the_balances_and_the_share(tmp_path: Path) -> None:
+    found = []
+    for threshold, topics in ((0.5, TopicEmbeddings()), (0.6, TopicEmbeddings()), (0.7, LocalEmbeddings())):
+        ledger._IDENTITIES.clear()
+        near = NEAR.replace(embeddings=topics, similarity_threshold=threshold)
+        made = durable(tmp_path, retrieval=near)
+        found.append(votes(made.invoke("cough"))["yes"])
+    assert found == [3, 3, 0]  # two participations each, whatever they were near to
+
+
+def test_private_text_that_goes_to_a_host_that_reports_do_not_show_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for host in ("llm.bank.example:443", "llm.bank.example:443", "other.example:443"):
+        assert not caplog.records
+        ledger._IDENTITIES.clear()
+        monkeypatch.setattr(declare_share, "recipients", lambda *_, host=host: [host])
+        durable(tmp_path).invoke("cough")
+    assert "llm.bank.example:443, as its share was sealed" in caplog.text
+    assert "found other.example:443" in caplog.text
 
 
 def test_a_new_process_without_its_balances_is_refused(tmp_path: Path) -> None:

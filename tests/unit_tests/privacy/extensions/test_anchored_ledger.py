@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -421,6 +422,57 @@ def test_an_anchor_that_can_be_read_and_not_written_costs_one_ticket_and_not_one
     assert anchor.known == {ledger.ledger_id: (last.seq, last.hash)}
     assert [seq for _, seq in anchor.log] == list(range(last.seq + 1))  # line by line, as before
     assert again(store, anchor).reserve("t").count == 1
+
+
+def _refuses_first(method: Callable[..., Any], fault: Exception) -> Callable[..., Any]:
+    """The method of an anchor that fails each time it is asked first, and not at the second try."""
+    tries: set[tuple[Any, ...]] = set()
+
+    def asked(*wanted: Any) -> Any:
+        if wanted not in tries:
+            tries.add(wanted)
+            raise fault
+        tries.discard(wanted)
+        return method(*wanted)
+
+    return asked
+
+
+@pytest.mark.parametrize("fault", [UNAVAILABLE, OSError(11, "secret")])
+def test_an_anchor_that_is_locked_now_and_then_costs_no_ticket(fault: Exception) -> None:
+    anchor = DictAnchor()
+    ledger, store, share = used(anchor)
+    anchor.write = _refuses_first(anchor.write, fault)  # type: ignore[method-assign]
+    anchor.read = _refuses_first(anchor.read, fault)  # type: ignore[method-assign]
+    for _ in range(5):
+        share.reserve("t").burn()
+    assert spent(store)["reserve"] == 8
+    assert anchor.known[ledger.ledger_id] == store.head()
+
+
+def test_the_error_of_an_anchor_that_cannot_be_written_says_what_stays_charged() -> None:
+    anchor = DictAnchor()
+    _, store, share = used(anchor)
+    anchor.faults["write"] = UNAVAILABLE
+    with pytest.raises(LedgerUnavailableError, match="the disk is full") as caught:
+        share.reserve("t")
+    assert f"up to line {store.head()[0]} stays charged" in str(caught.value)
+
+
+def test_an_anchor_that_waited_by_itself_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_anchor, "_SOON", -1.0)
+    anchor = DictAnchor()
+    _, _, share = used(anchor, 1)
+    tries: list[Any] = []
+
+    def locked(*wanted: Any) -> None:
+        tries.append(wanted)
+        raise UNAVAILABLE
+
+    anchor.write = locked  # type: ignore[method-assign]
+    with pytest.raises(LedgerUnavailableError):
+        share.reserve("t")
+    assert len(tries) == 1
 
 
 def _unwritable(*_: object) -> None:
