@@ -127,6 +127,13 @@ class DiscoveryPlan(SharePlan):
         return _priced(count_release(shown["counts"]), check_delta(shown["delta"]), shown["dataset_id"])
 
 
+def _listed(values: Any) -> tuple[Any, ...] | None:
+    """Returns the declared values; refuses one text, whose letters would be counted."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable | None):
+        raise fail("values", "a list of texts", values)
+    return None if values is None else tuple(values)
+
+
 def plan_discovery(
     field: str | None,
     *,
@@ -160,7 +167,7 @@ def plan_discovery(
     (15, 17)
     """
     check_delta(delta)
-    declared = None if values is None else tuple(values)
+    declared = _listed(values)
     rule = UnitValues(field, max_values, declared, fold_case)
     is_unknown = field is not None and declared is None
     if is_unknown:
@@ -349,7 +356,7 @@ class UnitCounter(_Counting):
             raise fail("values", f"every value that {counted!r} may have", values, advice)
         if counted is None and values is not None:
             raise fail("field", "the field that holds the values", field)
-        rule = UnitValues(counted, max_values, None if values is None else tuple(values), fold_case)
+        rule = UnitValues(counted, max_values, _listed(values), fold_case)
         return cls._planned(private, budget, rule, epsilon=epsilon, noise=noise, component=component)
 
     afrom_private_examples = awaitable(from_private_examples)

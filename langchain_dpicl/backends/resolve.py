@@ -215,7 +215,7 @@ def _made(parameter: str, module: str, maker: str, name: str, **arguments: Any) 
         raise ConfigurationError(f"{parameter}: expected {expected}. Run `pip install langchain`, or give the object.")
     try:
         return make(name, **arguments)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  each provider's class has errors of its own, such as for a missing key
         reason = str(error).strip().partition("\n")[0]
     raise ConfigurationError(f"{parameter}: expected a model that LangChain can make, found {name!r}. {reason}")
 

@@ -182,6 +182,9 @@ def _label_lines(data: Data, found: _Found, declared: _Declared) -> Iterable[str
         yield f"no --label-key; fields of few values: {names or 'none'}"
         return
     counts = Counter(label_text(value) for _, value in found.values(data.label_key) if _is_label(value))
+    if not counts:
+        names = [name for name in found.names() if name != data.text_key and _may_be_label(found, name)]
+        yield f"none under {data.label_key!r}; fields of few values: {names or 'none'}. Give --label-key."
     for label, count in counts.most_common(_FEW_VALUES):
         reason = "not declared" if _may_be_declared(label) else "no label: 1 to 200 printable characters are"
         undeclared = "" if label in declared.known else f" ({reason})"
@@ -224,6 +227,8 @@ def _refused(declared: _Declared, found: _Found) -> tuple[bool, list[str]]:
         if fault:
             faults[fault.removeprefix("records: ")].append(number)
     lines = [f"{len(numbers):,}: {fault} ({_places(numbers)})" for fault, numbers in faults.items()]
+    if found.records and declared.data.label_key is not None and declared.declaration.label_key is None:
+        lines.append(f"the whole file: no record has a label under {declared.data.label_key!r}")
     if found.broken:
         lines.append("the whole file, for its lines that cannot be read")
     return bool(lines), lines or ["nothing, with the declaration below"]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], object]
 Confirm = Callable[[str], bool]
 
+_LEAST = 3
+"""Public examples that a rehearsal needs: each is tried on rows of the others."""
 _METHODS = ("voting", "pate", "retrieval")
 _EXAMPLES = Path(__file__).parent / "data" / "topics.jsonl"
 _SHOTS = (1, 2, 4, 8)
@@ -143,6 +145,8 @@ def _rehearsed(
     keys: dict[str, Any] = {"text_key": data.text_key, "label_key": _label_key(settings), "labels": data.labels}
     # Before a cost is shown, and before a model is made.
     PublicRecords.of(examples, _wording(settings), **keys, instead="")
+    if len(examples) < _LEAST:
+        raise fail("FILE", f"at least {_LEAST} public examples", len(examples))
     answers = settings.get("answers") or LabelAnswers()
     words = _cost_text(_cost(arguments, settings, answers, len(examples)), settings)
     if len(examples) > arguments.examples:

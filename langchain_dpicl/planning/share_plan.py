@@ -220,7 +220,8 @@ def _too_many(plan: SharePlan) -> ConfigurationError:
     while possible > 0 and effective_delta(plan.delta, gap / requested * possible) <= 0:
         possible -= 1
     if possible < 1 or possible >= requested:
-        return fail("delta", f"more than the noise's declared gap {gap:.3g}", plan.delta, "Give a larger delta=.")
+        advice = "Ask for fewer tokens, texts, steps or queries, or give a larger delta=."
+        return fail("delta", f"more than the noise's declared gap {gap:.3g}", plan.delta, advice)
     advice = f"Drawing the noise of one query takes {gap / requested:.3g} of delta. Ask less, or give a larger delta=."
     return fail("max_queries", f"at most {possible:,} queries at delta {plan.delta:.3g}", requested, advice)
 

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from langchain_dpicl.exceptions import ConfigurationError
 
 # Errors show the value found, so nothing here may be called with private values.
@@ -71,12 +73,19 @@ def check_real(
     high_open: bool = False,
 ) -> float:
     """Returns `value` as a float within the stated interval; refuses NaN, bool and infinities."""
-    bounds = f"a number in {'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
+    first, last = "(" if low_open or low == -math.inf else "[", ")" if high_open or high == math.inf else "]"
+    bounds = f"a number in {first}{low}, {high}{last}"
+    value = as_plain_number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
         raise fail(name, bounds, plain_or_type(value))
     if value < low or value > high or (low_open and value == low) or (high_open and value == high):
         raise fail(name, bounds, value)
     return float(value)
+
+
+def as_plain_number(value: Any) -> Any:
+    """Returns a number of numpy as Python's, of the same value; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_finite(value: float) -> bool:
@@ -93,6 +102,7 @@ def check_positive(name: str, value: Any) -> float:
 
 def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> int:
     """Returns `value` as an integer within [low, high], and below 2^63; refuses bool and floats."""
+    value = as_plain_number(value)
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= (MAX_INT if high is None else high):
         return int(value)
     too_large = high is None and isinstance(value, int) and value > MAX_INT

@@ -79,6 +79,9 @@ class LabelClassifier(Runnable[Any, str]):
     ) -> None:
         options = LabelAnswers(content_free=CONTENT_FREE) if answers is None else answers
         self.labels = distinct_texts("labels", labels, least=2)
+        if prompt is not None and not hasattr(prompt, "input_variables"):
+            advice = "Make one, such as with PromptTemplate.from_template(...)."
+            raise fail("prompt", "a prompt template, or None", type(prompt).__name__, advice)
         self.prompt = prompt
         _check_options(option_of("answers", options, LabelAnswers), self.labels)
         is_named = answers is not None and answers.other_label in self.labels

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
@@ -61,6 +63,12 @@ def prompt(**changes: Any) -> DPFewShotPromptTemplate:
     given: dict[str, Any] = {"llm": EmbeddedLLM(), "budget": handler(), "epsilon": 1.0}
     return DPFewShotPromptTemplate.from_private_examples(
         declared(), **{**given, "example_prompt": ROW, "suffix": QUERY, **changes}
+    )
+
+
+def counter(**changes: Any) -> dpicl.UnitCounter:
+    return dpicl.UnitCounter.from_private_examples(
+        declared(), **{"field": "label", "budget": handler(), "epsilon": 1.0, **changes}
     )
 
 
@@ -211,6 +219,36 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ConfigurationError,
         "found dict. .* put a single record into a list",
     ),
+    "one value to count, whose letters would be counted": (
+        lambda: counter(values="sport"),
+        ConfigurationError,
+        "values: expected a list of texts, found 'sport'",
+    ),
+    "a number of values": (
+        lambda: counter(values=5),
+        ConfigurationError,
+        "values: expected a list of texts, found 5",
+    ),
+    "an infinite epsilon": (
+        lambda: handler(math.inf),
+        ConfigurationError,
+        r"epsilon: expected a number in \(0\.0, inf\), found inf",
+    ),
+    "a text as the prompt of a classifier": (
+        lambda: dpicl.LabelClassifier(EmbeddedLLM(), labels=TOPICS, prompt=QUERY),  # type: ignore[arg-type]
+        ConfigurationError,
+        "prompt: expected a prompt template, or None, found 'str'. Make one",
+    ),
+    "a model by its name, whose maker has an error of its own": (
+        lambda: voter(llm="openai:gpt-4.1-mini"),
+        ConfigurationError,
+        "llm: expected a model that LangChain can make, found 'openai:gpt-4.1-mini'. Missing key",
+    ),
+    "texts beyond what delta pays for": (
+        lambda: prompt(max_tokens=10**9),
+        ConfigurationError,
+        "declared gap .* Ask for fewer tokens, texts, steps or queries, or give a larger delta",
+    ),
 }
 
 FIRST_PROGRAMS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
@@ -283,8 +321,17 @@ CALLED: dict[str, dict[str, Any]] = {
 }
 
 
+class KeylessError(Exception):
+    """As the packages of providers have: no ValueError."""
+
+
+def keyless(*_: object, **__: object) -> None:
+    raise KeylessError("Missing key\nand more")
+
+
 @pytest.mark.parametrize("slip", [*SLIPS, *FIRST_PROGRAMS])
-def test_a_slip_is_answered_with_its_cause_and_its_cure(slip: str) -> None:
+def test_a_slip_is_answered_with_its_cause_and_its_cure(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("langchain.chat_models.init_chat_model", keyless)
     act, kind, answer = {**SLIPS, **FIRST_PROGRAMS}[slip]
     with pytest.raises(kind, match=answer) as caught:
         act()
@@ -306,6 +353,14 @@ def test_a_class_that_is_called_names_the_constructor_in_one_sentence(name: str)
 @pytest.mark.parametrize("component", ["DPVotingRunnable", "PromptPATEExampleSelector", "PrivateExamples"])
 def test_a_constructor_that_a_class_does_not_have_is_absent_for_python_too(component: str, name: str) -> None:
     assert not hasattr(getattr(dpicl, component), name)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    asked = voter(declared(public_size=np.int64(1_700)), epsilon=np.float32(1.0), max_queries=np.int32(2))
+    assert (asked.plan.public_size, asked.plan.max_queries, type(asked.plan.max_queries)) == (1_700, 2, int)
+    for wrong in (np.float32("nan"), np.bool_(True), np.int64(0)):
+        with pytest.raises(ConfigurationError, match="epsilon: expected"):
+            voter(epsilon=wrong)
 
 
 def test_documents_are_records() -> None:

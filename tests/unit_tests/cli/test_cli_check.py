@@ -96,6 +96,15 @@ def test_each_format_is_read_with_its_line_numbers(check: Any, tmp_path: Path, n
     assert "refused  nothing" in out
 
 
+@pytest.mark.parametrize(
+    "records", [[{"text": "a", "topic": topic, **more} for topic in "xyxy"] for more in ({}, {"label": None})]
+)
+def test_a_field_of_labels_that_no_record_has_is_a_fault(check: Any, tmp_path: Path, records: list[Any]) -> None:
+    out = check(written(tmp_path / "r.jsonl", records), "--label-key", "label", code=1)
+    assert "labels   none under 'label'; fields of few values: ['topic']. Give --label-key." in out
+    assert "refused  the whole file: no record has a label under 'label'" in out
+
+
 def test_every_reason_for_a_refusal_has_its_lines(check: Any, tmp_path: Path) -> None:
     good = {"text": "a", "queue": "card", "user": "u"}
     records = [

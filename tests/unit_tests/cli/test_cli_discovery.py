@@ -68,7 +68,9 @@ def test_a_value_that_nobody_holds_has_no_lower_bound_above_zero(films: Path, tm
 def test_a_dry_run_reads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more in (("--dry-run", "--out", str(tmp_path / "out.json")), ()):
         assert discover(tmp_path / "missing.jsonl", "--by", "director", *more) == 0
-        assert "one of a single unit with at most 6.1e-07" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "one of a single unit with at most 6.1e-07" in said
+        assert "spent    nothing: a plan; --out FILE, without --dry-run, releases" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -209,6 +209,13 @@ recommended: do not spend: votes of 40 rows of your public examples, 4-shot says
 """
 
 
+def test_a_file_of_too_few_examples_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    public = tmp_path / "public.jsonl"
+    public.write_text('{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
+    assert main(["try", str(public), "--public-size", "3000", "--yes"]) == 2
+    assert "FILE: expected at least 3 public examples, found 2" in capsys.readouterr().err
+
+
 def test_without_a_file_it_shows_the_examples_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["try"]) == 0
     assert capsys.readouterr().out == PRINTED
