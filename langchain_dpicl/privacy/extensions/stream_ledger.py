@@ -240,7 +240,8 @@ class StreamShare(Share):
         end = LAST_BLOCK if extent[1] is None else extent[1]
         if not extent[0] <= first <= last <= end:
             words = f"blocks {extent[0]} to {'any to come' if extent[1] is None else end}"
-            raise fail("blocks", f"{words}, the extent of {self.component!r}", f"{first} to {last}")
+            advice = "If the clock went back, set it right; a component of another name may read other blocks."
+            raise fail("blocks", f"{words}, the extent of {self.component!r}", f"{first} to {last}", advice)
 
 
 def check_declared(component: Component) -> None:

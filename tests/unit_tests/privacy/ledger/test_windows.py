@@ -215,8 +215,9 @@ def test_tickets_of_single_labels_are_refused_by_the_rules_as_well() -> None:
 def test_blocks_outside_the_extent_are_refused_before_anything_is_written(blocks: Any) -> None:
     ledger = Budget(epsilon=1.0, delta=1e-6, per="7 days")
     share = weekly(ledger, extent=(12, 20))
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError) as caught:
         share.reserve("run", blocks=blocks)
+    assert ("If the clock went back, set it right" in str(caught.value)) == (blocks in {(0, 4), (11, 12), (10, 21)})
     assert not ledger._store.records()
     with pytest.raises(ConfigurationError, match="blocks"):
         Budget(epsilon=1.0, delta=1e-6).declare("x", tickets=RUN, epsilon=0.5).reserve("run", blocks=(0, 1))
