@@ -183,6 +183,15 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for path, kind in ((tmp_path / "none" / "a.json", FileNotFoundError), (tmp_path / "folder", IsADirectoryError)):
+        with pytest.raises(kind) as caught:
+            write_whole(path, "{}")
+        assert str(caught.value).endswith(f": {str(path)!r}")
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
 def test_the_target_of_a_checkpoint_is_a_file_in_a_folder_that_exists(tmp_path: Path) -> None:
     assert check_target("checkpoint", tmp_path / "file") == tmp_path / "file"
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "file")
