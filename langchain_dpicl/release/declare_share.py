@@ -78,13 +78,13 @@ def declare_share(
 
 
 def _warn_of_hosts(share: Share, hosts: Sequence[str]) -> None:
-    """Says which hosts now get private text that reports do not name: they show a sealed share as it was sealed."""
+    """Says which hosts now get private text that reports do not name: they show a share as it was first declared."""
     terms = share._terms()  # noqa: SLF001  no part of what a share promises
-    sealed = [] if terms is None else terms.components
-    shown = next((each.public.get("seen_by", []) for each in sealed if each.name == share.component), hosts)
+    first = [] if terms is None else terms.components
+    shown = next((each.public.get("seen_by", []) for each in first if each.name == share.component), hosts)
     if unnamed := sorted({*hosts}.difference(shown)):
         logger.warning(
-            "component %r: expected private text to go to %s, as its share was sealed and reports show; found %s. "
+            "component %r: expected private text to go to %s, as its share was first declared and reports show; found %s. "
             "Give another component= name (a share of its own) for reports that name it.",
             share.component,
             ", ".join(shown) or "nobody",

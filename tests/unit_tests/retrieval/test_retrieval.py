@@ -405,7 +405,7 @@ def test_private_text_that_goes_to_a_host_that_reports_do_not_show_is_logged(
         ledger._IDENTITIES.clear()
         monkeypatch.setattr(declare_share, "recipients", lambda *_, host=host: [host])
         durable(tmp_path).invoke("cough")
-    assert "llm.bank.example:443, as its share was sealed" in caplog.text
+    assert "llm.bank.example:443, as its share was first declared" in caplog.text
     assert "found other.example:443" in caplog.text
 
 
