@@ -84,8 +84,8 @@ def _warn_of_hosts(share: Share, hosts: Sequence[str]) -> None:
     shown = next((each.public.get("seen_by", []) for each in first if each.name == share.component), hosts)
     if unnamed := sorted({*hosts}.difference(shown)):
         logger.warning(
-            "component %r: expected private text to go to %s, as its share was first declared and reports show; found %s. "
-            "Give another component= name (a share of its own) for reports that name it.",
+            "component %r: expected private text to go to %s, as its share was first declared and reports show, "
+            "found %s. Give another component= name (a share of its own) for reports that name it.",
             share.component,
             ", ".join(shown) or "nobody",
             ", ".join(unnamed),
