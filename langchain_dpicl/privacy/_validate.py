@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping
+from numbers import Number
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias, get_args
-
-import numpy as np
 
 from langchain_dpicl.exceptions import ConfigurationError
 
@@ -75,17 +74,20 @@ def check_real(
     """Returns `value` as a float within the stated interval; refuses NaN, bool and infinities."""
     first, last = "(" if low_open or low == -math.inf else "[", ")" if high_open or high == math.inf else "]"
     bounds = f"a number in {first}{low}, {high}{last}"
-    value = as_plain_number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-        raise fail(name, bounds, plain_or_type(value))
+        raise fail(name, bounds, plain_or_type(value), _of_another_kind(value, "float"))
     if value < low or value > high or (low_open and value == low) or (high_open and value == high):
         raise fail(name, bounds, value)
     return float(value)
 
 
-def as_plain_number(value: Any) -> Any:
-    """Returns a number of numpy as Python's, of the same value; anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
+def _of_another_kind(value: Any, kind: str) -> str:
+    """Returns what to do with a number of numpy or the like; taken as it is, it would overflow or round unseen."""
+    return (
+        f"Write {kind}(...) around it."
+        if isinstance(value, Number) and not isinstance(value, (int, float, complex))
+        else ""
+    )
 
 
 def _is_finite(value: float) -> bool:
@@ -102,12 +104,11 @@ def check_positive(name: str, value: Any) -> float:
 
 def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> int:
     """Returns `value` as an integer within [low, high], and below 2^63; refuses bool and floats."""
-    value = as_plain_number(value)
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= (MAX_INT if high is None else high):
         return int(value)
     too_large = high is None and isinstance(value, int) and value > MAX_INT
     expected = f"an integer >= {low}" + (" and below 2^63" if too_large else "" if high is None else f" and <= {high}")
-    raise fail(name, expected, plain_or_type(value))
+    raise fail(name, expected, plain_or_type(value), _of_another_kind(value, "int"))
 
 
 def check_epsilon(value: Any) -> float:

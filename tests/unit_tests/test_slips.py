@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -355,12 +356,20 @@ def test_a_constructor_that_a_class_does_not_have_is_absent_for_python_too(compo
     assert not hasattr(getattr(dpicl, component), name)
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    asked = voter(declared(public_size=np.int64(1_700)), epsilon=np.float32(1.0), max_queries=np.int32(2))
-    assert (asked.plan.public_size, asked.plan.max_queries, type(asked.plan.max_queries)) == (1_700, 2, int)
-    for wrong in (np.float32("nan"), np.bool_(True), np.int64(0)):
-        with pytest.raises(ConfigurationError, match="epsilon: expected"):
-            voter(epsilon=wrong)
+@pytest.mark.parametrize(
+    ("act", "cure"),
+    [
+        (lambda: declared(public_size=np.int64(1_700)), r"found 'int64'\. Write int\(\.\.\.\) around it"),
+        (lambda: voter(max_queries=np.int32(2)), r"found int32\. Write int\(\.\.\.\) around it"),
+        (lambda: voter(epsilon=np.float32(1.0)), r"found float32\. Write float\(\.\.\.\) around it"),
+        (lambda: handler(Decimal(1)), r"found Decimal\. Write float\(\.\.\.\) around it"),
+        (lambda: voter(epsilon="1"), r"found '1'\.$"),
+    ],
+)
+def test_numbers_of_other_kinds_are_refused_with_the_cure(act: Callable[[], object], cure: str) -> None:
+    # Many checks keep the number as it was given, and numbers of numpy overflow.
+    with pytest.raises(ConfigurationError, match=cure):
+        act()
 
 
 def test_documents_are_records() -> None:

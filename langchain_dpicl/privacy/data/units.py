@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from langchain_dpicl._lazy import provided
-from langchain_dpicl.privacy._validate import as_plain_number, check_int, fail, plain_or_type
+from langchain_dpicl.privacy._validate import check_int, fail, plain_or_type
 from langchain_dpicl.privacy.ledger.amounts import check_name
 from langchain_dpicl.privacy.mechanisms.randomness import SYSTEM_RANDOM
 
@@ -197,10 +197,10 @@ def _check_size(size: int | Mapping[Any, int], labels: tuple[str, ...]) -> int |
 
 def check_number(name: str, value: Any) -> int:
     """Returns a public number of people or records; what was passed instead of one may be private and is not shown."""
-    number = as_plain_number(value)
-    if not isinstance(number, int):
-        raise fail(name, "an integer >= 1", type(value).__name__)
-    return check_int(name, number, low=1)
+    if not isinstance(value, int):
+        advice = "Write int(...) around it." if isinstance(value, Integral) else ""
+        raise fail(name, "an integer >= 1", type(value).__name__, advice)
+    return check_int(name, value, low=1)
 
 
 @dataclass(slots=True, repr=False, eq=False)
