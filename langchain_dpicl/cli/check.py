@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,6 +97,11 @@ class _Found:
         return list(dict.fromkeys(name for _, one in self.records if isinstance(one, Mapping) for name in one))
 
 
+_NO_CSV = (
+    "no CSV from here on: cells between commas (not ; or tabs), in quotes where they hold one, below distinct names"
+)
+
+
 def _read(path: Path, text_key: str) -> _Found:
     found = _Found(text_key)
     number, fault = 0, ""
@@ -115,9 +121,10 @@ def _read(path: Path, text_key: str) -> _Found:
     except ConfigurationError:
         raise
     except UNREADABLE as error:
-        fault = type(error).__name__
+        kind = f"({type(error).__name__}): neither UTF-8 nor whole rows"
+        fault = _NO_CSV if isinstance(error, csv.Error) else f"nothing is readable from here on {kind}"
     if fault:
-        found.broken[f"nothing is readable from here on ({fault}): neither UTF-8 nor whole rows"].append(number + 1)
+        found.broken[fault].append(number + 1)
     return found
 
 

@@ -168,6 +168,9 @@ def numbered_rows(file: IO[str]) -> Iterator[tuple[int, dict[str, Any] | None]]:
     # Long texts are cut by `PrivateExamples`, not refused here.
     csv.field_size_limit(2**31 - 1)
     reader, first = csv.DictReader(file, strict=True), 2
+    names = reader.fieldnames or ()
+    if len(set(names)) < len(names):
+        raise csv.Error  # the last of two columns of one name would hide the first
     for row in reader:
         yield first, None if None in row else row
         first = reader.line_num + 1

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from langchain_dpicl.cli.config import read_toml, settings_of
-from langchain_dpicl.cli.inputs import private_examples
+from langchain_dpicl.cli.inputs import private_examples, read_records
 from langchain_dpicl.cli.main import main
-from langchain_dpicl.exceptions import RecordError
+from langchain_dpicl.exceptions import ConfigurationError, RecordError
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = [
@@ -152,6 +152,14 @@ def test_lines_that_cannot_be_read_are_named(check: Any, tmp_path: Path) -> None
     latin = tmp_path / "latin.jsonl"
     latin.write_bytes(b'{"text": "\xe9"}\n')
     assert "nothing is readable from here on (UnicodeDecodeError)" in check(latin, code=1)
+
+
+@pytest.mark.parametrize("rows", ['text;queue\n"a";"b"\n', 'text\tqueue\n"a"\t"b"\n', "text,text\na,b\n"])
+def test_what_is_no_csv_says_what_csv_is(check: Any, tmp_path: Path, rows: str) -> None:
+    (path := tmp_path / "r.csv").write_text(rows)
+    assert "no CSV from here on: cells between commas (not ; or tabs)" in check(path, code=1)
+    with pytest.raises(ConfigurationError, match="found a broken line"):
+        list(read_records(path))
 
 
 def test_fields_that_may_be_labels_or_persons_are_suggested(check: Any, tmp_path: Path) -> None:
