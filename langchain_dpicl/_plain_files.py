@@ -33,8 +33,8 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
     """
     try:
         number = os.open(path, _FLAGS)
-    except ValueError:  # a NUL, or a lone surrogate
-        raise ConfigurationError("path: expected the path of a file, found an impossible one.") from None
+    except (TypeError, ValueError):
+        raise _impossible(path) from None
     except OSError as error:
         if error.errno not in {errno.ENXIO, errno.ENODEV, errno.EISDIR}:
             raise
@@ -52,6 +52,12 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
     finally:
         os.close(number)
     raise ConfigurationError(f"{_display_path(path)}: expected at most {most} bytes, found more.")
+
+
+def _impossible(path: object) -> ConfigurationError:
+    """Returns the refusal of what is no path, or of a path with a NUL or a lone surrogate."""
+    found = "an impossible one" if isinstance(path, str | os.PathLike) else type(path).__name__
+    return ConfigurationError(f"path: expected the path of a file, found {found}.")
 
 
 def check_target(name: str, path: Any) -> Path:
@@ -80,6 +86,8 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAY
     """Writes a file atomically: a reader sees the old file or the whole new one."""
     if len(data) > most:
         raise ConfigurationError(f"file: expected at most {most} bytes, found {len(data)}. Store it in several parts.")
+    if not isinstance(path, str | os.PathLike) or "\0" in _display_path(path) or not Path(path).name:
+        raise _impossible(path)
     target = Path(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:

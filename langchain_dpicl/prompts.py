@@ -174,6 +174,8 @@ class ReleasedPrompt(HidesInput):
         Raises:
           ConfigurationError: a demonstration lacks a variable.
         """
+        if not isinstance(released, ReleasedDemonstrations):
+            raise fail("released", "ReleasedDemonstrations", type(released).__name__)
         wanted = set(vars(self)["example_prompt"].input_variables)
         for example in released.examples:
             if missing := sorted(wanted - set(example)):

@@ -183,6 +183,15 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("wrong", [None, 5, {}, "a\0b"])
+def test_what_is_no_path_is_refused_as_ours(wrong: Any) -> None:
+    for act in (lambda: read_plain(wrong, 10), lambda: write_whole(wrong, "{}")):
+        with pytest.raises(ConfigurationError, match="path: expected the path of a file, found"):
+            act()
+    with pytest.raises(ConfigurationError, match="path: expected the path of a file, found"):
+        write_whole("", "{}")
+
+
 def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for path, kind in ((tmp_path / "none" / "a.json", FileNotFoundError), (tmp_path / "folder", IsADirectoryError)):

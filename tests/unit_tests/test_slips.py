@@ -220,6 +220,11 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ConfigurationError,
         "found dict. .* put a single record into a list",
     ),
+    "a path in place of a release": (
+        lambda: prompt().with_released("released.json"),  # type: ignore[arg-type]
+        ConfigurationError,
+        r"released: expected ReleasedDemonstrations, found 'str'",
+    ),
     "one value to count, whose letters would be counted": (
         lambda: counter(values="sport"),
         ConfigurationError,
