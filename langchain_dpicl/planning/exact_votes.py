@@ -184,7 +184,7 @@ def _power(series: Floats, exponent: int) -> Floats:
 
 
 def _times(one: Floats, other: Floats) -> Floats:
-    product: Floats = one[0] * other
-    for place in range(1, len(one)):
-        product[place:] += one[place] * other[:-place]
+    product = np.empty_like(one)
+    for place in range(len(one)):
+        np.einsum("i...,i...->...", one[: place + 1], other[place::-1], out=product[place])
     return product

@@ -252,21 +252,31 @@ def _together(one: Losses, other: Losses) -> Losses:
 
 def _self_compose(losses: Losses, count: int) -> Losses:
     """What dp-accounting's `self_compose(count, _CUT)` returns, on fewer cells and in a fraction of its time."""
-    from scipy import fft
-
     if count == 1:
         return losses
     masses = losses.masses
     low, high = _trim_tails(masses, count)
-    size = fft.next_fast_len(max(high - low + 1, len(masses)), real=True)
-    spectrum = fft.rfft(masses, size)
+    size = _fast_length(max(high - low + 1, len(masses)))
+    spectrum = np.fft.rfft(masses, size)
     is_kept = np.abs(spectrum) > math.exp(VANISHED / count)  # of many steps, all but a few frequencies vanish
     powers = np.zeros_like(spectrum)
     powers[is_kept] = spectrum[is_kept] ** count
-    sums = fft.irfft(powers, size)  # modulo `size`
+    sums = np.fft.irfft(powers, size)  # modulo `size`
     infinite = _CUT - math.expm1(count * math.log1p(-losses.infinite))
     kept = np.roll(sums, -low)[: high - low + 1]
     return Losses(losses.step, losses.lowest * count + low, kept, infinite)
+
+
+def _fast_length(least: int) -> int:
+    """The least product of powers of 2, 3 and 5 from `least` on: scipy says the same, but loading that takes 20 ms."""
+    found, five = 1 << (least - 1).bit_length(), 1
+    while five < found:
+        three = five
+        while three < found:
+            found = min(found, three << (-(-least // three) - 1).bit_length())
+            three *= 3
+        five *= 5
+    return found
 
 
 def _trim_tails(masses: FloatArray, count: int) -> tuple[int, int]:
@@ -323,9 +333,12 @@ def spread(profile: Profile) -> float:
     return math.sqrt(variance) if variance > 0 else 1e-3 * (profile.top_up + profile.top_down)
 
 
+_GEOMETRIC = np.concatenate(([0.0], np.geomspace(1e-8, 1.0, 480)))
+
+
 def _masses(curve: profiles.Curve, top: float, *, sign: float) -> tuple[FloatArray, FloatArray]:
     """Probabilities of the losses sign * x (x > 0) on a coarse geometric grid."""
-    x = np.concatenate(([0.0], np.geomspace(max(top, 1e-12) * 1e-8, max(top, 1e-12), 480)))
+    x = max(top, 1e-12) * _GEOMETRIC
     value = curve(x) * (np.exp(-x) if sign < 0 else 1.0)
     drop, gap = value[:-1] - value[1:], np.minimum(np.diff(x), 700.0)
     near, far = (np.expm1(gap), -np.expm1(-gap)) if sign > 0 else (-np.expm1(-gap), np.expm1(gap))
