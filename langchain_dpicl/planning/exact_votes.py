@@ -68,9 +68,9 @@ class Contest:
 
     @property
     def most(self) -> int:
-        """Most rows that vote; more do so with a chance below 1e-8."""
+        """Most rows that vote; more do so with a chance below 1e-6."""
         mean = self.trials * self.used
-        return min(self.trials, int(mean + 6.0 * np.sqrt(mean * (1.0 - self.used)) + 6.0))
+        return min(self.trials, int(mean + 5.0 * np.sqrt(mean * (1.0 - self.used)) + 4.0))
 
     def _votes(self, facts: Sequence[RowFacts], counts: Floats) -> Floats:
         """Returns float64[facts, right, not right]: the chance of so many rows that are right, and that are not."""
