@@ -365,7 +365,8 @@ def loss_masses(profile: Profile, step: float) -> tuple[int, FloatArray, float]:
     reach = np.arange(low + 1) * step
     left = profile.down(reach) * np.exp(-reach)  # H - (1 - e^x) at 0, -1, ..., -low
     right[0] = left[0] = max(right[0], left[0])
-    rise, grow = math.expm1(step), math.exp(step)
+    widest = min(step, 700.0)  # beyond, e^step is no float; there e^-step is 0 to the last digit
+    rise, grow = math.expm1(widest), math.exp(widest)
     top = (right[-2] - right[-1]) / -math.expm1(-step)
     above = (np.diff(right)[1:] - grow * np.diff(right)[:-1]) / rise
     centre = 1.0 + (right[1] - right[0] - grow * (left[0] - left[1])) / rise

@@ -32,6 +32,8 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning, RestsOnGuessWarning
 from langchain_dpicl.options import ConfidentGNMax
 from langchain_dpicl.pate.plan import plan_labelling
+from langchain_dpicl.planning.expected_utility import shot_law
+from langchain_dpicl.planning.row_law import mean_facts
 from langchain_dpicl.rehearsal import (
     Rehearsal,
     arehearse,
@@ -261,6 +263,10 @@ class TestProposals:
         found = propose_rows(usual(), 8_000, epsilon=1.0, **TERMS)
         assert found.low < found.right < found.high
         assert found.right <= found.at_most
+        noisy = propose_rows(usual(), 8_000, epsilon=0.02, **TERMS)
+        law = shot_law(noisy.plan.release, 8_000)
+        without_noise = mean_facts(usual(), labels=3, law=law, calibrated=noisy.calibrated).ceiling()
+        assert noisy.at_most == without_noise > noisy.right + 0.1
         assert found.rests_on == "a rehearsal of 36 public examples"
         assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict
 
