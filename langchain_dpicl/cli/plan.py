@@ -534,6 +534,18 @@ def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer qu
     return lines
 
 
+def _advice_lines(out: Output) -> list[str]:
+    """Returns the lines on the best settings; where a free answer is as good, that nothing is to be spent goes first."""
+    if "recommendation" not in out:
+        return []
+    settings = toml_lines(out["recommendation"]["settings"])
+    if out.get("verdict") != "no better than what is free":
+        return ["", "recommended:", *settings]
+    free = out["free"]
+    nothing = f"recommended: spend nothing; {free['name']} says {_percent(free['right'])} at epsilon 0"
+    return ["", nothing, "the best that can be bought all the same:", *settings]
+
+
 _SHOWN = (
     "right_label_prob",
     "right_label_low",
@@ -756,8 +768,7 @@ def _voting_text(out: dict[str, Any]) -> str:
             f"{'calls':>12}{'money':>11}"
         )
         lines += [_voting_option_text(option) for option in out["options"]]
-    if "recommendation" in out:
-        lines += ["", "recommended:", *toml_lines(out["recommendation"]["settings"])]
+    lines += _advice_lines(out)
     return "\n".join(lines)
 
 
@@ -1020,8 +1031,7 @@ def _pate_text(out: dict[str, Any]) -> str:
             f"{'row right':>11}{'right label':>13}{'at most':>9}{'calls':>12}{'money':>11}"
         )
         lines += [_pate_option_text(option) for option in out["options"]]
-    if "recommendation" in out:
-        lines += ["", "recommended:", *toml_lines(out["recommendation"]["settings"])]
+    lines += _advice_lines(out)
     return "\n".join(lines)
 
 
