@@ -535,7 +535,7 @@ def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer qu
 
 
 def _advice_lines(out: Output) -> list[str]:
-    """Returns the lines on the best settings; where a free answer is as good, that nothing is to be spent goes first."""
+    """Returns the lines on the best settings; where a free answer is as good, to spend nothing goes before them."""
     if "recommendation" not in out:
         return []
     settings = toml_lines(out["recommendation"]["settings"])

@@ -397,8 +397,11 @@ def _every_rival(rehearsal: Rehearsal, weightings: Sequence[Weights]) -> Iterato
       rehearsal: says what is free.
       weightings: the first is that of all questions, and says what a rival's chance is.
     """
-    for rival in _unmeasured(rehearsal):
-        rights = rights_of(rehearsal, rival, weightings)
+    every = list(_unmeasured(rehearsal))
+    shapes = [(rival.shots, rival.calibrated) for rival in every if rival.shots]
+    votes = iter(rehearsal.free_votes(shapes, rows=FREE_ROWS, weightings=weightings))
+    for rival in every:
+        rights = next(votes) if rival.shots else rights_of(rehearsal, rival, weightings)
         yield dataclasses.replace(rival, right=float(rights[0])), rights
 
 
@@ -416,9 +419,8 @@ def _unmeasured(rehearsal: Rehearsal) -> Iterator[FreeRival]:
 def rights_of(rehearsal: Rehearsal, rival: FreeRival, weightings: Sequence[Weights]) -> Floats:
     """Returns float64[len(weightings)]: the chance of a rival on weighted questions."""
     if rival.shots:
-        return rehearsal.free_votes(
-            rows=FREE_ROWS, shots=rival.shots, calibrated=rival.calibrated, weightings=weightings
-        )
+        votes = rehearsal.free_votes([(rival.shots, rival.calibrated)], rows=FREE_ROWS, weightings=weightings)
+        return votes.ravel()
     if rival.name not in _REHEARSED and rival.label is None:
         return np.full(len(weightings), rival.right)
     if rival.label is None:

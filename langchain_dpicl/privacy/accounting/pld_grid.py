@@ -280,15 +280,11 @@ def _fast_length(least: int) -> int:
 
 
 def _trim_tails(masses: FloatArray, count: int) -> tuple[int, int]:
-    """The first and the last cell of `count` indices added up, but for `_CUT` of their mass, by Chernoff's bound.
-
-    Tilts a factor of 1.4 apart, down to that of a sum as wide as sums of such indices get: the best of them is within
-    2 % of the best of all.
-    """
+    """The first and the last cell of `count` indices added up, but for `_CUT` of their mass, by Chernoff's bound."""
     cells = len(masses)
     low, high = 0, (cells - 1) * count
     room = math.log(2.0 / _CUT)
-    tilts = np.geomspace(8.0 / math.sqrt(count), 20.0, 2 + math.ceil(math.log2(2.5 * math.sqrt(count)) * 2.0))
+    tilts = _tilts(count)
     at_once = max(1, _AT_ONCE // cells)
     for some in (tilts[start : start + at_once] for start in range(0, len(tilts), at_once)):
         grown = np.exp(np.arange(cells) * (some / cells)[:, None])
@@ -300,6 +296,15 @@ def _trim_tails(masses: FloatArray, count: int) -> tuple[int, int]:
             if 0.0 < down < math.inf:
                 low = max(low, math.floor((count * math.log(down) + room) * cells / -tilt))
     return low, high
+
+
+@lru_cache(maxsize=16)  # a search asks for the same count at many noises
+def _tilts(count: int) -> FloatArray:
+    """Tilts a factor of 1.4 apart, down to that of a sum as wide as sums of so many indices get.
+
+    The best of them is within 2 % of the best of all.
+    """
+    return np.geomspace(8.0 / math.sqrt(count), 20.0, 2 + math.ceil(math.log2(2.5 * math.sqrt(count)) * 2.0))
 
 
 def grid_step(inside: Steps, *, is_coarse: bool) -> float:
