@@ -117,6 +117,10 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
 def _examples(settings: Settings, path: Path) -> list[Any]:
     """Reads public examples, which are not the private records of the settings."""
     private = settings.data.file
+    if path.suffix == ".json":
+        raise fail(
+            "FILE", "public examples (.jsonl, .csv)", path.name, "A rehearsal goes to --rehearsal of `dpicl try`."
+        )
     if private is not None and path.exists() and Path(private).exists() and path.samefile(private):
         raise ConfigurationError(f"FILE: expected PUBLIC examples, found data.file, the private records: {path}.")
     return [_with_text_label(record, _label_key(settings)) for record in read_records(path)]

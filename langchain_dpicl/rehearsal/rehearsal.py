@@ -457,7 +457,7 @@ class Rehearsal:
                         "margin": margin,
                         "correlation": facts.correlation,
                         "rival": facts.rival,
-                        "ceiling": facts.ceiling(),
+                        "ceiling": max(facts.ceiling(), facts.right),  # poor rows are best alone
                     }
                 )
         return found
@@ -475,7 +475,7 @@ class Rehearsal:
             if row["shots"]:
                 line += f"{row['correlation']:>13.2f}{row['rival']:>7.2f}{100 * row['ceiling']:>8.0f}%"
             lines.append(line)
-        lines.append("at most: a vote of any number of such rows, without noise. +-: 90 %.")
+        lines.append("at most: one such row, or a vote of any number of them without noise. +-: 90 %.")
         if self.origin == "same":
             more = 4 * len(self.gold)
             lines.append(f"{more} examples (max_examples=, --examples), four times as many, would halve +-.")

@@ -74,6 +74,13 @@ def test_it_says_which_settings_it_has_no_use_for(rehearsed: Path, capsys: pytes
     assert "not used" not in rest
 
 
+def test_a_rehearsal_in_the_place_of_examples_is_shown_its_option(
+    rehearsed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["try", str(rehearsed), *TERMS]) != 0
+    assert "A rehearsal goes to --rehearsal" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("proposed_once")
 def test_json_is_the_trial(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     priced = ["--set", "cost.price_in=3.0", "--set", "cost.price_out=9.0", "--set", "cost.record_tokens=80"]

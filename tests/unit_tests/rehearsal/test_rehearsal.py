@@ -97,6 +97,18 @@ class TestWhatIsAsked:
         assert found.zero_shot(False) == pytest.approx(0.2 + 0.8 / 3, abs=0.35)
         assert found.readings == (False,)
 
+    def test_the_most_of_poor_rows_is_not_less_than_what_one_is_worth(self) -> None:
+        def mostly_wrong(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
+            del prefix
+            place = max(0, zlib.crc32(prompt.encode()) % 10 - 7)  # the first label, 8 times in 10
+            return {f" {label}": 0.8 if label == LABELS[place] else 0.1 for label in LABELS}
+
+        public = [one for one in examples() if one["label"] != LABELS[0]]
+        poor = rehearsed(FakeBackend(mostly_wrong, vocabulary=[f" {label}" for label in LABELS]), public)
+        rows = [row for row in poor.rows() if row["shots"]]
+        assert any(poor.facts(shots=row["shots"]).ceiling() < row["right"] for row in rows)
+        assert all(row["ceiling"] >= row["right"] for row in rows)
+
     def test_a_question_never_stands_among_its_own_examples(self) -> None:
         seen: list[str] = []
 
