@@ -534,6 +534,18 @@ def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer qu
     return lines
 
 
+def _advice_lines(out: Output) -> list[str]:
+    """Returns the lines on the best settings; where a free answer is as good, to spend nothing goes before them."""
+    if "recommendation" not in out:
+        return []
+    settings = toml_lines(out["recommendation"]["settings"])
+    if out.get("verdict") != "no better than what is free":
+        return ["", "recommended:", *settings]
+    free = out["free"]
+    nothing = f"recommended: spend nothing; {free['name']} says {_percent(free['right'])} at epsilon 0"
+    return ["", nothing, "the best that can be bought all the same:", *settings]
+
+
 _SHOWN = (
     "right_label_prob",
     "right_label_low",
@@ -559,10 +571,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _votes_settings(design: RowDesign, mechanism: str, *, calibrated: bool | None = None, **more: Any) -> Output:
-    """Returns the settings that take a shape of rows, a mechanism and a reading."""
-    answers = {} if calibrated is None else {"answers": {"calibrate": calibrated}}
-    return {"noise": mechanism, "rows": design.option(), **answers, **more}
+def _votes_settings(
+    settings: Settings, design: RowDesign, mechanism: str, *, calibrated: bool | None = None, **more: Any
+) -> Output:
+    """Returns the settings that take a shape of rows, a mechanism and a reading, with the other answers as asked."""
+    asked = settings.get("answers") or LabelAnswers()
+    answers = (asked if calibrated is None else asked.replace(calibrate=calibrated)).to_dict()
+    return {"noise": mechanism, "rows": design.option(), **({"answers": answers} if answers else {}), **more}
 
 
 # -- votes -----------------------------------------------------------------------------------------------------------
@@ -667,7 +682,7 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         "options": [],
     }
     if chosen.proposal is not None:
-        out["recommendation"] = {**chosen.proposal.to_dict(), "settings": _proposed(chosen.proposal)}
+        out["recommendation"] = {**chosen.proposal.to_dict(), "settings": _proposed(settings, chosen.proposal)}
     if compares:
         options = compare_queries(
             size,
@@ -686,8 +701,9 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     return out
 
 
-def _proposed(proposal: Proposal) -> Output:
-    return _votes_settings(proposal.design, proposal.plan.release.mechanism.name, calibrated=proposal.calibrated)
+def _proposed(settings: Settings, proposal: Proposal) -> Output:
+    mechanism = proposal.plan.release.mechanism.name
+    return _votes_settings(settings, proposal.design, mechanism, calibrated=proposal.calibrated)
 
 
 def _query_option(option: QueryOption, settings: Settings, readings: Mapping[bool, int]) -> Output:
@@ -698,7 +714,7 @@ def _query_option(option: QueryOption, settings: Settings, readings: Mapping[boo
     return {
         **option.to_dict(),
         "money": _money(cost, settings),
-        "settings": _votes_settings(option.plan.design, mechanism, calibrated=calibrated),
+        "settings": _votes_settings(settings, option.plan.design, mechanism, calibrated=calibrated),
     }
 
 
@@ -752,8 +768,7 @@ def _voting_text(out: dict[str, Any]) -> str:
             f"{'calls':>12}{'money':>11}"
         )
         lines += [_voting_option_text(option) for option in out["options"]]
-    if "recommendation" in out:
-        lines += ["", "recommended:", *toml_lines(out["recommendation"]["settings"])]
+    lines += _advice_lines(out)
     return "\n".join(lines)
 
 
@@ -855,11 +870,11 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     rows, shared = settings.get("rows"), {**_terms(settings), "max_queries": _num_inputs(settings, guess.public_inputs)}
     teachers = _teachers(rows)
     # The usual partition of fixed teachers has more rows than other shapes.
-    is_usual = teachers == "fixed" and rows.slots is None and rows.shots == 1
-    asked = None if is_usual else RowDesign.of(rows, smallest_size=size)
+    is_whole = teachers == "fixed" and rows.slots is None and rows.shots == 1
+    asked = None if is_whole else RowDesign.of(rows, smallest_size=size)
     usual = default_design(teachers, size)
-    chosen = _chosen(settings, source, usual if is_usual else asked, size, usual, **shared)
-    below = _abstention(settings, labels, usual="never")
+    chosen = _chosen(settings, source, usual if is_whole else asked, size, usual, **shared)
+    below = _abstention(settings, labels, usual="auto")
     rejects = rejection(below, chosen.design, public_size=size, mechanism=chosen.mechanism)
     plan = plan_labelling(
         size,
@@ -872,7 +887,9 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         **rejects,
     )
     reads = _best_reading(plan, source, readings, labels) if chosen.proposal is None else chosen.proposal.calibrated
-    own = chosen.proposal if below is None and _given_noise(settings) is None else None
+    # What was predicted apart from the choice is without a threshold; the usual one rejects next to nothing.
+    is_usual = (settings.get("answers") or LabelAnswers()).abstain_below in {None, "auto", "never"}
+    own = chosen.proposal if is_usual and _given_noise(settings) is None else None
     signal = _signal(plan.expected(source, calibrated=reads), own)
     cost = plan.cost(
         **_caps(settings, readings[reads]), student_calls=settings.cost.student_calls, student_shots=labels
@@ -887,7 +904,7 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
         "options": [],
     }
     if chosen.proposal is not None:
-        taken = {**_proposed(chosen.proposal), "max_queries": plan.max_queries}
+        taken = {**_proposed(settings, chosen.proposal), "max_queries": plan.max_queries}
         out["recommendation"] = {**chosen.proposal.to_dict(), "settings": taken}
     if compares:
         options = _pate_options(settings, source, chosen.mechanism, size, labels)
@@ -896,7 +913,7 @@ def _pate(settings: Settings, sizes: Sizes, compares: bool) -> Output:
                 **option.to_dict(),
                 "overfill": option.plan.design.overfill,
                 "money": _money(option.plan.cost(**_caps(settings, readings[min(readings)])), settings),
-                "settings": _pate_settings(option),
+                "settings": _pate_settings(settings, option),
             }
             for option in options
         ]
@@ -940,7 +957,7 @@ def _pate_options(
         mechanisms=_mechanisms(settings, mechanism),
         designs=None if design is None else [design],
         max_queries=asked,
-        abstain_below=_abstention(settings, labels, usual="never"),
+        abstain_below=_abstention(settings, labels, usual="auto"),
         source=source,
         chance=guess.chance,
         wordings=wordings,
@@ -959,9 +976,9 @@ def _teachers(rows: Rows | None) -> Any:
     return "one_sample" if rows is not None and rows.redraw_every == "run" else "fresh"
 
 
-def _pate_settings(option: LabellingOption) -> Output:
-    design = option.plan.design
-    found = _votes_settings(design, option.plan.release.mechanism.name, max_queries=option.plan.max_queries)
+def _pate_settings(settings: Settings, option: LabellingOption) -> Output:
+    design, mechanism = option.plan.design, option.plan.release.mechanism.name
+    found = _votes_settings(settings, design, mechanism, max_queries=option.plan.max_queries)
     if option.plan.teachers == "one_sample":
         found["rows"]["redraw_every"] = "run"
     return found
@@ -1014,8 +1031,7 @@ def _pate_text(out: dict[str, Any]) -> str:
             f"{'row right':>11}{'right label':>13}{'at most':>9}{'calls':>12}{'money':>11}"
         )
         lines += [_pate_option_text(option) for option in out["options"]]
-    if "recommendation" in out:
-        lines += ["", "recommended:", *toml_lines(out["recommendation"]["settings"])]
+    lines += _advice_lines(out)
     return "\n".join(lines)
 
 

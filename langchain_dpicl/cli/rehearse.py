@@ -119,6 +119,10 @@ def run_rehearse(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -
 def _examples(settings: Settings, path: Path) -> list[Any]:
     """Reads public examples, which are not the private records of the settings."""
     private = settings.data.file
+    if path.suffix == ".json":
+        raise fail(
+            "FILE", "public examples (.jsonl, .csv)", path.name, "A rehearsal goes to --rehearsal of `dpicl try`."
+        )
     if private is not None and path.exists() and Path(private).exists() and path.samefile(private):
         raise ConfigurationError(f"FILE: expected PUBLIC examples, found data.file, the private records: {path}.")
     return [_with_text_label(record, _label_key(settings)) for record in read_records(path)]
@@ -295,12 +299,21 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
     elif not arguments.quiet:
         if arguments.public is not None:
             say("\n".join(_assumptions(settings, rehearsal, has_instruction=bool(free))))
+        if unused := _unused(settings):
+            say(f"not used: {', '.join(unused)} of the settings; the table compares what it finds best")
         say(trial.table())
         for row in written:
             say(_DEMONSTRATION.format(**row))
         if trial.recommended is not None:
             say("\n".join(toml_lines(trial.recommended.settings)))
     return 0
+
+
+def _unused(settings: Settings) -> list[str]:
+    """Returns what a table of every epsilon, shape and mechanism has no use for."""
+    below = (settings.get("answers") or LabelAnswers()).abstain_below
+    given = [name for name in ("epsilon", "rows", "noise") if settings.get(name) is not None]
+    return given if below in {None, "never"} else [*given, "answers.abstain_below"]
 
 
 def _assumptions(settings: Settings, rehearsal: Rehearsal, *, has_instruction: bool) -> Iterator[str]:

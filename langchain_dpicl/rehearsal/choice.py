@@ -204,7 +204,7 @@ def propose_rows(
     if not options:
         raise fail("max_calls", "at least the rows of the smallest design", max_calls)
     search = _Search(rehearsal, options, tuple(free))
-    chosen, rival = options[search.best(_ALL)], search.rivals[search.best_free(_ALL)]
+    chosen, rival = options[search.best(_ALL)], search.rivals[search.best_free(_ALL)][0]
     right, gain = search.cross_fitted()
     # A rival that is chosen with half of the questions is a poor one; the best with all of them has to be beaten too.
     gain = min(gain, right - rival.right)
@@ -253,31 +253,25 @@ def _plans(
     made: dict[RowDesign, QueryPlan] = {}
     for noise in dict.fromkeys(name for name, _ in shapes.values()):
         known: dict[float, float] = {}
-        ranked = sorted((shape for shape in shapes if shapes[shape][0] == noise), key=lambda shape: shapes[shape][1])
-        # The ends and the middle first: the noise of the others is guessed well from theirs.
-        for shape in dict.fromkeys((ranked[0], ranked[-1], ranked[len(ranked) // 2], *ranked)):
+        for shape in sorted((one for one in shapes if shapes[one][0] == noise), key=lambda one: shapes[one][1]):
             rate = shapes[shape][1]
-            near = _noise_near(known, rate)
+            near = known.get(rate, _next_noise(list(known.items())[-2:], rate))
             made[shape] = plan_queries(public_size, mechanism=noise, design=shape, is_rough=True, near=near, **terms)
             known[rate] = made[shape].noise_multiplier
     return [made[shape] for shape in shapes]
 
 
-def _noise_near(known: Mapping[float, float], rate: float) -> float | None:
-    """Returns a guess of the noise multiplier at a sampling rate, from those at other rates: a power, nearly.
+def _next_noise(known: Sequence[tuple[float, float]], rate: float) -> float:
+    """Returns a guess of the noise multiplier at a sampling rate: it grows with the rate nearly along a line.
 
     Args:
-      known: noise multipliers by sampling rate.
+      known: the last two smaller rates, each with its noise multiplier.
       rate: of which the noise is looked for.
     """
-    if rate in known:
-        return known[rate]
-    nearest = sorted(known, key=lambda one: abs(math.log(one / rate)))[:3]
-    if len(nearest) == 1:
-        return known[nearest[0]] * math.sqrt(rate / nearest[0])
-    shares = [math.prod(math.log(rate / to) / math.log(at / to) for to in nearest if to != at) for at in nearest]
-    guess = math.exp(sum(share * math.log(known[at]) for share, at in zip(shares, nearest, strict=True)))
-    return guess if nearest else None
+    if len(known) < 2:
+        return math.prod(noise * math.sqrt(rate / at) for at, noise in known)
+    (first, low), (second, high) = known
+    return high + (high - low) * (rate - second) / (second - first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,13 +323,15 @@ class _Search:
         return np.array(found)
 
     @functools.cached_property
-    def rivals(self) -> list[FreeRival]:
-        return [*_every_rival(self.rehearsal), *self.further]
+    def rivals(self) -> list[tuple[FreeRival, Floats]]:
+        """What is free, each with float64[parts]: its chances of the right label."""
+        further = ((rival, rights_of(self.rehearsal, rival, self.parts)) for rival in self.further)
+        return [*_every_rival(self.rehearsal, self.parts), *further]
 
     @functools.cached_property
     def free(self) -> Floats:
         """float64[rivals, parts]: chances of the right label."""
-        return np.array([rights_of(self.rehearsal, rival, self.parts) for rival in self.rivals])
+        return np.array([rights for _, rights in self.rivals])
 
     def best(self, part: int) -> int:
         """Returns the place of the plan with the most right labels, to half a point, and then with the fewest calls."""
@@ -389,31 +385,42 @@ def _margin(rehearsal: Rehearsal, rights: Floats, rival: FreeRival) -> float:
 
 def free_rivals(rehearsal: Rehearsal) -> Iterator[FreeRival]:
     """Yields what is free: always one label, the model without examples, and votes of the public examples."""
-    every = list(_every_rival(rehearsal))
+    every = [rival for rival, _ in _every_rival(rehearsal, [None])]
     yield max((rival for rival in every if rival.label is not None), key=lambda rival: rival.right)
     yield from (rival for rival in every if rival.label is None)
 
 
-def _every_rival(rehearsal: Rehearsal) -> Iterator[FreeRival]:
-    """Yields what is free, and each label that could always be answered."""
-    for label, share in zip(rehearsal.labels, rehearsal.label_shares(), strict=True):
-        yield FreeRival(f"always {label!r}, the most frequent label", 0, False, share, label)
+def _every_rival(rehearsal: Rehearsal, weightings: Sequence[Weights]) -> Iterator[tuple[FreeRival, Floats]]:
+    """Yields what is free, and each label that could always be answered, with their chances on weighted questions.
+
+    Args:
+      rehearsal: says what is free.
+      weightings: the first is that of all questions, and says what a rival's chance is.
+    """
+    every = list(_unmeasured(rehearsal))
+    shapes = [(rival.shots, rival.calibrated) for rival in every if rival.shots]
+    votes = iter(rehearsal.free_votes(shapes, rows=FREE_ROWS, weightings=weightings))
+    for rival in every:
+        rights = next(votes) if rival.shots else rights_of(rehearsal, rival, weightings)
+        yield dataclasses.replace(rival, right=float(rights[0])), rights
+
+
+def _unmeasured(rehearsal: Rehearsal) -> Iterator[FreeRival]:
+    for label in rehearsal.labels:
+        yield FreeRival(f"always {label!r}, the most frequent label", 0, False, 0.0, label)
     for read in rehearsal.readings:
-        name = _REHEARSED[read]
-        yield FreeRival(name, 0, read, rehearsal.zero_shot(read))
+        yield FreeRival(_REHEARSED[read], 0, read, 0.0)
         for shots in rehearsal.shots(read):
             if shots >= min(RowHint().shots, max(rehearsal.shots(read))):
                 name = f"votes of {FREE_ROWS} rows of your public examples, {shots}-shot"
-                [right] = rehearsal.free_votes(rows=FREE_ROWS, shots=shots, calibrated=read)
-                yield FreeRival(f"{name}, calibrated" if read else name, shots, read, float(right))
+                yield FreeRival(f"{name}, calibrated" if read else name, shots, read, 0.0)
 
 
 def rights_of(rehearsal: Rehearsal, rival: FreeRival, weightings: Sequence[Weights]) -> Floats:
     """Returns float64[len(weightings)]: the chance of a rival on weighted questions."""
     if rival.shots:
-        return rehearsal.free_votes(
-            rows=FREE_ROWS, shots=rival.shots, calibrated=rival.calibrated, weightings=weightings
-        )
+        votes = rehearsal.free_votes([(rival.shots, rival.calibrated)], rows=FREE_ROWS, weightings=weightings)
+        return votes.ravel()
     if rival.name not in _REHEARSED and rival.label is None:
         return np.full(len(weightings), rival.right)
     if rival.label is None:
@@ -424,11 +431,11 @@ def rights_of(rehearsal: Rehearsal, rival: FreeRival, weightings: Sequence[Weigh
 
 def best_votes(rehearsal: Rehearsal) -> FreeRival:
     """Returns the best votes of the public examples; their chance is predicted apart from the choice among them."""
-    votes = [rival for rival in _every_rival(rehearsal) if rival.shots]
-    halves = list(_halves(len(rehearsal.gold)))
-    rights = np.array([rights_of(rehearsal, rival, halves) for rival in votes])
-    predicted = [rights[rights[:, one].argmax(), one ^ 1] for one in range(len(halves))]
-    best = max(votes, key=lambda rival: rival.right)
+    parts = [None, *_halves(len(rehearsal.gold))]
+    votes = [(rival, rights[1:]) for rival, rights in _every_rival(rehearsal, parts) if rival.shots]
+    rights = np.array([rights for _, rights in votes])
+    predicted = [rights[rights[:, one].argmax(), one ^ 1] for one in range(len(parts) - 1)]
+    best = max((rival for rival, _ in votes), key=lambda rival: rival.right)
     return dataclasses.replace(best, right=float(np.mean(predicted)))
 
 

@@ -189,17 +189,22 @@ class Rehearsal:
         shares: list[float] = (counts / counts.sum()).tolist()
         return shares
 
-    def free_votes(self, *, rows: int, shots: int, calibrated: bool, weightings: Sequence[Any] = (None,)) -> Floats:
+    def free_votes(
+        self, shapes: Sequence[tuple[int, bool]], *, rows: int, weightings: Sequence[Any] = (None,)
+    ) -> Floats:
         """Returns the chances that votes of rows of the public examples name the right label: no noise, epsilon 0.
 
         Args:
+          shapes: examples of a row, and whether rows are divided by those on content-free inputs; at least one.
           rows: rows that vote.
-          shots: examples of a row.
-          calibrated: whether rows are divided by those on content-free inputs.
           weightings: float64[questions] each; None: each question counts once.
+
+        Returns:
+          float64[len(shapes), len(weightings)].
         """
-        facts = self.pool_facts(shots=shots, calibrated=calibrated, weightings=weightings)
-        return Contest(rows, 1.0, len(self.labels)).rights(facts)
+        each = (self.pool_facts(shots=shots, calibrated=read, weightings=weightings) for shots, read in shapes)
+        facts = [one for found in each for one in found]
+        return Contest(rows, 1.0, len(self.labels)).rights(facts).reshape(len(shapes), -1)
 
     def interval(
         self, chance: Callable[[RowFacts], float], *, labels: int, law: ShotLaw, calibrated: bool
@@ -452,7 +457,7 @@ class Rehearsal:
                         "margin": margin,
                         "correlation": facts.correlation,
                         "rival": facts.rival,
-                        "ceiling": facts.ceiling(),
+                        "ceiling": max(facts.ceiling(), facts.right),  # poor rows are best alone
                     }
                 )
         return found
@@ -470,10 +475,10 @@ class Rehearsal:
             if row["shots"]:
                 line += f"{row['correlation']:>13.2f}{row['rival']:>7.2f}{100 * row['ceiling']:>8.0f}%"
             lines.append(line)
-        lines.append("at most: a vote of any number of such rows, without noise. +-: 90 %.")
+        lines.append("at most: one such row, or a vote of any number of them without noise. +-: 90 %.")
         if self.origin == "same":
             more = 4 * len(self.gold)
-            lines.append(f"{more} examples (max_examples=, --examples), four times as many, would halve it.")
+            lines.append(f"{more} examples (max_examples=, --examples), four times as many, would halve +-.")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

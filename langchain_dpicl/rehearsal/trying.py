@@ -280,7 +280,7 @@ def try_components(
             design=_in_words(found),
             calls=cost.private_calls + cost.public_calls,
             money=cost.money(price_in=prices[0], price_out=prices[1]),
-            settings=_settings(found, epsilon),
+            settings=_settings(found, epsilon, is_labels=component == "labels"),
         )
 
     prompts = [rival for rival in free_rivals(rehearsal) if not rival.shots]
@@ -315,11 +315,13 @@ def _in_words(found: Proposal) -> str:
     return f"{design.num_slots} x {design.shots_per_slot}, fill {design.overfill:g}, {noise}{reading}"
 
 
-def _settings(found: Proposal, epsilon: float) -> dict[str, Any]:
+def _settings(found: Proposal, epsilon: float, *, is_labels: bool) -> dict[str, Any]:
+    # The chances are those without a threshold, which labels have unless it is taken away.
+    answers = {"calibrate": found.calibrated, **({"abstain_below": "never"} if is_labels else {})}
     return {
         "epsilon": epsilon,
         "max_queries": found.plan.max_queries,
         "noise": found.plan.release.mechanism.name,
         "rows": found.design.option(),
-        "answers": {"calibrate": found.calibrated},
+        "answers": answers,
     }

@@ -27,6 +27,11 @@ Cost = Callable[[float], float]
 _NOISE_TOLERANCE = 1e-4
 _ROUGH_TOLERANCE = 0.02 + 1e-9  # the first steps from a good guess are as wide, give or take a rounding
 _STEP = 4.0
+_NEARLY, _AIM = 0.98, 0.99  # shares of the limit: from which on a search by secants ends, and what it aims at
+_USUAL_POWER = (
+    1.5  # of the cost in a noise multiplier, where one price is known: between 1 of much noise and 3 of little
+)
+_MOST_SECANTS = 8
 
 
 def calibrate(
@@ -54,7 +59,7 @@ def calibrate(
       low: least parameter to consider, > 0.
       high: largest parameter to consider.
       is_rough: whether a comparison of many designs asks: several times faster, and a few percent above the smallest.
-      near: a good guess, from which the search starts; None: it starts from 1.
+      near: a guess, from which secants lead to what fits in a few steps; None: steps of 4 from 1 on.
 
     Returns:
       The parameter, within 0.02 % of the smallest that fits unless `is_rough`.
@@ -74,17 +79,15 @@ def calibrate(
     def exact(x: float) -> float:
         return epsilon_upper_bound(event_at(x), delta=delta, adjacency=adjacency)
 
-    if near is None:
-        too_small, enough = bracket(rough, epsilon, low=low, high=high)
-    else:
-        start = min(max(check_positive("near", near), low), high)
-        too_small, enough = bracket_near(rough, epsilon, start, low=low, high=high)
-    guess = too_small if enough is None else enough
-    if too_small is not None and enough is not None:
-        _, guess = narrow(rough, epsilon, (too_small, enough), tolerance=_ROUGH_TOLERANCE)
-    if is_rough and guess is not None and enough is not None:
-        return guess
-    too_small, enough = bracket_near(exact, epsilon, float(guess or low), low=low, high=high)
+    guess = None if near is None else min(max(check_positive("near", near), low), high)
+    fits = None if guess is None else by_secants(rough, epsilon, guess, low=low, high=high)
+    if fits is None:
+        too_small, fits = bracket(rough, epsilon, low=low, high=high)
+        if too_small is not None and fits is not None:
+            _, fits = narrow(rough, epsilon, (too_small, fits), tolerance=_ROUGH_TOLERANCE)
+    if is_rough and fits is not None:
+        return fits
+    too_small, enough = bracket_near(exact, epsilon, high if fits is None else fits, low=low, high=high)
     if enough is None:
         raise ConfigurationError(
             f"epsilon: expected at least {exact(high):.4g}, found {epsilon!r}: even the parameter {high:g} costs that. "
@@ -130,6 +133,27 @@ def bracket_near(
             return None, below
         above, below, factor = below, max(below / factor, low), factor * factor
     return below, above
+
+
+def by_secants(cost: Cost, limit: float, guess: float, *, low: float, high: float) -> float | None:
+    """A parameter that fits and costs nearly the limit; None if the secants of the logarithms lead to none."""
+    x, power = guess, _USUAL_POWER
+    before: tuple[float, float] | None = None
+    for _ in range(_MOST_SECANTS):
+        price = cost(x)
+        if _NEARLY * limit <= price <= limit:
+            return x
+        if not 0.0 < price < math.inf:
+            return None
+        if before is not None:
+            power = math.log(before[1] / price) / math.log(x / before[0])
+        if power <= 0.0:
+            return None
+        before = x, price
+        x = min(max(x * (price / (_AIM * limit)) ** (1.0 / power), low), high)
+        if x == before[0]:
+            return None
+    return None
 
 
 def narrow(cost: Cost, limit: float, ends: tuple[float, float], *, tolerance: float) -> tuple[float, float]:

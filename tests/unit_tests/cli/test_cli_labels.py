@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from langchain_dpicl.backends.base import RowHint
+from langchain_dpicl import Budget, LabelAnswers, PrivateExamples, PromptPATELabeler
+from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.cli.main import main
+from langchain_dpicl.options import FewShotTask
 from langchain_dpicl.pate.plan import compare_teachers, plan_labelling, propose_labelling
 from langchain_dpicl.planning.expected_utility import RowDesign, noise_deviation
 from langchain_dpicl.planning.row_law import RowGuess
 from langchain_dpicl.privacy.extensions.method_tickets import TEACHERS
-from langchain_dpicl.runs.query_plan import declared_design
 
 ROWS = ("--set", "rows.units=30", "--no-compare")
 TERMS: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6}
@@ -38,7 +39,7 @@ def test_it_is_the_plan_of_all_inputs_and_the_comparison_says_how_many_are_right
 ) -> None:
     out = shown(capsys, "--set", "guess.labels=3", "--set", "noise=gaussian", *ROWS)
     design = RowDesign.choose(num_slots=30)
-    plan = plan_labelling(2000, **TERMS, max_queries=40, width=3, mechanism="gaussian", design=design)
+    plan = plan_labelling(2000, **TERMS, max_queries=40, width=3, mechanism="gaussian", design=design, threshold=5.0)
     assert out["plan"] == {"labels": 3, "public_inputs": 40, **plan.to_dict()}
     expected = plan.expected()
     assert {"chance": 0.95, "right_rows_needed": plan.right_rows_needed(0.95), **expected}.items() <= out[
@@ -61,10 +62,35 @@ def test_it_is_the_plan_of_all_inputs_and_the_comparison_says_how_many_are_right
     assert {one["max_queries"] for one in out["options"]} == {40}, "fewer inputs would not reach the chance either"
 
 
-def test_without_rows_teachers_are_those_that_a_component_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    out = shown(capsys, "--set", "guess.labels=3", "--no-compare")
-    plan = plan_labelling(2000, **TERMS, max_queries=40, width=3, design=declared_design(RowHint(), 2000))
-    assert out["plan"] == {"labels": 3, "public_inputs": 40, **plan.to_dict()}
+@pytest.mark.parametrize("given", [{}, {"abstain_below": 0.4}, {"abstain_below": "never"}])
+@pytest.mark.filterwarnings("ignore::langchain_dpicl.exceptions.RestsOnGuessWarning")
+def test_the_plan_is_that_of_a_component_with_the_same_settings(
+    given: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [part for name, value in given.items() for part in ("--set", f"answers.{name}={value}")]
+    out = shown(capsys, "--set", "guess.labels=3", "--no-compare", *answers)
+    private = PrivateExamples(
+        [{"text": "x", "label": "a"}], label_key="label", labels=("a", "b", "c"), public_size=2000
+    )
+    own = PromptPATELabeler.from_private_examples(
+        private,
+        llm=FakeBackend(lambda _, __: {" a": 1.0}, vocabulary=[" a", " b", " c"]),
+        max_queries=40,
+        budget=Budget(epsilon=1.0, delta=1e-6),
+        epsilon=1.0,
+        task=FewShotTask("{text} {label}", "{text}", labels=("a", "b", "c")),
+        answers=LabelAnswers(**given),
+    )
+    same = {"threshold", "constants", "candidates", "num_slots", "shots_per_slot", "mechanism"}
+    assert {name: out["plan"][name] for name in same} == {name: own.plan.to_dict()[name] for name in same}
+
+
+def test_the_advice_keeps_the_answers_that_it_was_computed_for(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--set", "guess.labels=3", *ROWS[:-1], "--set", "answers.abstain_below=0.3"]
+    found = shown(capsys, *asked)["recommendation"]["settings"]
+    assert found["answers"] == {"abstain_below": 0.3}
+    assert run(*asked) == 0
+    assert "answers = {abstain_below = 0.3}" in capsys.readouterr().out.partition("recommended:")[2]
 
 
 def json_of(capsys: pytest.CaptureFixture[str], *more: str, size: str) -> dict[str, Any]:
@@ -184,14 +210,16 @@ def test_teachers_are_drawn_as_asked(
 
 def test_the_labels_of_the_sizes_are_counted_and_their_units_added(capsys: pytest.CaptureFixture[str]) -> None:
     plan = shown(capsys, "--public-size", "transfer=900", *ROWS, size="card=1100")["plan"]
-    assert (plan["labels"], plan["candidates"], plan["public_size"]) == (2, 2, 2000)
+    assert (plan["labels"], plan["candidates"], plan["public_size"]) == (2, 3, 2000), "and one that abstains"
 
 
 def test_in_words_it_says_what_is_rejected_and_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     terms = ["--set", "guess.labels=2", "--set", "noise=gaussian", "--max-queries", "40", *ROWS]
+    assert run(*terms, "--set", "answers.abstain_below=never") == 0
+    assert "rejected" not in capsys.readouterr().out
     assert run(*terms) == 0
     plain = capsys.readouterr().out
-    assert "rejected" not in plain
+    assert "rejected 0.0 %" in plain
     assert "rests on a GUESS: `dpicl rehearse FILE` measures it, free" in plain
     most = re.search(
         r"needed   no noise level reaches 95 %: with rows this alike at most (\d+) %; (\d+) % of rows", plain

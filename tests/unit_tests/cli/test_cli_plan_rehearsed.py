@@ -61,9 +61,11 @@ def test_given_rows_may_be_sure_to_beat_what_is_free(tmp_path: Path, capsys: pyt
     path = tmp_path / "rehearsal.json"
     rehearsed(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, questions=24).save(path)
     terms = "--epsilon 4 --delta 1e-7 --public-size 100000 --max-queries 50 --set rows.slots=40 --set rows.shots=8"
-    asked = ["plan", "--method", "voting", *terms.split(), "--rehearsal", str(path), "--no-compare", "--json"]
-    assert main(asked) == 0
+    asked = ["plan", "--method", "voting", *terms.split(), "--rehearsal", str(path)]
+    assert main([*asked, "--no-compare", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "beats what is free"
+    assert main(asked) == 0
+    assert "recommended:\n" in capsys.readouterr().out
 
 
 def test_a_settings_file_names_it_too(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +77,9 @@ def test_a_settings_file_names_it_too(file: str, tmp_path: Path, capsys: pytest.
     assert "GUESS" not in text
     assert re.search(r"^free     \d+ % by .*, at epsilon 0$", text, re.MULTILINE)
     assert re.search(r"^verdict  (beats|perhaps better than|no better than) what is free$", text, re.MULTILINE)
-    settings = settings_of({"method": "voting", **tomllib.loads(text.partition("recommended:")[2])})
+    assert ("recommended: spend nothing; " in text) is ("no better than what is free" in text) is True
+    taken = text.partition("the best that can be bought all the same:")[2]
+    settings = settings_of({"method": "voting", **tomllib.loads(taken)})
     assert settings.get("rows") is not None
     assert settings.get("answers").calibrate is False
 

@@ -66,6 +66,22 @@ def test_it_prints_the_table_of_python(rehearsed: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("proposed_once")
+def test_it_says_which_settings_it_has_no_use_for(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--set", "rows.slots=10", "--set", "noise=gumbel", "--set", "answers.abstain_below=0.6"]
+    assert main(["try", "--rehearsal", str(rehearsed), *TERMS, *asked]) == 0
+    said, _, rest = capsys.readouterr().out.partition("\n")
+    assert said.startswith("not used: rows, noise, answers.abstain_below of the settings")
+    assert "not used" not in rest
+
+
+def test_a_rehearsal_in_the_place_of_examples_is_shown_its_option(
+    rehearsed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["try", str(rehearsed), *TERMS]) != 0
+    assert "A rehearsal goes to --rehearsal" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("proposed_once")
 def test_json_is_the_trial(rehearsed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     priced = ["--set", "cost.price_in=3.0", "--set", "cost.price_out=9.0", "--set", "cost.record_tokens=80"]
     assert main(["try", "--rehearsal", str(rehearsed), *TERMS, *priced, "--public-inputs", "500", "--json"]) == 0

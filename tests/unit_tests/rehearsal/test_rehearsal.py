@@ -32,6 +32,8 @@ from langchain_dpicl.backends.fake import FakeBackend
 from langchain_dpicl.exceptions import ConfigurationError, ModelCallError, NoisyPlanWarning, RestsOnGuessWarning
 from langchain_dpicl.options import ConfidentGNMax
 from langchain_dpicl.pate.plan import plan_labelling
+from langchain_dpicl.planning.expected_utility import shot_law
+from langchain_dpicl.planning.row_law import mean_facts
 from langchain_dpicl.rehearsal import (
     Rehearsal,
     arehearse,
@@ -94,6 +96,18 @@ class TestWhatIsAsked:
         assert found.facts(shots=8).right > found.facts(shots=1).right + 0.2
         assert found.zero_shot(False) == pytest.approx(0.2 + 0.8 / 3, abs=0.35)
         assert found.readings == (False,)
+
+    def test_the_most_of_poor_rows_is_not_less_than_what_one_is_worth(self) -> None:
+        def mostly_wrong(prompt: str, prefix: tuple[bytes, ...]) -> dict[str, float]:
+            del prefix
+            place = max(0, zlib.crc32(prompt.encode()) % 10 - 7)  # the first label, 8 times in 10
+            return {f" {label}": 0.8 if label == LABELS[place] else 0.1 for label in LABELS}
+
+        public = [one for one in examples() if one["label"] != LABELS[0]]
+        poor = rehearsed(FakeBackend(mostly_wrong, vocabulary=[f" {label}" for label in LABELS]), public)
+        rows = [row for row in poor.rows() if row["shots"]]
+        assert any(poor.facts(shots=row["shots"]).ceiling() < row["right"] for row in rows)
+        assert all(row["ceiling"] >= row["right"] for row in rows)
 
     def test_a_question_never_stands_among_its_own_examples(self) -> None:
         seen: list[str] = []
@@ -261,6 +275,10 @@ class TestProposals:
         found = propose_rows(usual(), 8_000, epsilon=1.0, **TERMS)
         assert found.low < found.right < found.high
         assert found.right <= found.at_most
+        noisy = propose_rows(usual(), 8_000, epsilon=0.02, **TERMS)
+        law = shot_law(noisy.plan.release, 8_000)
+        without_noise = mean_facts(usual(), labels=3, law=law, calibrated=noisy.calibrated).ceiling()
+        assert noisy.at_most == without_noise > noisy.right + 0.1
         assert found.rests_on == "a rehearsal of 36 public examples"
         assert json.loads(json.dumps(found.to_dict()))["verdict"] == found.verdict
 

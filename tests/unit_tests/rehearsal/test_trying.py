@@ -117,8 +117,9 @@ class TestTheTable:
     def test_settings_are_what_a_component_takes(self, trial: Trial) -> None:
         for option in trial.options:
             Rows(**option.settings["rows"])
-            LabelAnswers(**option.settings["answers"])
+            answers = LabelAnswers(**option.settings["answers"])
             assert option.settings["epsilon"] == option.epsilon
+            assert answers.abstain_below == ("never" if option.component == "labels" else None), "as was computed"
 
     def test_further_answers_take_part(self, alike: Rehearsal, trial: Trial) -> None:
         best = FreeRival("a rule of thumb", 0, False, 0.99)

@@ -529,14 +529,32 @@ class TestRoughCalibration:
         assert accounting.epsilon_upper_bound(event_at(rough), delta=1e-5, adjacency="add_remove") <= epsilon
         assert 1.0 <= rough / accounting.calibrate(event_at, **terms) < 1.03
 
+    @pytest.mark.parametrize("near", [1e-3, 0.3, 0.7, 2.0, 1e5])
+    def test_a_guess_good_or_bad_ends_as_near_in_fewer_prices(self, near: float) -> None:
+        priced: list[float] = []
+
+        def event_at(noise: float) -> RepeatedEvent:
+            priced.append(noise)
+            return RepeatedEvent(SubsampledEvent(GaussianEvent(noise), 0.01), 500)
+
+        terms = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "add_remove"}
+        rough = accounting.calibrate(event_at, **terms, is_rough=True, near=near)
+        steps = len(priced)
+        assert accounting.epsilon_upper_bound(event_at(rough), delta=1e-5, adjacency="add_remove") <= 1.0
+        exact = accounting.calibrate(event_at, **terms)
+        assert 1.0 <= rough / exact < 1.03
+        assert steps <= 5 or not 0.5 < near / exact < 2.0
+        assert accounting.calibrate(event_at, **terms, near=near) == pytest.approx(exact, rel=3e-4)
+
     def test_knows_the_ends_of_its_range(self) -> None:
         def event_at(noise: float) -> RepeatedEvent:
             return RepeatedEvent(SubsampledEvent(GaussianEvent(noise), 0.01), 10)
 
         terms = {"delta": 1e-5, "adjacency": "add_remove", "is_rough": True}
-        assert accounting.calibrate(event_at, epsilon=10.0, low=5.0, **terms) == 5.0
-        with pytest.raises(ConfigurationError, match="epsilon"):
-            accounting.calibrate(event_at, epsilon=0.01, high=0.5, **terms)
+        for near in (None, 0.3, 6.0):
+            assert accounting.calibrate(event_at, epsilon=10.0, low=5.0, near=near, **terms) == 5.0
+            with pytest.raises(ConfigurationError, match="epsilon"):
+                accounting.calibrate(event_at, epsilon=0.01, high=0.5, near=near, **terms)
 
 
 def test_noise_too_small_to_be_priced_is_refused_as_such() -> None:

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy import fft
 
 from langchain_dpicl.exceptions import AccountantsDisagreeError
 from langchain_dpicl.privacy.accounting import bounds as _engine
@@ -173,6 +174,17 @@ class TestTheGrid:
     def test_what_is_not_a_number_is_no_bound(self) -> None:
         masses = np.array([0.5, 0.5, math.nan])
         assert _grid._epsilon(_grid.Losses(0.1, -1, masses, 0.0), 1e-6) == math.inf
+
+    @pytest.mark.parametrize("pure", [1e3, 5e6, 9e8])
+    @pytest.mark.parametrize("is_coarse", [True, False])
+    def test_losses_of_millions_have_an_upper_bound_too(self, pure: float, is_coarse: bool) -> None:
+        event = ComposedEvent((PureEvent(pure), GaussianEvent(1.0)))
+        price = accounting._price(event, 1e-6, "add_remove", is_coarse=is_coarse).epsilon
+        assert pure + 4.0 < price < 1.001 * pure + 10.0
+
+    def test_lengths_of_transforms_are_those_that_scipy_finds_fast(self) -> None:
+        for least in (*range(1, 3_000), *range(3_000, 200_000, 997)):
+            assert _grid._fast_length(least) == fft.next_fast_len(least, real=True), least
 
 
 class TestSecondOpinions:
