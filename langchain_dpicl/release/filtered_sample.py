@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress, count
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -229,8 +228,8 @@ class FilteredSample(Opaque):
     def _assign_rows(self, near: OpaqueRows, settled: int) -> Seated:
         """Debits the units that take part, and returns those that have a row."""
         found = near.take()
-        # A unit that was removed while the model was asked has no name. Nearly all units have nothing near.
-        present = [(place, found[place]) for place in compress(count(), found) if self._private.name(place)]
+        # A unit that was removed while the model was asked has no name.
+        present = [unit for unit in found.items() if self._private.name(unit[0])]
         has_one = self._balances.debit([self._private.name(place) for place, _ in present], settled)
         let_in = [unit for unit, left in zip(present, has_one, strict=True) if left]
         return self.plan.seats(let_in, rng=SYSTEM_RANDOM)

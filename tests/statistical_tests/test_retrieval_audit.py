@@ -74,9 +74,8 @@ def everybody_decides(patch: Patch) -> None:
 
     def seated(self: FilteredSample, near: Any, settled: int) -> list[tuple[int, Near]]:
         found = near.take()
-        there = [(place, own) for place, own in enumerate(found) if own]
         balanced = real(self, module.OpaqueRows(found), settled)
-        return [*balanced, *((place, (0,)) for place in range(len(found)) if place not in dict(there))]
+        return [*balanced, *((place, (0,)) for place in range(len(self._units)) if place not in found)]
 
     patch.setattr(FilteredSample, "_assign_rows", seated)
 
@@ -95,13 +94,11 @@ def nearest_of_all(patch: Patch) -> None:
     """A unit is near if it is nearly as near as the nearest one."""
     real = SimilarTexts._compare
 
-    def compared(self: SimilarTexts, matrix: Any, query: Any) -> list[Near]:
-        products = matrix.directions.astype(np.float64) @ query
-        first = {place: products[row] for place, number, row in matrix.owners.T.tolist() if number == 0}
+    def compared(self: SimilarTexts, matrix: Any, query: Any) -> dict[int, Near]:
+        products = query @ matrix.directions.astype(np.float64)
+        first = {place: products[column] for place, number, column in matrix.owners.T.tolist() if number == 0}
         best = max(products.tolist(), default=0.0)
-        return [
-            own if own and first[place] >= 0.95 * best else () for place, own in enumerate(real(self, matrix, query))
-        ]
+        return {place: own for place, own in real(self, matrix, query).items() if first[place] >= 0.95 * best}
 
     patch.setattr(SimilarTexts, "_compare", compared)
 

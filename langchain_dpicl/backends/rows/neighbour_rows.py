@@ -32,6 +32,8 @@ _WHOLE = 2.0**20
 """Length of a direction in whole numbers: products add up below 2^53, exactly, in any order."""
 _BLOCK = 512
 """Texts compared at once: a block stays in the processor's cache, and its product in one thread."""
+_TILE = 4_096, 96
+"""Texts and numbers of a direction that a query is multiplied with at once, in single precision: within one thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,7 +307,7 @@ def nearest(directions: Rows, candidates: Candidates, count: int) -> NDArray[np.
 Named: TypeAlias = list[tuple[int, tuple[bytes, ...]]]
 """The place of a unit, and the hashes of its texts."""
 Near: TypeAlias = tuple[int, ...]
-"""Places of a unit's near texts, the most similar first; none: the unit does not take part."""
+"""Places of a unit's near texts, the most similar first; at least one."""
 
 
 class UnitTexts(Protocol):
@@ -339,49 +341,70 @@ class _ListedTexts(Opaque):
 
 
 class _DirectionMatrix(Opaque):
-    """The directions of all units' texts, one row for each distinct text, and who has them.
+    """The directions of all units' texts, one column for each distinct text, and who has them.
 
     Attributes:
       source: whose texts they are, where the matrix is kept.
       version: of these texts.
       num_units: how many there are.
-      directions: float32[texts, dimension] of whole numbers.
-      rows: the row of each text, by its hash.
+      directions: float32[dimension, texts] of whole numbers; a query reads long rows of it at the speed of memory.
+      columns: the column of each text, by its hash.
       squares: float64[texts], of their lengths.
-      owners: int64[3, owned texts]: the place of a unit, which of its texts, and its row; by place, then text.
+      owners: int64[3, owned texts]: the place of a unit, which of its texts, and its column; by place, then
+        text.
       missing: places of units with a text that could not be embedded.
     """
 
-    __slots__ = ("directions", "missing", "num_units", "owners", "rows", "source", "squares", "version")
+    __slots__ = ("columns", "directions", "missing", "num_units", "owners", "source", "squares", "version")
 
     def __init__(
         self, named: Named, texts: Mapping[bytes, str], known: Mapping[bytes, NDArray[np.float32]], *, num_units: int
     ) -> None:
-        rows: dict[bytes, int] = {}
+        columns: dict[bytes, int] = {}
         owners = [
-            (place, number, rows.setdefault(name, len(rows)))
+            (place, number, columns.setdefault(name, len(columns)))
             for place, own in named
             for number, name in enumerate(own)
             if name in known
         ]
         self.source: UnitTexts | None = None
         self.version: int | None = None
-        self.num_units, self.rows = num_units, rows
+        self.num_units, self.columns = num_units, columns
         self.owners = np.array(owners, dtype=np.int64).reshape(-1, 3).T
-        self.directions = np.stack([known[name] for name in rows]) if rows else np.zeros((0, 0), dtype=np.float32)
         self.missing = tuple(place for place, own in named if any(name in texts and name not in known for name in own))
+        rows = [known[name] for name in columns]
+        self.directions = np.empty((len(rows[0]) if rows else 0, len(rows)), dtype=np.float32)
         self.squares = np.empty(len(rows))
         for first in range(0, len(rows), _BLOCK):
-            block = self.directions[first : first + _BLOCK].astype(np.float64)
+            block = np.array(rows[first : first + _BLOCK], dtype=np.float64)
+            self.directions[:, first : first + _BLOCK] = block.T
             self.squares[first : first + _BLOCK] = np.einsum("ij,ij->i", block, block)
 
-    def cosines(self, query: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns float64[texts]; sums of whole numbers below 2^53 are exact, so no row depends on its block."""
-        products = np.empty(len(self.squares))
-        for first in range(0, len(products), _BLOCK):
-            products[first : first + _BLOCK] = self.directions[first : first + _BLOCK].astype(np.float64) @ query
-        found: NDArray[np.float64] = products / np.sqrt(self.squares * (query @ query))
+    def cosines(self, query: NDArray[np.float64], threshold: float) -> NDArray[np.float64]:
+        """Returns float64[texts], and -1 for texts that do not reach the threshold; no number depends on other texts.
+
+        Single precision says which texts may reach it. Theirs are sums of whole numbers below 2^53, which are exact.
+        """
+        lengths = np.sqrt(self.squares * (query @ query))
+        # One rounding per number of a direction, each of 2^-24 of the product of the lengths at most; twice that.
+        slack = len(query) * 2.0**-23
+        places = (self._products(query) >= (threshold - slack) * lengths).nonzero()[0]
+        found = np.full(len(lengths), -1.0)
+        for first in range(0, len(places), _BLOCK):
+            some = places[first : first + _BLOCK]
+            found[some] = query @ self.directions[:, some].astype(np.float64) / lengths[some]
         return found
+
+    def _products(self, query: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Returns float32[texts], the products with a query, rounded."""
+        single = query.astype(np.float32)  # whole numbers up to 2^20: as they are
+        products = np.zeros(len(self.squares), dtype=np.float32)
+        width, height = _TILE
+        for first in range(0, len(products), width):
+            texts = slice(first, first + width)
+            for top in range(0, len(single), height):
+                products[texts] += single[top : top + height] @ self.directions[top : top + height, texts]
+        return products
 
 
 _EMBEDDED = 128
@@ -425,7 +448,7 @@ class SimilarTexts(PrivateDirections):
     >>> source = SimilarTexts(LocalEmbeddings(), threshold=0.3)
     >>> query = source.request_public("a red car").run()
     >>> source.ask([("the car is red",), ("a film about boats",)], query).run().take()
-    [(0,), ()]
+    {0: (0,)}
     """
 
     def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, threshold: float, most: int = 1) -> None:
@@ -442,12 +465,12 @@ class SimilarTexts(PrivateDirections):
         return _DirectionRequest(self.embeddings, text)
 
     def ask(self, units: UnitTexts | Sequence[Texts], query: NDArray[np.float64] | None) -> Effect:
-        """Returns the effect for an `OpaqueRows` list of `Near`, one per PRIVATE unit; without a query none is near."""
+        """Returns the effect for `OpaqueRows`: `Near` by the place of PRIVATE units; without a query none is near."""
         listed = _ListedTexts(units) if isinstance(units, Sequence) else units
         return _NeighbourRequest(self, listed, query)
 
-    def near(self, units: UnitTexts, query: NDArray[np.float64] | None, *, is_all: bool = True) -> list[Near]:
-        """Returns the near texts of each unit; private: call below `run_guarded`. `is_all`: no others have texts."""
+    def near(self, units: UnitTexts, query: NDArray[np.float64] | None, *, is_all: bool = True) -> dict[int, Near]:
+        """Returns the units with near texts; private: call below `run_guarded`. `is_all`: no others have texts."""
         version, kept = units.version, self._up_to_date(units)
         if kept is None or kept.missing:
             named, texts = self._named(units, kept)
@@ -456,7 +479,9 @@ class SimilarTexts(PrivateDirections):
             kept = self._matrix(units, version, named, texts, kept, is_all=is_all)
         return self._compare(kept, query)
 
-    async def anear(self, units: UnitTexts, query: NDArray[np.float64] | None, *, is_all: bool = True) -> list[Near]:
+    async def anear(
+        self, units: UnitTexts, query: NDArray[np.float64] | None, *, is_all: bool = True
+    ) -> dict[int, Near]:
         """Async twin of `near`; long steps run in threads."""
         version, kept = units.version, self._up_to_date(units)
         if kept is None or kept.missing:
@@ -508,26 +533,23 @@ class SimilarTexts(PrivateDirections):
             named, texts = self._named(units, None)
         made = _DirectionMatrix(named, texts, self._known(texts, is_all=False), num_units=len(units))
         if is_all:
-            # Directions of texts that no unit has any more are dropped, the others are rows of the matrix from now on.
-            self._held = OpaqueValue({name: made.directions[row] for name, row in made.rows.items()})
-            made.rows.clear()
+            # Directions of texts that no unit has any more are dropped; the others are columns of the matrix by now.
+            self._held = OpaqueValue({name: made.directions[:, column] for name, column in made.columns.items()})
+            made.columns.clear()
             made.source, made.version = units, version
             self._kept = OpaqueValue(None if version is None else made)
         return made
 
-    def _compare(self, matrix: _DirectionMatrix, query: NDArray[np.float64] | None) -> list[Near]:
-        """Returns the near texts of each unit; every product is exact, so none depends on its block."""
-        near: list[Near] = [()] * matrix.num_units
+    def _compare(self, matrix: _DirectionMatrix, query: NDArray[np.float64] | None) -> dict[int, Near]:
+        """Returns the near texts of units, by place; every product is exact, so none depends on other texts."""
         if query is None or not query.any() or not len(matrix.squares):
-            return near
-        cosines = matrix.cosines(query)[matrix.owners[2]]
+            return {}
+        cosines = matrix.cosines(query, self.threshold)[matrix.owners[2]]
         found = (cosines >= self.threshold).nonzero()[0]
         own: dict[int, list[tuple[float, int]]] = {}
         for place, number, value in zip(*matrix.owners[:2, found].tolist(), cosines[found].tolist(), strict=True):
             own.setdefault(place, []).append((-value, number))
-        for place, texts in own.items():
-            near[place] = tuple(number for _, number in sorted(texts)[: self.most])
-        return near
+        return {place: tuple([number for _, number in sorted(texts)[: self.most]]) for place, texts in own.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the public parameters, for reports."""
@@ -613,7 +635,7 @@ class _NeighbourRequest:
 
 def _join_boxes(boxes: Sequence[OpaqueRows | None]) -> OpaqueRows:
     """Joins the boxed results of single units; a unit that failed is near nothing."""
-    return OpaqueRows([() if box is None else box.take()[0] for box in boxes])
+    return OpaqueRows({place: near[0] for place, box in enumerate(boxes) if box is not None and (near := box.take())})
 
 
 def _name_texts(names: dict[str, bytes], text: str, name: Callable[[str], bytes]) -> bytes:
