@@ -77,6 +77,9 @@ def run_discover(arguments: argparse.Namespace, *, say: Say) -> int:
         raise fail("settings", "--by, --value, --max-values and --keep-case for what is counted", others)
     if arguments.by is None and arguments.value is not None:
         raise fail("--by", "the field that holds the values", None)
+    if arguments.by is not None and arguments.by == settings.data.label_key:
+        advice = "Its values are declared: without --by, dpicl discover counts the units of each label."
+        raise fail("--by", "a field other than label_key", arguments.by, advice)
     what = _what_is_found(arguments, settings)
     noise = noise_of(settings.get("noise"), Noise)
     if arguments.dry_run or arguments.out is None:
@@ -148,10 +151,11 @@ def _run(
     from langchain_dpicl.discovery import UnitCounter, ValueDiscovery
     from langchain_dpicl.words import WordDiscovery
 
-    budget, size = budget_of(settings), settings.data.public_size
-    data = settings.data.replace(
-        public_size=_most_units(budget.delta) if size is None else size,
-        text_key=arguments.by or settings.data.text_key,
+    budget, data = budget_of(settings), settings.data
+    data = data.replace(
+        public_size=_most_units(budget.delta) if data.public_size is None else data.public_size,
+        # A field that is declared leaves the declaration as it is, so that other components share the data set.
+        text_key=data.text_key if arguments.by is None or arguments.by in (data.fields or ()) else arguments.by,
     )
     private = private_examples(dataclasses.replace(settings, data=data))
     if noise.delta is None:

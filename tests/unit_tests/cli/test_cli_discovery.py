@@ -87,6 +87,7 @@ def test_nothing_found_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         (("--by", "nobody"), "text under 'nobody'"),
         (("--value", "a"), "field"),
+        (("--by", "director", "--label-key", "director", "--label", "a"), "without --by"),
         (("--by", "director", "--max-values", "0"), "max_values"),
         (("--by", "director", "--public-size", "1000000000"), "delta"),
         (("--by", "director", "--set", "data.records_per_unit=0"), "records_per_unit"),
@@ -215,3 +216,15 @@ def test_faults_of_words_are_explained_without_a_record(
     err = capsys.readouterr().err
     assert said in err
     assert "canary" not in err
+
+
+@pytest.mark.parametrize(("fields", "said"), [((), "declaration"), (("--set", "data.fields=['kind']"), "velda")])
+def test_a_declared_field_is_counted_on_the_data_set_of_other_components(
+    notes: Path, tmp_path: Path, other_shells: OtherShells, fields: tuple[str, ...], said: str
+) -> None:
+    ledger, out = str(tmp_path / "ledger.db"), str(tmp_path / "out.json")
+    assert main(["ledger", "create", ledger, "--epsilon", "4", "--delta", "1e-6"]) == 0
+    paid = ("--ledger", ledger, "--delta", "4e-7", "--set", "data.dataset_id=notes", "--out", out, *fields)
+    assert discover(notes, "--by", "kind", *paid, "--component", "kinds") == 0
+    words = other_shells.run("discover", str(notes), *TERMS, "--words", *paid, "--component", "words")
+    assert said in words.stdout + words.stderr
