@@ -77,7 +77,7 @@ ANSWERS = {
     "does OpenAI see my data": "Yes, if one of their models reads the private prompts",
     "what if the budget is spent": "PrivacyBudgetExceededError",
     "which component": "Examples for a prompt",
-    "how many records do I need": "some hundred per label",
+    "how many records do I need": "a few hundred per label",
     "how do I test offline": "EmbeddedLLM()",
     "user-level": "unit_key",
     "how much does it cost": "dpicl plan",
