@@ -37,6 +37,8 @@ _ADVICE = (
     f"base_url (OpenAI's and that of most servers ends in /v1). {_TEXT_ONLY}"
 )
 _TOKENS = f"It may also be the tokenizer that could not be downloaded: {_TEXT_ONLY}"
+_SPARSE = 8
+"""Of so many numbers of a sparse vector at most one is not 0."""
 _PROGRESS = ("show_progress_bar", "show_progress")
 
 
@@ -81,7 +83,8 @@ class SilentEmbeddings:
         refuse_keepers(embeddings)
         self._model = _SilentEmbedder(_quiet_copy(embeddings))
         self._calls = CallPool(self._model, retry or RetryPolicy(), max_concurrency)
-        self._dimension = self._probed(sends_tokens=bool(getattr(embeddings, "check_embedding_ctx_length", False)))
+        probe = self._probed(sends_tokens=bool(getattr(embeddings, "check_embedding_ctx_length", False)))
+        self._dimension, self._is_sparse = probe.size, _SPARSE * int(np.count_nonzero(probe)) <= probe.size
 
     def __repr__(self) -> str:
         return f"SilentEmbeddings({self.name!r}, dimension={self._dimension})"
@@ -95,6 +98,11 @@ class SilentEmbeddings:
     def dimension(self) -> int:
         """How many numbers a row has, as the probe saw it."""
         return self._dimension
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether at most one in eight numbers of the probe's row is not 0; public, so that nothing private decides."""
+        return self._is_sparse
 
     def rows(self, texts: Sequence[OpaqueValue[str]]) -> Rows:
         """Returns float64[texts, dimension] for PRIVATE texts; a failed row is zeros."""
@@ -132,16 +140,17 @@ class SilentEmbeddings:
                 )
         return self._stack(replies)
 
-    def _probed(self, *, sends_tokens: bool) -> int:
-        """Returns the dimension of a vector, learnt with public text."""
+    def _probed(self, *, sends_tokens: bool) -> NDArray[np.float64]:
+        """Returns the vector of a public text."""
         reply = self._calls.probe(_request(OpaqueValue(_PROBE_TEXT), explain="text"))
         try:
-            width = _width(probe_answer_or_raise(self.name, reply, asked="the vector of a short text", advice=_ADVICE))
+            answer = probe_answer_or_raise(self.name, reply, asked="the vector of a short text", advice=_ADVICE)
         except ModelCallError as error:
             raise ModelCallError(f"{error}. {_TOKENS}" if sends_tokens else str(error)) from None
-        if not width:
+        if not _width(answer):
             raise CapabilityError(f"{self.name} answered a public probe without a vector of finite numbers. {_ADVICE}")
-        return width
+        vector: NDArray[np.float64] = answer.reveal().decision.answers
+        return vector
 
 
 class _SilentEmbedder(SilentModel):

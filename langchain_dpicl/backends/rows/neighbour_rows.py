@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import zlib
@@ -27,6 +28,8 @@ from langchain_dpicl.exceptions import ConfigurationError
 
 Texts: TypeAlias = tuple[str, ...]
 Votes: TypeAlias = NDArray[np.float32]
+_Held: TypeAlias = NDArray[Any]
+"""The direction of a text as it is kept: float32[dimension], or int32[2, numbers] of `_SparseMatrix`."""
 
 _WHOLE = 2.0**20
 """Length of a direction in whole numbers: products add up below 2^53, exactly, in any order."""
@@ -104,7 +107,7 @@ class PrivateDirections(Opaque):
             raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
         self.embeddings = embeddings if isinstance(embeddings, SilentEmbeddings) else SilentEmbeddings(embeddings)
         self._key = OpaqueValue(secrets.token_hex(32).encode())
-        self._held: OpaqueValue[dict[bytes, NDArray[np.float32]]] = OpaqueValue({})
+        self._held: OpaqueValue[dict[bytes, _Held]] = OpaqueValue({})
 
     def forget(self) -> None:
         """Drops the directions of all private texts."""
@@ -123,11 +126,16 @@ class PrivateDirections(Opaque):
 
     def _note(self, new: Mapping[bytes, OpaqueValue[str]], vectors: Rows) -> None:
         """Stores new directions."""
-        # One block for all of them: single small arrays would stay as holes in the heap once they are put together.
-        rows = np.array([direction_of(row) for row in vectors], dtype=np.float32)
-        self._held.reveal().update({name: row for name, row in zip(new, rows, strict=True) if row.any()})
+        directions = [direction_of(row) for row in vectors]
+        held = {name: row for name, row in zip(new, directions, strict=True) if row.any()}
+        self._held.reveal().update(zip(held, self._packed(list(held.values())), strict=True))
 
-    def _known(self, texts: Mapping[bytes, str], *, is_all: bool = True) -> dict[bytes, NDArray[np.float32]]:
+    def _packed(self, directions: Sequence[Rows]) -> Sequence[_Held]:
+        """Returns directions as they are kept."""
+        # One block for all of them: single small arrays would stay as holes in the heap once they are put together.
+        return list(np.array(directions, dtype=np.float32))
+
+    def _known(self, texts: Mapping[bytes, str], *, is_all: bool = True) -> dict[bytes, _Held]:
         """Returns the directions of these texts and, if no unit has others, drops those of other texts."""
         stored = self._held.reveal()
         rows = {name: stored.get(name) for name in texts}  # another thread may drop some meanwhile
@@ -358,7 +366,7 @@ class _DirectionMatrix(Opaque):
     __slots__ = ("columns", "directions", "missing", "num_units", "owners", "source", "squares", "version")
 
     def __init__(
-        self, named: Named, texts: Mapping[bytes, str], known: Mapping[bytes, NDArray[np.float32]], *, num_units: int
+        self, named: Named, texts: Mapping[bytes, str], known: Mapping[bytes, _Held], *, num_units: int
     ) -> None:
         columns: dict[bytes, int] = {}
         owners = [
@@ -372,13 +380,20 @@ class _DirectionMatrix(Opaque):
         self.num_units, self.columns = num_units, columns
         self.owners = np.array(owners, dtype=np.int64).reshape(-1, 3).T
         self.missing = tuple(place for place, own in named if any(name in texts and name not in known for name in own))
-        rows = [known[name] for name in columns]
-        self.directions = np.empty((len(rows[0]) if rows else 0, len(rows)), dtype=np.float32)
+        self._fill([known[name] for name in columns])
+
+    def _fill(self, rows: Sequence[_Held]) -> None:
+        """Sets directions and squares."""
+        self.directions: NDArray[Any] = np.empty((len(rows[0]) if rows else 0, len(rows)), dtype=np.float32)
         self.squares = np.empty(len(rows))
         for first in range(0, len(rows), _BLOCK):
             block = np.array(rows[first : first + _BLOCK], dtype=np.float64)
             self.directions[:, first : first + _BLOCK] = block.T
             self.squares[first : first + _BLOCK] = np.einsum("ij,ij->i", block, block)
+
+    def part(self, column: int) -> _Held:
+        """Returns the direction of one text, without a copy."""
+        return self.directions[:, column]
 
     def cosines(self, query: NDArray[np.float64], threshold: float) -> NDArray[np.float64]:
         """Returns float64[texts], and -1 for texts that do not reach the threshold; no number depends on other texts.
@@ -405,6 +420,43 @@ class _DirectionMatrix(Opaque):
             for top in range(0, len(single), height):
                 products[texts] += single[top : top + height] @ self.directions[top : top + height, texts]
         return products
+
+
+class _SparseMatrix(_DirectionMatrix):
+    """The same of directions that are mostly zeros. Every number is read for every query: time does not follow them.
+
+    Attributes:
+      directions: int32[2, numbers]: of one text after another, the places of what is not 0, and what stands there.
+      borders: int64[texts + 1], where each text begins.
+    """
+
+    __slots__ = ("borders",)
+
+    @override
+    def _fill(self, rows: Sequence[_Held]) -> None:
+        self.borders = np.cumsum([0, *(row.shape[1] for row in rows)])
+        self.directions = np.concatenate([np.zeros((2, 0), np.int32), *rows], axis=1)
+        self.squares = self._sums(lambda _, numbers: numbers * numbers)
+
+    @override
+    def part(self, column: int) -> _Held:
+        return self.directions[:, self.borders[column] : self.borders[column + 1]]
+
+    @override
+    def cosines(self, query: NDArray[np.float64], threshold: float) -> NDArray[np.float64]:
+        products = self._sums(lambda places, numbers: query[places] * numbers)
+        found: Rows = products / np.sqrt(self.squares * (query @ query))
+        return np.where(found >= threshold, found, -1.0)
+
+    def _sums(self, made: Callable[[NDArray[np.int32], Rows], Rows]) -> Rows:
+        """Returns float64[texts]: the sums of what is made of the places and numbers of each, exact in any order."""
+        sums = np.empty(len(self.borders) - 1)
+        for first in range(0, len(sums), _BLOCK):
+            starts = self.borders[first : first + _BLOCK + 1]
+            places, numbers = self.directions[:, starts[0] : starts[-1]]
+            made_of = made(places, numbers.astype(np.float64))
+            sums[first : first + _BLOCK] = np.add.reduceat(made_of, starts[:-1] - starts[0])
+        return sums
 
 
 _EMBEDDED = 128
@@ -498,6 +550,15 @@ class SimilarTexts(PrivateDirections):
         super().forget()
         self._kept = OpaqueValue(None)
 
+    @override
+    def _packed(self, directions: Sequence[Rows]) -> Sequence[_Held]:
+        if not self.embeddings.is_sparse:
+            return super()._packed(directions)
+        places = [row.nonzero()[0] for row in directions]
+        packed = [np.array([own, row[own]], dtype=np.int32) for row, own in zip(directions, places, strict=True)]
+        borders = np.cumsum([own.size for own in places])[:-1]
+        return np.split(np.concatenate(packed, axis=1), borders, axis=1) if packed else []
+
     def _up_to_date(self, units: UnitTexts) -> _DirectionMatrix | None:
         """Returns the kept matrix, if no unit was removed since it was made."""
         kept = self._kept.reveal()
@@ -531,10 +592,11 @@ class SimilarTexts(PrivateDirections):
             if not any(name in stored for name in texts):
                 return kept
             named, texts = self._named(units, None)
-        made = _DirectionMatrix(named, texts, self._known(texts, is_all=False), num_units=len(units))
+        kind = _SparseMatrix if self.embeddings.is_sparse else _DirectionMatrix
+        made = kind(named, texts, self._known(texts, is_all=False), num_units=len(units))
         if is_all:
             # Directions of texts that no unit has any more are dropped; the others are columns of the matrix by now.
-            self._held = OpaqueValue({name: made.directions[:, column] for name, column in made.columns.items()})
+            self._held = OpaqueValue({name: made.part(column) for name, column in made.columns.items()})
             made.columns.clear()
             made.source, made.version = units, version
             self._kept = OpaqueValue(None if version is None else made)
@@ -660,6 +722,8 @@ _COLUMNS_ALONE = 4096
 """The same without topics: two words on one column make texts about one name near to questions about another."""
 _PIECE_SHARE = 0.4
 """Weight of a word's pieces of three letters, all together, beside the word itself."""
+_PIECE = zlib.crc32(b"#")
+"""What the code of a piece goes on from, so that a piece and a word of the same letters differ."""
 _PAIR = 0.5
 """Weight of a word together with the one before it: "how many" asks for something else than "how far"."""
 _COMMON = 1e-2
@@ -715,37 +779,36 @@ class LocalEmbeddings(Embeddings):
     def embed_query(self, text: str) -> list[float]:
         if self._topics:
             halves = [_unit(_hash_text(text, common=_COMMON, pair=_PAIR, columns=_COLUMNS)), _unit(_topic(text))]
-        else:
-            halves = [_unit(_hash_text(text, common=_COMMON_ALONE, pair=0.0, columns=_COLUMNS_ALONE))]
-        vector: list[float] = np.concatenate(halves).tolist()
-        return vector
+            both: list[float] = np.concatenate(halves).tolist()
+            return both
+        vector = _unit(_hash_text(text, common=_COMMON_ALONE, pair=0.0, columns=_COLUMNS_ALONE))
+        listed = [0.0] * _COLUMNS_ALONE
+        for place in vector.nonzero()[0].tolist():  # few columns have a word
+            listed[place] = float(vector[place])
+        return listed
 
 
 def _hash_text(text: str, *, common: float, pair: float, columns: int) -> Floats:
     """Returns float64[columns]: signed counts of words and their pieces, weighted by rarity, and of pairs of words."""
     tables = load_tables()
-    places, weights = [], []
+    codes: list[int] = []
+    weights: list[float] = []
     before = "^"
     for word in _WORDS.findall(text.lower()):
         tokens = tables.encoding.encode_ordinary(f" {word}")
         rarity = common / (common + float(tables.unigram[tokens].min(initial=1.0)))
-        weighed = [(feature, rarity * weight) for feature, weight in _features(word)]
-        for feature, weight in (*weighed, (f"{before} {word}", pair)):
-            code = zlib.crc32(feature.encode())
-            places.append(code % columns)
-            weights.append(weight * (1.0 if code >> 31 else -1.0))
+        edged, pieces = f"<{word}>", len(word)
+        codes.append(zlib.crc32(word.encode()))
+        codes += [zlib.crc32(edged[first : first + 3].encode(), _PIECE) for first in range(pieces)]
+        weights.append(rarity)
+        weights += [rarity * (_PIECE_SHARE / math.sqrt(pieces))] * pieces
+        if pair:
+            codes.append(zlib.crc32(f"{before} {word}".encode()))
+            weights.append(pair)
         before = word
-    counted = np.bincount(np.array(places, dtype=np.int64), np.array(weights), minlength=columns)
+    code = np.array(codes, dtype=np.int64)
+    counted = np.bincount(code % columns, np.where(code >> 31, 1.0, -1.0) * weights, minlength=columns)
     return np.asarray(counted, dtype=np.float64)
-
-
-def _features(word: str) -> Iterator[tuple[str, float]]:
-    """Yields a word and its pieces of three letters, with their weights."""
-    yield word, 1.0
-    edged = f"<{word}>"
-    share = _PIECE_SHARE / np.sqrt(len(edged) - 2)
-    for first in range(len(edged) - 2):
-        yield f"#{edged[first : first + 3]}", share
 
 
 def _topic(text: str) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sqlite3
@@ -19,7 +20,8 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 import langchain_dpicl.retrieval.individual_filter as filters
 from langchain_dpicl import DPRetrievalVotingRunnable, Noise, PrivacyBudgetCallbackHandler, PrivateExamples
 from langchain_dpicl.backends.private_calls.embeddings import SilentEmbeddings
-from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings, SimilarTexts
+from langchain_dpicl.backends.rows import neighbour_rows
+from langchain_dpicl.backends.rows.neighbour_rows import LocalEmbeddings, SimilarTexts, direction_of
 from langchain_dpicl.backends.sync_async import run_sync
 from langchain_dpicl.exceptions import (
     ConfigurationError,
@@ -478,21 +480,45 @@ def test_a_text_that_could_not_be_embedded_is_asked_again_alone(
     assert asked == [2, 2]
 
 
-def test_what_a_kept_matrix_finds_is_what_each_unit_alone_gives() -> None:
+@pytest.mark.parametrize("topics", [True, False], ids=["dense", "sparse"])
+def test_what_a_kept_matrix_finds_is_what_each_unit_alone_gives(
+    monkeypatch: pytest.MonkeyPatch, *, topics: bool
+) -> None:
+    monkeypatch.setattr(neighbour_rows, "_BLOCK", 7)
     words = ["fever", "cough", "sleep", "night", "ward"]
     texts = [
         tuple(" ".join(words[(start + step) % 5] for step in range(1 + start % 3)) for start in range(place, place + 3))
         for place in range(40)
     ]
-    source = SimilarTexts(LocalEmbeddings(), threshold=0.5, most=2)
+    source = SimilarTexts(LocalEmbeddings(topics=topics), threshold=0.5, most=2)
+    assert source.embeddings.is_sparse == (not topics)
     kept = Kept(texts)
     for question in ("fever at night", "sleep", "cough ward"):
         query = source.request_public(question).run()
         found = source.ask(kept, query).run().take()
         assert found
         for place, unit in enumerate(texts):
-            alone = SimilarTexts(LocalEmbeddings(), threshold=0.5, most=2).ask([unit], query).run().take()
+            alone = SimilarTexts(source.embeddings, threshold=0.5, most=2).ask([unit], query).run().take()
             assert alone.get(0) == found.get(place)
+    source.ask(Kept(texts[5:]), query).run()  # other units: a new matrix, of parts of the old one
+    assert source.ask(Kept(texts), query).run().take() == found
+
+
+@pytest.mark.parametrize("topics", [True, False], ids=["dense", "sparse"])
+def test_cosines_are_quotients_of_exact_sums(monkeypatch: pytest.MonkeyPatch, *, topics: bool) -> None:
+    monkeypatch.setattr(neighbour_rows, "_BLOCK", 3)
+    texts = ["fever", "a cough", "no sleep at night", "ward", "fever fever", "night", "the ward at night"]
+    source = SimilarTexts(LocalEmbeddings(topics=topics), threshold=0.5)
+    query = source.request_public("fever at night").run()
+    source.ask(Kept([(text,) for text in texts]), query).run()
+    whole = [direction_of(np.array(LocalEmbeddings(topics=topics).embed_query(text))).astype(int) for text in texts]
+    asked = query.astype(int)
+    exact = [int(row @ asked) / math.sqrt(int(row @ row) * int(asked @ asked)) for row in whole]
+    kept = source._kept.reveal()
+    assert kept is not None
+    for threshold in (-0.9, 0.3):
+        reached = [value if value >= threshold else -1.0 for value in exact]
+        np.testing.assert_allclose(kept.cosines(query, threshold), reached, rtol=1e-14)
 
 
 class Kept:
