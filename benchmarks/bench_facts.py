@@ -9,8 +9,9 @@ not a model.
 The shape is that of a published benchmark (ContinuousBench, Geminon: 600 creatures, 14 questions each); creatures,
 values and wordings are made here, and are far easier to find than free prose. Numbers of the two do not compare.
 
-By default cells that take long are left out, and said to be: some fifteen minutes on two cores. `--full` was never run
-whole. A line is printed when it is known; a run that was ended goes on with --systems, --per and --epsilon.
+By default cells that take long are left out, and said to be: ten minutes at most on two cores. `--full` was not run
+whole; `results/words.md` says which of its cells were. A line is printed when it is known; a run that was ended goes on
+with --systems, --per and --epsilon.
 
     python benchmarks/bench_facts.py [--full]
     python benchmarks/bench_facts.py --data FILE.jsonl.gz ...
