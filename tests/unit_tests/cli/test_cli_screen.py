@@ -199,7 +199,9 @@ class TestAModelByTheNameOfItsProvider:
         pytest.importorskip("langchain_openai")
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
         monkeypatch.delenv("OPENAI_ADMIN_KEY", raising=False)
-        with pytest.raises(ConfigurationError, match=r"^--model: .* found 'openai:gpt-4o'\. .*OPENAI_API_KEY") as caught:
+        with pytest.raises(
+            ConfigurationError, match=r"^--model: .* found 'openai:gpt-4o'\. .*OPENAI_API_KEY"
+        ) as caught:
             load_model(Model(name="openai:gpt-4o"))
         assert "\n" not in str(caught.value)
 
