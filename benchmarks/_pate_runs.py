@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from _pate_task import Inputs, holder
+from _voting_rows import CONTENT_FREE
 from _voting_task import Task
 from numpy.typing import NDArray
 
@@ -37,9 +38,6 @@ from langchain_dpicl.privacy.mechanisms.vote_sums import VoteSum
 from langchain_dpicl.runs.query_plan import expected_rows
 from langchain_dpicl.tasks.labels import VotingTask, reader_of
 
-CONTENT_FREE = ("N/A",)
-ALL_CONTENT_FREE = ("N/A", "", "[MASK]")
-"""The three inputs of Zhao et al. (2021), which Tang et al. and Duan et al. follow."""
 Hits = NDArray[np.bool_]
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _pate_runs import Hits, Taught, Teaching
-from _pate_task import PUBLISHED
+from _pate_task import PUBLISHED, Published
 from _voting_rows import gap_closed, is_above
 from numpy.typing import NDArray
 
@@ -191,14 +191,20 @@ class PaperTerms(NamedTuple):
     delta: float = 1e-6
 
 
+TEXT_TERMS = PaperTerms(num_teachers=400, noise=50.0, max_queries=200)
+"""The terms for Claude, which gives text alone."""
+
+
 def honest_lines(name: str, size: int, prices: Sequence[TeacherPrice], terms: PaperTerms) -> list[str]:
     """Returns the honest epsilons of the paper's terms, and beside them the published one."""
     shape = f"{terms.num_teachers} one-shot teachers, sigma {terms.noise:g}, {terms.max_queries} inputs"
     out = [f"{shape}, delta {terms.delta:g}, {size:,} records:"]
     out += [f"  {price.teachers:<12}{price.epsilon:>10.4g}  {price.adjacency}" for price in prices]
-    if name in PUBLISHED:
-        published = PUBLISHED[name]
-        out.append(
-            f"  published   {published.epsilon:>10.4g}  does not hold; {published.accuracy} % right with another model"
-        )
-    return out
+    return out + published_lines(PUBLISHED.get(name))
+
+
+def published_lines(found: Published | None) -> list[str]:
+    """Returns what the paper prints of a setting, if it does."""
+    if found is None:
+        return []
+    return [f"  published   {found.epsilon:>10.4g}  does not hold; {found.accuracy} % right with another model"]

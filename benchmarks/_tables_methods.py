@@ -94,6 +94,7 @@ _VOTING = {
     "mechanism": ("gumbel", "permute_and_flip"),
     "queries": (100, 1_000, 100_000),
     "overfill": (0.5, 2.0, 4.0),
+    "content_free": (1, 3),
     MATCH: _SHORT_MATCHES,
 }
 _PATE = {"content_free": (1, 3), "inputs": (20, 100), "teachers": (20, 40, 200), "shots": (1, 2), MATCH: _SHORT_MATCHES}

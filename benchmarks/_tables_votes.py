@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from _pate_runs import ALL_CONTENT_FREE, Students, Teaching, best_private_prompt_without_privacy, teach
+from _pate_runs import Students, Teaching, best_private_prompt_without_privacy, teach
 from _tables_cells import INSTRUCTION, NON_PRIVATE, ZERO, Cell
 from _tables_files import DataFile, labelled, labelled_setting
 from _tables_room import Knobs, Result, Room, delta_of, epsilon_of, frozen, in_front
-from _voting_rows import Method, Voters, clean_hits, noise_deviation, noisy_accuracies
+from _voting_rows import ALL_CONTENT_FREE, Method, Voters, clean_hits, noise_deviation, noisy_accuracies
 from _voting_task import Task
 
 from langchain_dpicl.pate.plan import LabellingPlan
@@ -23,9 +23,11 @@ VOTING_KNOBS: dict[str, Any] = {
     "overfill": 1.0,
     "queries": 10_000,
     "draws": 50,
+    "content_free": 0,
     "longest_match": None,
 }
-"""The setting of Panda et al.: 10 slots of 4 shots, 10,000 declared queries, at most 8,000 records."""
+"""The setting of Panda et al.: 10 slots of 4 shots, 10,000 declared queries, at most 8,000 records. content_free: how
+many inputs without content calibrate each row; 0: rows are not calibrated."""
 
 PATE_KNOBS: dict[str, Any] = {
     "questions": 300,
@@ -51,15 +53,17 @@ def voting(room: Room, cell: Cell, knobs: Knobs) -> Result:
     if cell.at == INSTRUCTION:
         asked = Voters(in_front(task, room.file.instruction), engine, progress=_silent)
         return {"accuracy": float(asked.zero_shot(calibrate=False).mean())}
-    key = ("voters", *frozen(knobs, "questions", "cap", "longest_match"))
-    voters = room.once(key, lambda: Voters(task, engine, progress=_silent))
+    key = ("voters", *frozen(knobs, "questions", "cap", "content_free", "longest_match"))
+    content_free = ALL_CONTENT_FREE[: knobs["content_free"]]
+    terms: dict[str, Any] = {"content_free": content_free} if content_free else {}
+    voters = room.once(key, lambda: Voters(task, engine, progress=_silent, **terms))
     if cell.at == ZERO:
         return {
             "accuracy": float(voters.zero_shot(calibrate=False).mean()),
             "calibrated": float(voters.zero_shot(calibrate=True).mean()),
         }
     plan = voting_plan(room, task, knobs, epsilon=epsilon_of(cell))
-    matrices = voters.matrices(plan.design, calibrate=False)
+    matrices = voters.matrices(plan.design, calibrate=bool(content_free))
     if cell.at == NON_PRIVATE:
         return {"accuracy": float(clean_hits(plan, matrices, task.right).mean())}
     found = noisy_accuracies(plan, matrices, task.right, draws=knobs["draws"])

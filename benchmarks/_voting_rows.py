@@ -26,7 +26,9 @@ from langchain_dpicl.privacy.mechanisms.release_plan import ReleasePlan
 from langchain_dpicl.privacy.mechanisms.vote_sums import ProbabilitySum, VoteSum
 from langchain_dpicl.runs.query_plan import QueryPlan, plan_queries
 
-CONTENT_FREE = "N/A"
+CONTENT_FREE = ("N/A",)
+ALL_CONTENT_FREE = ("N/A", "", "[MASK]")
+"""The three inputs of Zhao et al. (2021), which Tang et al. and Duan et al. follow."""
 # Standard deviations of noise at scale 1.
 _DEVIATIONS = {"gaussian": 1.0, "gumbel": math.pi / math.sqrt(6.0), "permute_and_flip": 1.0}
 # Differences within so many standard errors are none.
@@ -126,10 +128,20 @@ class Measured:
 
 
 class Voters:
-    """Label rows of one engine on one task; keeps what was scored, by shape of rows."""
+    """Label rows of one engine on one task; keeps what was scored, by shape of rows.
 
-    def __init__(self, task: Task, engine: Any, *, progress: Callable[..., Any]) -> None:
+    Args:
+      task: the data.
+      engine: the model.
+      progress: shows how far it is.
+      content_free: inputs without content, which calibrated rows are divided by.
+    """
+
+    def __init__(
+        self, task: Task, engine: Any, *, progress: Callable[..., Any], content_free: Sequence[str] = CONTENT_FREE
+    ) -> None:
         self.task = task
+        self._content_free = tuple((text,) for text in content_free)
         self._scorers = {
             calibrate: LabelRows(engine, [list(texts) for texts in task.texts], calibrate=calibrate)
             for calibrate in (False, True)
@@ -170,7 +182,7 @@ class Voters:
         return kept[0]
 
     def _renderers(self) -> list[Any]:
-        return [self.task.wording.renderer([(text,), (CONTENT_FREE,)]) for text in self.task.questions]
+        return [self.task.wording.renderer([(text,), *self._content_free]) for text in self.task.questions]
 
 
 @dataclass(frozen=True)

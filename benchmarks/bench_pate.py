@@ -18,19 +18,33 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from _pate_pictures import Curve, pictures
 from _pate_runs import Students, Taught, Teaching, best_private_prompt_without_privacy, ensemble_without_privacy, teach
-from _pate_tables import LEGEND, Bounds, PaperTerms, Row, bounds_lines, head, honest_lines
-from _pate_task import Setting, setting
+from _pate_tables import (
+    LEGEND,
+    TEXT_TERMS,
+    Bounds,
+    PaperTerms,
+    Row,
+    bounds_lines,
+    head,
+    honest_lines,
+    published_lines,
+)
+from _pate_task import PUBLISHED_TEXT, Setting, setting
 from tqdm import tqdm
 
 from langchain_dpicl import EmbeddedLLM
 from langchain_dpicl.backends import TextVoteBackend
+from langchain_dpicl.backends.base import Rows
+from langchain_dpicl.backends.embedded.model import EmbeddedModel
+from langchain_dpicl.backends.langchain.texts import ChoiceNames
 from langchain_dpicl.backends.resolve import as_choice_backend
 from langchain_dpicl.cli.config import Model
 from langchain_dpicl.cli.inputs import load_model
 from langchain_dpicl.exceptions import ConfigurationError
-from langchain_dpicl.pate.plan import compare_teachers
+from langchain_dpicl.pate.plan import TeacherPrice, compare_teachers
 
 TERMS = PaperTerms()
 ROWS = (Teaching("fresh", 1, noise=TERMS.noise), Teaching("fresh", 4, noise=TERMS.noise))
@@ -43,10 +57,54 @@ MORE_ROWS = (
 )
 CURVE = ROWS[1]
 SHOTS = (1, 4)
+TEXT_SHOTS = {"sst2": 2, "agnews": 2, "dbpedia": 1}
+"""Records of a prompt where models give text alone (Table 3); 4 on TREC and on what the paper has not."""
 QUERIES = (10, 20, 50, 100, 200, 500)
 QUICK = {"inputs": 50, "questions": 300, "candidates": 20, "ensemble_questions": 60, "validation": 40}
 FULL = {"inputs": 500, "questions": 300, "candidates": 50, "ensemble_questions": 300, "validation": 100}
 UPPER_CANDIDATES = 200
+
+
+class BatchWriter(TextVoteBackend):
+    """The embedded model as an engine of which only what it writes is seen, asked for many prompts at once.
+
+    Its votes are those of its base, which asks one prompt after the other: no row of the model depends on the others.
+    A prompt is sent alone, and as many tokens are written as the longest choice has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(EmbeddedLLM(), instructions="")
+        self._writer = EmbeddedModel()
+
+    def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Returns float64[prompts, choices + 1]: 0 for the choice that is named, or in the last column; else -inf."""
+        names = ChoiceNames(choices)
+        most = max(self._writer.count_tokens(f" {choice.strip()}") for choice in choices)
+        places = [names.named(text) for text in self._writer.complete(prompts, max_tokens=most)]
+        rows = np.full((len(prompts), len(choices) + 1), -np.inf)
+        rows[range(len(places)), [len(choices) if place is None else place for place in places]] = 0.0
+        return rows
+
+    def score_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Returns the same without the last column."""
+        return self.score_with_other(prompts, choices)[:, :-1]
+
+    def score_public(self, prompt: str, choices: Sequence[str]) -> Rows:
+        """Returns the row of one prompt."""
+        row: Rows = self.score_choices([prompt], choices)[0]
+        return row
+
+    async def ascore_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Is `score_with_other`."""
+        return self.score_with_other(prompts, choices)
+
+    async def ascore_choices(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
+        """Is `score_choices`."""
+        return self.score_choices(prompts, choices)
+
+    async def ascore_public(self, prompt: str, choices: Sequence[str]) -> Rows:
+        """Is `score_public`."""
+        return self.score_public(prompt, choices)
 
 
 class Bench:
@@ -58,6 +116,17 @@ class Bench:
         self.numbers: dict[str, Any] = {}
         self.measured: dict[str, tuple[Bounds, list[Row], Curve]] = {}
         self._bounds: dict[Path, Bounds] = {}
+        self.terms = TEXT_TERMS if arguments.text_votes else TERMS
+
+    def shots(self, path: Path) -> tuple[int, ...]:
+        """Returns how many records students show, each a column."""
+        return (TEXT_SHOTS.get(stem_of(path), 4),) if self.arguments.text_votes else SHOTS
+
+    def rows(self, path: Path, *, in_full: bool) -> list[Teaching]:
+        """Returns the teachers of a data set."""
+        if self.arguments.text_votes:
+            return [Teaching("fresh", shots, noise=self.terms.noise) for shots in self.shots(path)]
+        return [row for row in ROWS + MORE_ROWS * in_full if self.arguments.only in row.name]
 
     def run(self, path: Path, other: Path | None, *, rows: Sequence[Teaching]) -> None:
         """Measures and prints one setting."""
@@ -69,27 +138,29 @@ class Bench:
         delta = min(asked.delta, 1 / (10 * len(inputs.private)))
         print(f"\n## {found.name}: {len(inputs.private):,} private records, {len(inputs.texts)} public inputs", end=" ")
         print(f"from {inputs.source}, {len(found.task.questions)} questions, {len(found.task.labels)} labels")
-        size = len(inputs.private)
-        most = min(TERMS.num_teachers, size)
-        prices = compare_teachers(
-            size,
-            num_teachers=most,
-            noise=TERMS.noise,
-            max_queries=TERMS.max_queries,
-            delta=min(TERMS.delta, delta),
-            labels=len(found.task.labels),
-        )
-        print("\n".join(honest_lines(found.name, size, prices, TERMS._replace(num_teachers=most, delta=delta))))
+        size, terms, shots = len(inputs.private), self.terms, self.shots(path)
+        prices: list[TeacherPrice] = []
+        if asked.text_votes:
+            print("\n".join(published_lines(PUBLISHED_TEXT.get(found.name))))
+        else:
+            most = min(terms.num_teachers, size)
+            lowest = min(terms.delta, delta)
+            noise, labels = terms.noise, len(found.task.labels)
+            prices = compare_teachers(
+                size, num_teachers=most, noise=noise, max_queries=terms.max_queries, delta=lowest, labels=labels
+            )
+            print("\n".join(honest_lines(found.name, size, prices, terms._replace(num_teachers=most, delta=delta))))
         bounds = self.bounds(path, found)
         print(f"\nthis run: {asked.teachers} teachers, delta {delta:g}, add_remove (fixed: replace_one)")
-        print(head(SHOTS))
+        print(head(shots))
         lines = {"candidates": UPPER_CANDIDATES, "teachers": asked.teachers, "questions": asked.ensemble_questions}
         print("\n".join(bounds_lines(bounds, **lines)), flush=True)
         kept = []
         for teaching in rows:
-            kept.append(self.row(teaching, found, delta=delta))
+            kept.append(self.row(teaching, found, shown=shots, delta=delta))
             print(kept[-1].shown(bounds), flush=True)
-        curve = self.curve(next((row for row in kept if row.teaching == CURVE), kept[-1]), found, delta=delta)
+        drawn = next((row for row in kept if row.teaching == CURVE), kept[-1])
+        curve = self.curve(drawn, found, shots=max(shots), delta=delta)
         self.measured[found.name] = bounds, kept, curve
         self.numbers[found.name] = {
             "private_records": size,
@@ -109,10 +180,10 @@ class Bench:
             students = Students(task, self.engine)
             options = {"candidates": UPPER_CANDIDATES, "validation": asked.validation, "seed": asked.seed}
             self._bounds[path] = Bounds(
-                zero={shots: students.hits((), shots=shots) for shots in SHOTS},
+                zero={shots: students.hits((), shots=shots) for shots in self.shots(path)},
                 upper={
                     shots: best_private_prompt_without_privacy(students, shots=shots, **options)
-                    for shots in self._shown(SHOTS, f"{found.name}: best private prompts")
+                    for shots in self._shown(self.shots(path), f"{found.name}: best private prompts")
                 },
                 constant=task.right == task.commonest,
                 ensemble={
@@ -123,15 +194,15 @@ class Bench:
                         shots=shots,
                         questions=asked.ensemble_questions,
                     )
-                    for shots in self._shown(SHOTS, f"{found.name}: ensembles")
+                    for shots in self._shown(self.shots(path), f"{found.name}: ensembles")
                 },
             )
         return self._bounds[path]
 
-    def row(self, teaching: Teaching, found: Setting, *, delta: float) -> Row:
+    def row(self, teaching: Teaching, found: Setting, *, shown: Sequence[int], delta: float) -> Row:
         """Runs one kind of teachers, and the students of its labels, once per repeat."""
         asked, students = self.arguments, Students(found.task, self.engine)
-        row = Row(teaching, students={shots: [] for shots in SHOTS})
+        row = Row(teaching, students={shots: [] for shots in shown})
         for seed in self._shown(self._seeds(), f"{found.name}: {teaching.name}"):
             inputs = found.inputs(asked.inputs, seed=seed)
             taught = teach(
@@ -145,13 +216,13 @@ class Bench:
                 text_votes=asked.text_votes,
             )
             row.runs.append(taught)
-            for shots in SHOTS:
+            for shots in shown:
                 row.students[shots].append(students.of_pool(taught.pool, shots=shots, **self._search(seed)))
         return row
 
-    def curve(self, row: Row, found: Setting, *, delta: float) -> Curve:
+    def curve(self, row: Row, found: Setting, *, shots: int, delta: float) -> Curve:
         """Returns what students make of the first inputs of each run: free, the labels are released."""
-        students, shots = Students(found.task, self.engine), max(SHOTS)
+        students = Students(found.task, self.engine)
         most = len(row.runs[0].pool.entries)
         counts = tuple(sorted({*(count for count in QUERIES if count < most), most}))
 
@@ -206,7 +277,9 @@ def model_of(asked: argparse.Namespace) -> Any:
 
 def writer_of(asked: argparse.Namespace, model: Any) -> TextVoteBackend:
     """Returns the same model as an engine of which only what it writes is seen."""
-    return TextVoteBackend(EmbeddedLLM() if asked.model == "embedded" and asked.model_url is None else model)
+    if asked.model == "embedded" and asked.model_url is None:
+        return BatchWriter()
+    return TextVoteBackend(model)
 
 
 def count(text: str) -> int:
@@ -237,16 +310,16 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--model-url", metavar="URL", help="OpenAI-compatible address instead, ending in /v1; it SEES the records")
     add("--model-name", default="model", help="model name the server knows; the key is OPENAI_API_KEY")
     add("--completions", action="store_true", help="completion endpoint instead of chat")
-    add("--inputs", type=count, help="public inputs; default 50, with --full 500")
+    add("--inputs", type=count, help="public inputs; default 50, with --full 500, with --text-votes 200")
     add("--questions", type=count, help="questions for students; default 300")
     add("--candidates", type=count, help="student prompts tried; default 20, with --full 50")
     add("--validation", type=count, help="most labels held back to try them on; default 40, with --full 100")
     add("--ensemble-questions", type=count, help="questions for votes without noise; default 60, with --full 300")
-    add("--teachers", type=count, default=TERMS.num_teachers, help="expected teachers of an input")
+    add("--teachers", type=count, help="expected teachers of an input; default 200, with --text-votes 400")
     add("--repeats", type=count, default=3, help="of the public choices")
     add("--delta", type=float, default=TERMS.delta, help="at most 1 / (10 * records) is taken")
     add("--abstain-below", type=float, help="share of the teachers that a label needs; default: none")
-    add("--text-votes", action="store_true", help="see only what the model writes, as with a model of text alone")
+    add("--text-votes", action="store_true", help="see only what the model writes: the paper's setting of Claude")
     add("--only", default="", metavar="WORDS", help="of the rows those with this in their name")
     add("--cap", type=count, default=50_000, help="most private records")
     add("--most-chars", type=count, default=400, help="public inputs are cut to so many characters")
@@ -262,7 +335,10 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.data = arguments.data[-1] if arguments.data else []
     if not any(arguments.only in row.name for row in ROWS + MORE_ROWS):
         parser.error(f"--only: expected words of a row ({', '.join(row.name for row in ROWS + MORE_ROWS)})")
-    for name, value in (FULL if arguments.full else QUICK).items():
+    usual = {"teachers": TERMS.num_teachers, **(FULL if arguments.full else QUICK)}
+    if arguments.text_votes:
+        usual |= {"teachers": TEXT_TERMS.num_teachers, "inputs": TEXT_TERMS.max_queries}
+    for name, value in usual.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     return arguments
@@ -291,7 +367,7 @@ def measured(asked: argparse.Namespace) -> int:
     print(LEGEND)
     for place, (path, other) in enumerate(settings):
         in_full = asked.full or place == len(settings) - 1
-        bench.run(path, other, rows=[row for row in ROWS + MORE_ROWS * in_full if asked.only in row.name])
+        bench.run(path, other, rows=bench.rows(path, in_full=in_full))
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "bench_pate.json").write_text(json.dumps(bench.numbers, indent=2))
     drawn = ", ".join(str(path) for path in pictures(bench.measured, asked.out))

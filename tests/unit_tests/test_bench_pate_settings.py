@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -17,6 +18,8 @@ from _pate_runs import Students, Teaching, best_private_prompt_without_privacy
 from _pate_tables import LEGEND
 from _pate_task import setting
 
+from langchain_dpicl import EmbeddedLLM
+from langchain_dpicl.backends import TextVoteBackend
 from langchain_dpicl.backends.fake import FakeBackend
 
 # Exactly the fields that --help asks for.
@@ -124,6 +127,31 @@ class TestOptions:
         assert run(monkeypatch, "--data", data, *SMALL, *given, "--out", tmp_path) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"bench_pate.py: {shown}: expected a number")
+
+
+class TestTextAlone:
+    def test_a_batch_votes_as_one_prompt_after_the_other(self) -> None:
+        choices = [" colour", " number"]
+        shown = "Word: red\nKind: colour\n\nWord: seven\nKind: number\n\nWord: {}\nKind:"
+        prompts = [*(shown.format(word) for word in ("blue", "nine", "six", "green")), "The weather is", ""]
+        alone = TextVoteBackend(EmbeddedLLM(), instructions="", max_tokens=1)
+        votes = bench_pate.BatchWriter().score_with_other(prompts, choices)
+        assert np.array_equal(votes, alone.score_with_other(prompts, choices))
+        assert set(votes.argmax(axis=1)) == {0, 1, 2}
+
+    def test_has_the_papers_teachers_inputs_and_shots(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        found = bench_pate.parsed(["--text-votes"])
+        assert (found.teachers, found.inputs) == (400, 200)
+        assert (bench_pate.parsed([]).teachers, bench_pate.parsed([]).inputs) == (200, 50)
+        out = tmp_path / "out"
+        data = written(tmp_path / "agnews.jsonl")
+        assert run(monkeypatch, "--data", data, *SMALL, "--text-votes", "--teachers", 4, "--out", out) == 0
+        numbers = json.loads((out / "bench_pate.json").read_text())["AGNews"]
+        assert list(numbers["rows"]) == ["fresh 2-shot, sigma 50"]
+        assert list(numbers["zero_shot"]) == ["2"]
+        assert "0.056  does not hold; 74.6 % right" in capsys.readouterr().out
 
 
 def test_the_legend_tells_the_packages_default_as_it_is() -> None:

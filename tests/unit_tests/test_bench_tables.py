@@ -11,7 +11,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -459,6 +459,25 @@ def measured(name: str, file: DataFile, engines: Engines, *, at: str, seed: int 
 def global_state() -> list[int]:
     state: list[int] = np.random.get_state()[1].tolist()  # noqa: NPY002  the generator that nobody may touch
     return state
+
+
+@pytest.mark.parametrize(("count", "free"), [(0, set()), (1, {"N/A"}), (3, {"N/A", "", "[MASK]"})])
+def test_voters_are_calibrated_on_as_many_inputs_without_content_as_the_cell_says(
+    count: int, free: set[str], moves: DataFile, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = EmbeddedModel.score_choices
+
+    def heard(model: EmbeddedModel, prompts: Sequence[str], choices: Sequence[str]) -> Any:
+        asked.extend(prompts)
+        return real(model, prompts, choices)
+
+    monkeypatch.setattr(EmbeddedModel, "score_choices", heard)
+    method = methods_of(SoftModels(None))["voting"]
+    knobs = {**method.knobs, **SMALL["voting"], "content_free": count}
+    method.measure(Room(moves, engines, {}), Cell("voting", "moves", NON_PRIVATE, 0), knobs)
+    texts = {prompt.rpartition("Text: ")[2].removesuffix("\nLabel:") for prompt in asked}
+    assert {text for text in texts if " we go number " not in text} == free
 
 
 class TestCoins:
