@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from _tables_cells import NON_PRIVATE, Cell
@@ -29,6 +32,10 @@ class Engines:
     is_embedded: bool
     _smaller: dict[int, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.is_embedded:
+            reads_once(self.model)
+
     def of(self, longest_match: int | None) -> Any:
         """Returns the model; with a number, the embedded one that copies behind so many matching tokens at most.
 
@@ -42,8 +49,18 @@ class Engines:
         if longest_match not in self._smaller:
             from langchain_dpicl.backends.embedded.model import EmbeddedModel, Induction
 
-            self._smaller[longest_match] = EmbeddedModel(induction=Induction(longest_match=longest_match))
+            smaller = EmbeddedModel(induction=Induction(longest_match=longest_match))
+            self._smaller[longest_match] = reads_once(smaller)
         return self._smaller[longest_match]
+
+
+def reads_once(model: Any) -> Any:
+    """Lets an embedded model keep what it reads of a text: the same bits, of records that are nobody's secret."""
+    tables = copy.copy(model._tables)  # noqa: SLF001  there is no other use of this
+    tables.words_of = cache(tables.words_of)
+    tables.encoding = SimpleNamespace(encode_ordinary=cache(tables.encoding.encode_ordinary))
+    model._tables = tables  # noqa: SLF001
+    return model
 
 
 @dataclass

@@ -51,7 +51,7 @@ from _tables_files import (
 from _tables_methods import Grid, Method, methods_of
 from _tables_pages import Tables, _setting_lines, show_on_page, write_pages
 from _tables_papers import Paper, beside
-from _tables_room import Engines, Room, epsilon_of
+from _tables_room import Engines, Room, epsilon_of, reads_once
 from _tables_soft import SoftModels, found_base
 from _tables_sums import Column, closed, closed_shown, columns, share_closed
 
@@ -459,6 +459,16 @@ def measured(name: str, file: DataFile, engines: Engines, *, at: str, seed: int 
 def global_state() -> list[int]:
     state: list[int] = np.random.get_state()[1].tolist()  # noqa: NPY002  the generator that nobody may touch
     return state
+
+
+def test_a_model_that_reads_each_text_once_says_the_same() -> None:
+    plain, once = EmbeddedModel(), reads_once(EmbeddedModel())
+    prompts = [f"Text: {row['text']}\nLabel: {row['label_name']}\n\nText: down we go\nLabel:" for row in MOVES[:3]]
+    for _ in range(2):
+        assert np.array_equal(
+            once.score_choices(prompts, [" up", " down"]), plain.score_choices(prompts, [" up", " down"])
+        )
+        assert once.complete(prompts, max_tokens=3) == plain.complete(prompts, max_tokens=3)
 
 
 @pytest.mark.parametrize(("count", "free"), [(0, set()), (1, {"N/A"}), (3, {"N/A", "", "[MASK]"})])
