@@ -33,6 +33,7 @@ from _pate_tables import (
     published_lines,
 )
 from _pate_task import PUBLISHED_TEXT, Setting, setting
+from _tables_room import reads_once
 from tqdm import tqdm
 
 from langchain_dpicl import EmbeddedLLM
@@ -74,7 +75,7 @@ class BatchWriter(TextVoteBackend):
 
     def __init__(self) -> None:
         super().__init__(EmbeddedLLM(), instructions="")
-        self._writer = EmbeddedModel()
+        self._writer = reads_once(EmbeddedModel())
 
     def score_with_other(self, prompts: Sequence[str], choices: Sequence[str]) -> Rows:
         """Returns float64[prompts, choices + 1]: 0 for the choice that is named, or in the last column; else -inf."""
@@ -267,7 +268,8 @@ def stem_of(path: Path) -> str:
 def model_of(asked: argparse.Namespace) -> Any:
     """Returns the embedded model, one by name, or one behind an OpenAI-compatible address."""
     if asked.model_url is None:
-        return load_model(Model(name=asked.model))
+        found = load_model(Model(name=asked.model))
+        return reads_once(found) if isinstance(found, EmbeddedModel) else found
     from langchain_openai import ChatOpenAI, OpenAI
 
     key = os.environ.get("OPENAI_API_KEY", "none")
