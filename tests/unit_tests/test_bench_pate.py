@@ -397,7 +397,7 @@ class TestCommand:
         monkeypatch.setattr(bench_pate, "QUERIES", (2, 3, 9))
         taught = Taught(a_pool(*["up"] * 5), plan(bench_pate.CURVE, 900, num_teachers=10), (1,) * 5)
         bench = bench_pate.Bench(bench_pate.parsed(["--repeats", "2", "--seed", "7"]), engine())
-        curve = bench.curve(Row(bench_pate.CURVE, [taught, taught]), made(tmp_path), delta=DELTA)
+        curve = bench.curve(Row(bench_pate.CURVE, [taught, taught]), made(tmp_path), shots=4, delta=DELTA)
         assert seen == [(count, 4, seed) for count in (2, 3, 5) for seed in (7, 8)]
         assert curve.accuracies == ((), (0.03, 0.03), (0.05, 0.05))
         assert curve.epsilons[2] == plan(bench_pate.CURVE, 900, num_teachers=10, max_queries=5).epsilon
