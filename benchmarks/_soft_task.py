@@ -21,6 +21,17 @@ _WORDED: Mapping[str, tuple[str, Mapping[str, str]]] = {
         {"ABBR": "short", "DESC": "description", "ENTY": "thing", "HUM": "person", "LOC": "place", "NUM": "number"},
     ),
     "rte": ("{text} answer:{mask}.", {"entailment": "yes", "not_entailment": "no"}),
+    "dbpedia": (
+        "{text} topic:{mask}.",
+        {
+            "Athlete": "player",
+            "EducationalInstitution": "school",
+            "MeanOfTransportation": "car",
+            "NaturalPlace": "nature",
+            "OfficeHolder": "leader",
+            "WrittenWork": "book",
+        },
+    ),
 }
 _OTHER = "{text} label:{mask}."
 _ALL = 10**9
