@@ -86,10 +86,14 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, most: int = MAX_ARRAY
     """Writes a file atomically: a reader sees the old file or the whole new one."""
     if len(data) > most:
         raise ConfigurationError(f"file: expected at most {most} bytes, found {len(data)}. Store it in several parts.")
-    if not isinstance(path, str | os.PathLike) or "\0" in _display_path(path) or not Path(path).name:
+    try:
+        target = Path(path)
+        part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+        is_path = b"\0" not in os.fsencode(target)
+    except (TypeError, ValueError):
+        is_path = False
+    if not is_path:
         raise _impossible(path)
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         with part.open("xb") as file:
             file.write(data)

@@ -172,10 +172,11 @@ class ReleasedPrompt(HidesInput):
           released: demonstrations that have every variable of `example_prompt`.
 
         Raises:
-          ConfigurationError: a demonstration lacks a variable.
+          ConfigurationError: `released` is something else, or a demonstration lacks a variable.
         """
         if not isinstance(released, ReleasedDemonstrations):
-            raise fail("released", "ReleasedDemonstrations", type(released).__name__)
+            advice = "Read a file with ReleasedDemonstrations.load(path)."
+            raise fail("released", "ReleasedDemonstrations", type(released).__name__, advice)
         wanted = set(vars(self)["example_prompt"].input_variables)
         for example in released.examples:
             if missing := sorted(wanted - set(example)):

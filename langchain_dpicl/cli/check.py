@@ -98,7 +98,8 @@ class _Found:
 
 
 _NO_CSV = (
-    "no CSV from here on: cells between commas (not ; or tabs), in quotes where they hold one, below distinct names"
+    "no CSV from here on: expected a first line of distinct names, and cells between commas (not ; or tabs), in quotes "
+    "where they hold a comma, a quote or a line break"
 )
 
 

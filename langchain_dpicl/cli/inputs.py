@@ -168,7 +168,7 @@ def numbered_rows(file: IO[str]) -> Iterator[tuple[int, dict[str, Any] | None]]:
     # Long texts are cut by `PrivateExamples`, not refused here.
     csv.field_size_limit(2**31 - 1)
     reader, first = csv.DictReader(file, strict=True), 2
-    names = reader.fieldnames or ()
+    names = [name for name in reader.fieldnames or () if name]  # spreadsheets write empty ones at the end
     if len(set(names)) < len(names):
         raise csv.Error  # the last of two columns of one name would hide the first
     for row in reader:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping
-from numbers import Number
+from decimal import Decimal
+from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -75,19 +76,17 @@ def check_real(
     first, last = "(" if low_open or low == -math.inf else "[", ")" if high_open or high == math.inf else "]"
     bounds = f"a number in {first}{low}, {high}{last}"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-        raise fail(name, bounds, plain_or_type(value), _of_another_kind(value, "float"))
+        raise fail(name, bounds, plain_or_type(value), _of_another_kind(value, float))
     if value < low or value > high or (low_open and value == low) or (high_open and value == high):
         raise fail(name, bounds, value)
     return float(value)
 
 
-def _of_another_kind(value: Any, kind: str) -> str:
+def _of_another_kind(value: Any, kind: type[int | float]) -> str:
     """Returns what to do with a number of numpy or the like; taken as it is, it would overflow or round unseen."""
-    return (
-        f"Write {kind}(...) around it."
-        if isinstance(value, Number) and not isinstance(value, (int, float, complex))
-        else ""
-    )
+    kinds = (Integral,) if kind is int else (Real, Decimal)  # int() would cut what is no whole number
+    is_number = isinstance(value, kinds) and not isinstance(value, (int, float))
+    return f"Write {kind.__name__}(...) around it." if is_number else ""
 
 
 def _is_finite(value: float) -> bool:
@@ -108,7 +107,7 @@ def check_int(name: str, value: Any, *, low: int, high: int | None = None) -> in
         return int(value)
     too_large = high is None and isinstance(value, int) and value > MAX_INT
     expected = f"an integer >= {low}" + (" and below 2^63" if too_large else "" if high is None else f" and <= {high}")
-    raise fail(name, expected, plain_or_type(value), _of_another_kind(value, "int"))
+    raise fail(name, expected, plain_or_type(value), _of_another_kind(value, int))
 
 
 def check_epsilon(value: Any) -> float:

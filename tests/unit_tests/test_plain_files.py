@@ -183,7 +183,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("wrong", [None, 5, {}, "a\0b"])
+@pytest.mark.parametrize("wrong", [None, 5, {}, "a\0b", "\ud800"])
 def test_what_is_no_path_is_refused_as_ours(wrong: Any) -> None:
     for act in (lambda: read_plain(wrong, 10), lambda: write_whole(wrong, "{}")):
         with pytest.raises(ConfigurationError, match="path: expected the path of a file, found"):

@@ -223,7 +223,7 @@ SLIPS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a path in place of a release": (
         lambda: prompt().with_released("released.json"),  # type: ignore[arg-type]
         ConfigurationError,
-        r"released: expected ReleasedDemonstrations, found 'str'",
+        r"released: expected ReleasedDemonstrations, found 'str'\. Read a file with ReleasedDemonstrations\.load",
     ),
     "one value to count, whose letters would be counted": (
         lambda: counter(values="sport"),
@@ -369,6 +369,9 @@ def test_a_constructor_that_a_class_does_not_have_is_absent_for_python_too(compo
         (lambda: voter(epsilon=np.float32(1.0)), r"found float32\. Write float\(\.\.\.\) around it"),
         (lambda: handler(Decimal(1)), r"found Decimal\. Write float\(\.\.\.\) around it"),
         (lambda: voter(epsilon="1"), r"found '1'\.$"),
+        (lambda: voter(max_queries=np.float32(2.5)), r"found float32\.$"),  # int(...) would cut it to 2
+        (lambda: voter(max_queries=Decimal("2.5")), r"found Decimal\.$"),
+        (lambda: voter(epsilon=np.complex64(1)), r"found complex64\.$"),
     ],
 )
 def test_numbers_of_other_kinds_are_refused_with_the_cure(act: Callable[[], object], cure: str) -> None:

@@ -132,37 +132,34 @@ def check_anchor(anchor: Any) -> LedgerAnchor | None:
 
 def read_anchor(anchor: LedgerAnchor, ledger_id: str) -> tuple[int, str] | None:
     """Returns number and hash of the anchor's line, or None; of a foreign error only the type is shown."""
-    known, fault = _asked(lambda: anchor.read(ledger_id), f"read {anchor.description}")
-    if fault:
-        raise LedgerUnavailableError(fault)
-    return known
+    return _asked(lambda: anchor.read(ledger_id), f"read {anchor.description}")
 
 
 def write_anchor(anchor: LedgerAnchor, ledger_id: str, last: tuple[int, str]) -> None:
     """Stores the ledger's last line in the anchor; errors as `read_anchor`."""
-    _, fault = _asked(lambda: anchor.write(ledger_id, *last), f"write to {anchor.description}")
-    if fault:
-        raise LedgerUnavailableError(f"{fault} What the ledger holds up to line {last[0]} stays charged.")
+    charged = f" What the ledger holds up to line {last[0]} stays charged."
+    _asked(lambda: anchor.write(ledger_id, *last), f"write to {anchor.description}", charged)
 
 
-def _asked(action: Callable[[], T], wanted: str) -> tuple[T | None, str]:
-    """Returns an anchor's answer and "", or None and its fault; one that fails at once is asked a second time.
+def _asked(action: Callable[[], T], wanted: str, advice: str = "") -> T:
+    """Returns an anchor's answer, or raises its fault with `advice`; one that fails at once is asked a second time.
 
     The ledger has charged the line that it writes, so a connection that was lost for a moment would cost a ticket.
     """
-    end, fault = time.monotonic() + _SOON, ""
+    end, fault, kind = time.monotonic() + _SOON, "", ""
     for _ in range(2):
         try:
-            return action(), ""
+            return action()
         except LedgerUnavailableError as error:
-            fault = str(error)
+            fault, kind = str(error), "it unavailable"
         except LedgerError:
             raise
         except Exception as error:  # noqa: BLE001  whatever an anchor of others raises
-            fault = f"anchor: expected to {wanted}, found {type(error).__name__}. Nothing is granted; try again."
+            fault, kind = "", type(error).__name__
         if time.monotonic() > end:
             break
-    return None, fault
+    fault = fault or f"anchor: expected to {wanted}, found {kind}. Nothing is granted; try again."
+    raise LedgerUnavailableError(f"{fault}{advice}")
 
 
 def unknown_ledger(anchor: LedgerAnchor, ledger_id: str) -> LedgerRollbackError:

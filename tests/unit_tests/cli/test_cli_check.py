@@ -157,9 +157,18 @@ def test_lines_that_cannot_be_read_are_named(check: Any, tmp_path: Path) -> None
 @pytest.mark.parametrize("rows", ['text;queue\n"a";"b"\n', 'text\tqueue\n"a"\t"b"\n', "text,text\na,b\n"])
 def test_what_is_no_csv_says_what_csv_is(check: Any, tmp_path: Path, rows: str) -> None:
     (path := tmp_path / "r.csv").write_text(rows)
-    assert "no CSV from here on: cells between commas (not ; or tabs)" in check(path, code=1)
+    assert "no CSV from here on: expected a first line of distinct names, and cells between commas" in check(
+        path, code=1
+    )
     with pytest.raises(ConfigurationError, match="found a broken line"):
         list(read_records(path))
+
+
+def test_columns_without_a_name_at_the_end_of_a_table_are_no_fault(check: Any, tmp_path: Path) -> None:
+    (path := tmp_path / "r.csv").write_text("text,queue,,\na,b,,\n")  # as spreadsheets write them
+    check(path)
+    (record,) = read_records(path)
+    assert (record["text"], record["queue"]) == ("a", "b")
 
 
 def test_fields_that_may_be_labels_or_persons_are_suggested(check: Any, tmp_path: Path) -> None:

@@ -459,6 +459,17 @@ def test_the_error_of_an_anchor_that_cannot_be_written_says_what_stays_charged()
     assert f"up to line {store.head()[0]} stays charged" in str(caught.value)
 
 
+@pytest.mark.parametrize("method", ["read", "write"])
+def test_an_error_of_an_anchor_without_words_is_no_answer(method: str) -> None:
+    anchor = DictAnchor()
+    _, _, share = used(anchor)
+    anchor.faults[method] = LedgerUnavailableError()
+    with pytest.raises(
+        LedgerUnavailableError, match=rf"expected to {method}.* a stone in the garden, found it unavail"
+    ):
+        share.reserve("t")
+
+
 def test_an_anchor_that_waited_by_itself_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_anchor, "_SOON", -1.0)
     anchor = DictAnchor()
