@@ -18,9 +18,9 @@ VIOLATED = 1
 _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(\))?")
 
 _NOTES = """\
-WHAT is a file that `dpicl plan --json` wrote, or module:name of a component in your own code, or of its plan (of a
-DPRetrievalFreeFormRunnable the plan alone, of a prompt template or selector what made it); module:name() calls a
-function without arguments that makes one.
+WHAT is a file that `dpicl plan --json` wrote, or module:name of a component or plan in your own code; module:name()
+calls a function without arguments that makes one. Of a DPRetrievalFreeFormRunnable name the plan. For a prompt
+template or selector name the component that made it.
 
 Records are made up and the model is a fake: the audit reads no record, calls no model and spends nothing of a budget.
 Importing and calling your code runs it as usual: what it opens, reads, calls and binds in a ledger does happen.

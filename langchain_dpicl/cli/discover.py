@@ -84,7 +84,7 @@ def run_discover(arguments: argparse.Namespace, *, say: Say) -> int:
     noise = noise_of(settings.get("noise"), Noise)
     if arguments.dry_run or arguments.out is None:
         plan = _dry_plan(arguments, on_ledger(settings), what, noise)
-        planned = f"{_discovery_text(plan)}\nspent    nothing: a plan; --out FILE, without --dry-run, releases"
+        planned = f"{_discovery_text(plan)}\nspent    nothing: this is a plan; --out FILE without --dry-run releases"
         say(json.dumps(plan.to_dict(), indent=2) if arguments.json else planned)
         return DONE
     check_target(arguments, settings)

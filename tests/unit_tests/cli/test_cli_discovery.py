@@ -70,7 +70,7 @@ def test_a_dry_run_reads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert discover(tmp_path / "missing.jsonl", "--by", "director", *more) == 0
         said = capsys.readouterr().out
         assert "one of a single unit with at most 6.1e-07" in said
-        assert "spent    nothing: a plan; --out FILE, without --dry-run, releases" in said
+        assert "spent    nothing: this is a plan; --out FILE without --dry-run releases" in said
     assert list(tmp_path.iterdir()) == []
 
 
