@@ -534,15 +534,24 @@ def _signal_text(out: Output, *, abstained: str = "", fewer: str = "ask fewer qu
     return lines
 
 
+def _verdict_of_option(option: Output, free: Output | None) -> str | None:
+    """Returns how an option of the comparison stands beside what is free; None: that is not known."""
+    from langchain_dpicl.rehearsal.choice import verdict_of
+
+    return None if free is None else verdict_of(option["right_label_prob"] - free["right"])
+
+
 def _advice_lines(out: Output) -> list[str]:
     """Returns the lines on the best settings; where a free answer is as good, to spend nothing goes before them."""
     if "recommendation" not in out:
         return []
-    settings = toml_lines(out["recommendation"]["settings"])
-    if out.get("verdict") != "no better than what is free":
+    best, free = out["recommendation"], out.get("free")
+    settings = toml_lines(best["settings"])
+    # Rows that were asked for have a verdict of their own; the best of the comparison may be better.
+    verdict = out.get("verdict") if "verdict" in best else _verdict_of_option(best, free)
+    if free is None or verdict != "no better than what is free":
         return ["", "recommended:", *settings]
-    free = out["free"]
-    nothing = f"recommended: spend nothing; {free['name']} says {_percent(free['right'])} at epsilon 0"
+    nothing = f"recommended: spend nothing; {_percent(free['right'])} by {free['name']}, at epsilon 0"
     return ["", nothing, "the best that can be bought all the same:", *settings]
 
 

@@ -262,7 +262,7 @@ def _plans(
 
 
 def _next_noise(known: Sequence[tuple[float, float]], rate: float) -> float:
-    """Returns a guess of the noise multiplier at a sampling rate: it grows with the rate nearly along a line.
+    """Returns a guess of the noise multiplier at a larger sampling rate: it grows nearly along a line.
 
     Args:
       known: the last two smaller rates, each with its noise multiplier.
@@ -271,7 +271,8 @@ def _next_noise(known: Sequence[tuple[float, float]], rate: float) -> float:
     if len(known) < 2:
         return math.prod(noise * math.sqrt(rate / at) for at, noise in known)
     (first, low), (second, high) = known
-    return high + (high - low) * (rate - second) / (second - first)
+    # Rough noise errs by 2 %, so of two rates that are close the larger may have less.
+    return high + max(high - low, 0.0) * (rate - second) / (second - first)
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,10 +28,9 @@ _NOISE_TOLERANCE = 1e-4
 _ROUGH_TOLERANCE = 0.02 + 1e-9  # the first steps from a good guess are as wide, give or take a rounding
 _STEP = 4.0
 _NEARLY, _AIM = 0.98, 0.99  # shares of the limit: from which on a search by secants ends, and what it aims at
-_USUAL_POWER = (
-    1.5  # of the cost in a noise multiplier, where one price is known: between 1 of much noise and 3 of little
-)
-_MOST_SECANTS = 8
+# Power of the cost in a noise multiplier, where one price is known: between 1 of much noise and 3 of little.
+_USUAL_POWER = 1.5
+_MOST_SECANTS, _FARTHEST = 8, 100.0  # and the farthest step, as a logarithm: secants of a flat cost have no end
 
 
 def calibrate(
@@ -146,12 +145,13 @@ def by_secants(cost: Cost, limit: float, guess: float, *, low: float, high: floa
         if not 0.0 < price < math.inf:
             return None
         if before is not None:
-            power = math.log(before[1] / price) / math.log(x / before[0])
+            power = (math.log(before[1]) - math.log(price)) / math.log(x / before[0])
         if power <= 0.0:
             return None
         before = x, price
-        x = min(max(x * (price / (_AIM * limit)) ** (1.0 / power), low), high)
-        if x == before[0]:
+        way = (math.log(price) - math.log(_AIM * limit)) / power
+        x = min(max(x * math.exp(min(way, _FARTHEST)), low), high)
+        if math.isclose(x, before[0]):
             return None
     return None
 

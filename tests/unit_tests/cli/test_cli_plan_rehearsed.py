@@ -68,6 +68,23 @@ def test_given_rows_may_be_sure_to_beat_what_is_free(tmp_path: Path, capsys: pyt
     assert "recommended:\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("method", ["voting", "pate"])
+def test_the_recommendation_is_about_its_own_rows_and_not_about_poor_ones_that_were_asked_for(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rehearsal.json"
+    rehearsed(zero_shot=0.25, rows={1: 0.3, 8: 0.45}, questions=24).save(path)
+    terms = "--epsilon 4 --delta 1e-7 --public-size 100000 --max-queries 50 --set rows.slots=10 --set rows.shots=1"
+    asked = ["plan", "--method", method, *terms.split(), "--rehearsal", str(path)]
+    assert main([*asked, *(["--public-inputs", "50"] if method == "pate" else [])]) == 0
+    text = capsys.readouterr().out
+    assert "verdict  no better than what is free" in text, "of the rows that were asked for"
+    best = max(map(float, re.findall(r" ([\d.]+)%", text.partition("best first:")[2])))
+    free = float(re.findall(r"^free     (\d+) %", text, re.MULTILINE)[0])
+    assert ("recommended: spend nothing" in text) is (best <= free + 2)
+    assert ("recommended:\n" in text) is (method == "voting"), "there are better ones"
+
+
 def test_a_settings_file_names_it_too(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "task.toml"
     config.write_text(f'method = "voting"\nmax_queries = 200\n[guess]\nrehearsal = "{file}"\n')

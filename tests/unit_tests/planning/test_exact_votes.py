@@ -55,6 +55,13 @@ def test_sums_are_what_many_draws_come_to(facts: RowFacts, design: RowDesign, me
     assert summed == pytest.approx(right_chance(plan, 2_000, facts=facts, draws=64), abs=0.012)
 
 
+def test_more_rows_than_the_most_vote_with_a_chance_below_a_millionth() -> None:
+    for trials in (1, 5, 40, 480, 10**6, 10**9):
+        for used in np.geomspace(1e-9, 1.0, 80):
+            if trials * used <= 150.0:
+                assert stats.binom.sf(Contest(trials, used, 3).most, trials, used) < 1e-6, (trials, used)
+
+
 @pytest.mark.parametrize("facts", LAWS)
 def test_votes_of_public_rows_share_ties(facts: RowFacts) -> None:
     [found] = Contest(40, 1.0, facts.labels).rights([facts])

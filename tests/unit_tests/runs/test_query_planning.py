@@ -18,6 +18,7 @@ from langchain_dpicl.planning.row_law import RowFacts, RowGuess, mean_facts
 from langchain_dpicl.privacy import accounting
 from langchain_dpicl.privacy.accounting.events import (
     BoundedRangeEvent,
+    ComposedEvent,
     GaussianEvent,
     PureEvent,
     RepeatedEvent,
@@ -545,6 +546,15 @@ class TestRoughCalibration:
         assert 1.0 <= rough / exact < 1.03
         assert steps <= 5 or not 0.5 < near / exact < 2.0
         assert accounting.calibrate(event_at, **terms, near=near) == pytest.approx(exact, rel=3e-4)
+
+    @pytest.mark.parametrize("near", [0.03, 64.5, 3e4])
+    def test_noise_that_hardly_changes_the_price_leads_to_an_end_of_the_range(self, near: float) -> None:
+        def event_at(noise: float) -> ComposedEvent:
+            return ComposedEvent((GaussianEvent(19.3), GaussianEvent(noise)))
+
+        terms = {"delta": 1e-5, "adjacency": "add_remove", "is_rough": True, "near": near}
+        with pytest.raises(ConfigurationError, match="epsilon: expected at least"):
+            accounting.calibrate(event_at, epsilon=4e-5, **terms)
 
     def test_knows_the_ends_of_its_range(self) -> None:
         def event_at(noise: float) -> RepeatedEvent:
