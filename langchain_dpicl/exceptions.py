@@ -24,7 +24,7 @@ DPICLError
         +-- LedgerRollbackError          lines seen before are gone or changed: an older copy was put in its place
 
 RestsOnGuessWarning (UserWarning)        a component was built without a rehearsal: what it is worth is a guess
-NoisyPlanWarning (UserWarning)           noise decides much of what a component will release; see dpicl plan
+NoisyPlanWarning (UserWarning)           noise decides much of a release, or what is free is as good; see dpicl plan
 ExactSizeWarning (UserWarning)           a declared public_size reads like a count of the records
 LargeDeltaWarning (UserWarning)          a ledger's delta is above 1/(10 * public_size), as the declaration allows
 """
@@ -56,7 +56,7 @@ class RestsOnGuessWarning(UserWarning):
 
 
 class NoisyPlanWarning(UserWarning):
-    """Noise decides much of what a component will release, by public numbers alone; nothing is spent yet."""
+    """Noise decides much of a release, or what is free is as good, by public numbers alone; nothing is spent yet."""
 
 
 class ExactSizeWarning(UserWarning):

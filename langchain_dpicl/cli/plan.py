@@ -609,7 +609,7 @@ def _vote_mechanism(settings: Settings) -> NoiseName | None:
     return asked
 
 
-def _num_wordings(settings: Settings) -> int:
+def num_wordings(settings: Settings) -> int:
     """Returns how many public wordings slots read in turn."""
     return 1 + len((settings.get("task") or FewShotTask()).wordings)
 
@@ -642,7 +642,7 @@ def _chosen(
     if asked is None and isinstance(source, Rehearsal):
         calibrate = (settings.get("answers") or LabelAnswers()).calibrate
         best = propose_rows(
-            source, size, mechanism=mechanism, calibrate=calibrate, wordings=_num_wordings(settings), **terms
+            source, size, mechanism=mechanism, calibrate=calibrate, wordings=num_wordings(settings), **terms
         )
         return _Chosen(best.design, best.plan.release.mechanism.name, best)
     design = asked or usual
@@ -659,7 +659,7 @@ def _voting(settings: Settings, sizes: Sizes, compares: bool) -> Output:
     size, labels, readings = sum(sizes.values()), _num_labels(settings, source), _readings(settings, source)
     shared = {**_terms(settings), "max_queries": _needed(settings, "max_queries")}
     asked = RowDesign.of(settings.get("rows"), smallest_size=size)
-    wordings = _num_wordings(settings)
+    wordings = num_wordings(settings)
     chosen = _chosen(settings, source, asked, size, declared_design(RowHint(), size), **shared)
     chosen.design.check_wordings(wordings)
     share = _abstention(settings, labels, usual="never")
@@ -951,7 +951,7 @@ def _pate_options(
     asks_teachers = rows is not None and teachers != "fresh"
     # Which teachers there are is compared beside their shape: a design says the shape alone.
     shape = None if rows is None else rows.replace(sampling="poisson" if teachers == "fixed" else rows.sampling)
-    design, wordings = RowDesign.of(shape, smallest_size=size), _num_wordings(settings)
+    design, wordings = RowDesign.of(shape, smallest_size=size), num_wordings(settings)
     if design is not None:
         design.check_wordings(wordings)
     asked, inputs = settings.get("max_queries"), guess.public_inputs or 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from langchain_dpicl.cli.config import Settings, add_flags, add_settings, read_settings
 from langchain_dpicl.cli.inputs import check_out, load_model, read_records
-from langchain_dpicl.cli.plan import toml_lines
+from langchain_dpicl.cli.plan import num_wordings, toml_lines
 from langchain_dpicl.exceptions import ConfigurationError
 from langchain_dpicl.options import FewShotTask, LabelAnswers
 from langchain_dpicl.privacy._validate import fail
@@ -247,12 +247,22 @@ def _check_alone(arguments: argparse.Namespace) -> None:
         raise fail("--demonstrations", "FILE, whose texts are written anew", "--rehearsal")
 
 
+def _tried(arguments: argparse.Namespace) -> Settings:
+    """Reads the settings; refuses wordings that retrieval has no rows for."""
+    from langchain_dpicl.retrieval.plan import refuse_wordings
+
+    settings = read_settings(arguments, methods=_METHODS)
+    if arguments.documents is not None:
+        refuse_wordings(settings.get("task"))
+    return settings
+
+
 def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int:
     """Prints the table and the recommendation. Returns 0, whatever is recommended."""
     from langchain_dpicl.rehearsal.rehearsal import Rehearsal
     from langchain_dpicl.rehearsal.trying import try_components
 
-    settings = read_settings(arguments, methods=_METHODS)
+    settings = _tried(arguments)
     guess, prices = settings.guess, settings.cost
     free: list[FreeRival] = []
     examples: Sequence[Any] = ()
@@ -278,6 +288,7 @@ def run_try(arguments: argparse.Namespace, *, say: Say, confirm: Confirm) -> int
         public_inputs=guess.public_inputs,
         adjacency=settings.adjacency,
         free=free,
+        wordings=num_wordings(settings),
         private=[]
         if arguments.documents is None
         else _retrieval(arguments, settings, rehearsal, free, size=size, delta=delta),

@@ -465,12 +465,14 @@ class ChosenRows:
       mechanism: name of the noise.
       calibrate: whether rows are divided by those on content-free inputs; None: as the engine declares.
       source: where the numbers of rows come from.
+      proposal: of rows that a rehearsal chose.
     """
 
     design: RowDesign
     mechanism: NoiseName
     calibrate: bool | None
     source: RowSource
+    proposal: Proposal | None = None
 
     @property
     def reported(self) -> dict[str, Any]:
@@ -478,7 +480,7 @@ class ChosenRows:
         return {"rehearsal": self.source.summary()} if isinstance(self.source, Rehearsal) else {}
 
     def check(self, task: VotingTask, reading: Mapping[str, str], plan: RowsPlan) -> None:
-        """Refuses a rehearsal of another task or model; warns of a plan that rests on a guess, and of much noise.
+        """Refuses a rehearsal of another task or model; warns of a guess, of noise, and of what is free and as good.
 
         Args:
           task: the labels and wording of the component.
@@ -500,6 +502,8 @@ class ChosenRows:
         taken = plan.noise_takes(self.source, labels=len(task.labels), calibrated=calibrated)
         if taken > _TOO_MUCH_NOISE:
             warn_caller(NoisyPlanWarning(TOO_NOISY.format(points=100 * taken, rests=self.source.rests_on)))
+        elif self.proposal is not None and self.proposal.verdict == "no better than what is free":
+            warn_caller(NoisyPlanWarning(AS_GOOD.format(self.proposal)))
 
 
 GUESSED = (
@@ -511,6 +515,12 @@ _TOO_MUCH_NOISE = 0.07
 TOO_NOISY = (
     "Do not spend like this: noise takes {points:.0f} points of the chance of a right label, by {rests}. Ask fewer "
     "questions, use more records, or raise epsilon; `dpicl plan` compares designs."
+)
+
+
+AS_GOOD = (
+    "Do not spend like this: {0.right:.0%} right labels are no better than what is free, {0.free.right:.0%} by "
+    "{0.free.name}, by {0.rests_on}. `dpicl try` compares the two."
 )
 
 
@@ -551,6 +561,6 @@ def chosen_rows(
             **terms,
         )
         name: Any = best.plan.release.mechanism.name
-        return ChosenRows(best.design, name, best.calibrated, rows)
+        return ChosenRows(best.design, name, best.calibrated, rows, best)
     shape = design_of_queries(rows, public_size) or usual
     return ChosenRows(shape, mechanism or mechanism_for(shape), calibrate, RowGuess())

@@ -213,6 +213,7 @@ def try_components(
     free: Iterable[FreeRival] = (),
     private: Iterable[TriedOption] = (),
     max_calls: int | None = None,
+    wordings: int = 1,
     price_in: float = 0.0,
     price_out: float = 0.0,
     record_tokens: int = 60,
@@ -233,6 +234,7 @@ def try_components(
       free: further answers that cost no privacy, with their chances.
       private: further components, with theirs.
       max_calls: most private calls of one query.
+      wordings: as of `propose_rows`.
       price_in: per million prompt tokens.
       price_out: per million answer tokens.
       record_tokens: cap of a record.
@@ -263,6 +265,7 @@ def try_components(
             max_queries=count,
             adjacency=adjacency,
             max_calls=max_calls,
+            wordings=wordings,
             free=also,
         )
         calls = 1 + len(rehearsal.content_free) if found.calibrated else 1

@@ -74,6 +74,26 @@ def test_it_says_which_settings_it_has_no_use_for(rehearsed: Path, capsys: pytes
     assert "not used" not in rest
 
 
+def test_rows_are_those_that_read_the_wordings_of_the_task(
+    rehearsed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def propose(rehearsal: Rehearsal, public_size: int, *, wordings: int, **terms: Any) -> Any:
+        asked.append(wordings)
+        return propose_rows(rehearsal, public_size, wordings=wordings, **terms)
+
+    monkeypatch.setattr(trying, "propose_rows", propose)
+    task = tmp_path / "task.toml"
+    task.write_text('[[task.wordings]]\nprefix = "Sort."\n')
+    given = ["try", "--rehearsal", str(rehearsed), *TERMS, "--config", str(task)]
+    assert main(given) == 0
+    assert asked == [2] * 4
+    capsys.readouterr()
+    assert main([*given, "--documents", "30"]) == 2
+    assert "FewShotTask.wordings: expected none" in capsys.readouterr().err
+
+
 def test_a_rehearsal_in_the_place_of_examples_is_shown_its_option(
     rehearsed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

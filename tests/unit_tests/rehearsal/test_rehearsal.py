@@ -37,6 +37,7 @@ from langchain_dpicl.planning.row_law import mean_facts
 from langchain_dpicl.rehearsal import (
     Rehearsal,
     arehearse,
+    choice,
     propose_rows,
     rehearsal_cost,
     rehearse,
@@ -362,8 +363,24 @@ class TestComponents:
         points = int(re.findall(r"noise takes (\d+) points", str(caught[0].message))[0])
         assert points == pytest.approx(100 * taken, abs=3)
         with warnings.catch_warnings():
-            warnings.simplefilter("error", NoisyPlanWarning)
+            warnings.filterwarnings("error", "Do not spend like this: noise")
             component(kind, usual(), epsilon=4.0, answers=LabelAnswers(calibrate=False))
+
+    @pytest.mark.parametrize("kind", [DPVotingRunnable, PromptPATELabeler])
+    def test_they_warn_where_what_is_free_is_as_good(self, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.warns(NoisyPlanWarning, match="no better than what is free") as caught:
+            made = component(kind, usual())
+        assert [one.filename for one in caught] == [__file__]
+        best = propose_rows(usual(), 2_000, epsilon=4.0, delta=5e-7, max_queries=20)
+        said = str(caught[0].message)
+        assert f"{best.free.right:.0%} by {best.free.name}" in said
+        assert f"{best.right:.0%}" in said
+        assert best.rests_on in said
+        assert made.queries_left == 20, "a note, and nothing is refused"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", NoisyPlanWarning)
+            monkeypatch.setattr(choice, "WORTH", -1.0)
+            component(kind, usual())
 
 
 class TestWhatAReviewFound:

@@ -121,6 +121,14 @@ class TestTheTable:
             assert option.settings["epsilon"] == option.epsilon
             assert answers.abstain_below == ("never" if option.component == "labels" else None), "as was computed"
 
+    def test_several_wordings_are_read_by_slots(self) -> None:
+        flat = rehearsed(zero_shot=0.3, rows={1: 0.7, 8: 0.7})  # more shots bring nothing: unit rows are the best
+        units, slots = (
+            try_components(flat, 3000, delta=1e-6, epsilons=(1.0,), wordings=wordings).options[0] for wordings in (1, 2)
+        )
+        assert "units" in units.settings["rows"]
+        assert "slots" in slots.settings["rows"]
+
     def test_further_answers_take_part(self, alike: Rehearsal, trial: Trial) -> None:
         best = FreeRival("a rule of thumb", 0, False, 0.99)
         more = try_components(alike, 3000, delta=1e-6, epsilons=(4.0,), free=[best], private=trial.options[:1])
