@@ -262,6 +262,17 @@ class TestProposals:
         found = propose_rows(flat, 8_000, epsilon=4.0, **TERMS)
         assert found.private_calls <= 20  # more rows or shots bring nothing
 
+    def test_each_rival_has_the_chance_of_its_own_votes(self) -> None:
+        votes = [rival for rival in choice.free_rivals(usual()) if rival.shots]
+        assert len({rival.right for rival in votes}) == len(votes) > 1
+        for rival in votes:
+            assert rival.right == pytest.approx(choice.rights_of(usual(), rival, [None])[0])
+
+    def test_noise_is_guessed_along_a_line_that_never_falls(self) -> None:
+        assert choice._next_noise([(0.01, 1.0), (0.02, 1.5)], 0.04) == pytest.approx(2.5)
+        assert choice._next_noise([(0.01, 1.02), (0.0100001, 1.0)], 0.04) == 1.0
+        assert choice._next_noise([(0.01, 1.0)], 0.04) == pytest.approx(2.0)
+
     def test_what_says_nothing_is_not_worth_an_epsilon(self) -> None:
         """Labels that have nothing to do with the texts, five times."""
         for seed in range(5):
