@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from langchain_dpicl.audit import audit, play
@@ -95,9 +94,9 @@ def nearest_of_all(patch: Patch) -> None:
     real = SimilarTexts._compare
 
     def compared(self: SimilarTexts, matrix: Any, query: Any) -> dict[int, Near]:
-        products = query @ matrix.directions.astype(np.float64)
-        first = {place: products[column] for place, number, column in matrix.owners.T.tolist() if number == 0}
-        best = max(products.tolist(), default=0.0)
+        cosines = matrix.cosines(query, -1.0)
+        first = {place: cosines[column] for place, number, column in matrix.owners.T.tolist() if number == 0}
+        best = max(cosines.tolist(), default=0.0)
         return {place: own for place, own in real(self, matrix, query).items() if first[place] >= 0.95 * best}
 
     patch.setattr(SimilarTexts, "_compare", compared)

@@ -84,7 +84,8 @@ class SilentEmbeddings:
         self._model = _SilentEmbedder(_quiet_copy(embeddings))
         self._calls = CallPool(self._model, retry or RetryPolicy(), max_concurrency)
         probe = self._probed(sends_tokens=bool(getattr(embeddings, "check_embedding_ctx_length", False)))
-        self._dimension, self._is_sparse = probe.size, _SPARSE * int(np.count_nonzero(probe)) <= probe.size
+        self._dimension = probe.size
+        self._is_sparse = 0 < _SPARSE * int(np.count_nonzero(probe)) <= probe.size  # zeros say nothing of other texts
 
     def __repr__(self) -> str:
         return f"SilentEmbeddings({self.name!r}, dimension={self._dimension})"
@@ -101,7 +102,7 @@ class SilentEmbeddings:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether at most one in eight numbers of the probe's row is not 0; public, so that nothing private decides."""
+        """Whether the probe's row has numbers other than 0, one in eight at most; public: nothing private decides."""
         return self._is_sparse
 
     def rows(self, texts: Sequence[OpaqueValue[str]]) -> Rows:

@@ -354,20 +354,16 @@ class _DirectionMatrix(Opaque):
     Attributes:
       source: whose texts they are, where the matrix is kept.
       version: of these texts.
-      num_units: how many there are.
       directions: float32[dimension, texts] of whole numbers; a query reads long rows of it at the speed of memory.
       columns: the column of each text, by its hash.
       squares: float64[texts], of their lengths.
-      owners: int64[3, owned texts]: the place of a unit, which of its texts, and its column; by place, then
-        text.
+      owners: int64[3, owned texts]: the place of a unit, which of its texts, and its column; by place, then text.
       missing: places of units with a text that could not be embedded.
     """
 
-    __slots__ = ("columns", "directions", "missing", "num_units", "owners", "source", "squares", "version")
+    __slots__ = ("columns", "directions", "missing", "owners", "source", "squares", "version")
 
-    def __init__(
-        self, named: Named, texts: Mapping[bytes, str], known: Mapping[bytes, _Held], *, num_units: int
-    ) -> None:
+    def __init__(self, named: Named, texts: Mapping[bytes, str], known: Mapping[bytes, _Held]) -> None:
         columns: dict[bytes, int] = {}
         owners = [
             (place, number, columns.setdefault(name, len(columns)))
@@ -377,7 +373,7 @@ class _DirectionMatrix(Opaque):
         ]
         self.source: UnitTexts | None = None
         self.version: int | None = None
-        self.num_units, self.columns = num_units, columns
+        self.columns = columns
         self.owners = np.array(owners, dtype=np.int64).reshape(-1, 3).T
         self.missing = tuple(place for place, own in named if any(name in texts and name not in known for name in own))
         self._fill([known[name] for name in columns])
@@ -396,12 +392,13 @@ class _DirectionMatrix(Opaque):
         return self.directions[:, column]
 
     def cosines(self, query: NDArray[np.float64], threshold: float) -> NDArray[np.float64]:
-        """Returns float64[texts], and -1 for texts that do not reach the threshold; no number depends on other texts.
+        """Returns float64[texts]; a number below the threshold may be -1, and no other depends on other texts.
 
         Single precision says which texts may reach it. Theirs are sums of whole numbers below 2^53, which are exact.
         """
         lengths = np.sqrt(self.squares * (query @ query))
-        # One rounding per number of a direction, each of 2^-24 of the product of the lengths at most; twice that.
+        # In any order, n products and their sum are rounded n times at most: they are off by n 2^-24 / (1 - n 2^-24) of
+        # the product of the lengths. That is less than n 2^-23 up to 2^23 numbers.
         slack = len(query) * 2.0**-23
         places = (self._products(query) >= (threshold - slack) * lengths).nonzero()[0]
         found = np.full(len(lengths), -1.0)
@@ -446,7 +443,7 @@ class _SparseMatrix(_DirectionMatrix):
     def cosines(self, query: NDArray[np.float64], threshold: float) -> NDArray[np.float64]:
         products = self._sums(lambda places, numbers: query[places] * numbers)
         found: Rows = products / np.sqrt(self.squares * (query @ query))
-        return np.where(found >= threshold, found, -1.0)
+        return found
 
     def _sums(self, made: Callable[[NDArray[np.int32], Rows], Rows]) -> Rows:
         """Returns float64[texts]: the sums of what is made of the places and numbers of each, exact in any order."""
@@ -593,7 +590,7 @@ class SimilarTexts(PrivateDirections):
                 return kept
             named, texts = self._named(units, None)
         kind = _SparseMatrix if self.embeddings.is_sparse else _DirectionMatrix
-        made = kind(named, texts, self._known(texts, is_all=False), num_units=len(units))
+        made = kind(named, texts, self._known(texts, is_all=False))
         if is_all:
             # Directions of texts that no unit has any more are dropped; the others are columns of the matrix by now.
             self._held = OpaqueValue({name: made.part(column) for name, column in made.columns.items()})

@@ -505,20 +505,25 @@ def test_what_a_kept_matrix_finds_is_what_each_unit_alone_gives(
 
 
 @pytest.mark.parametrize("topics", [True, False], ids=["dense", "sparse"])
-def test_cosines_are_quotients_of_exact_sums(monkeypatch: pytest.MonkeyPatch, *, topics: bool) -> None:
+def test_who_reaches_the_threshold_is_exact_to_the_last_bit(monkeypatch: pytest.MonkeyPatch, *, topics: bool) -> None:
     monkeypatch.setattr(neighbour_rows, "_BLOCK", 3)
-    texts = ["fever", "a cough", "no sleep at night", "ward", "fever fever", "night", "the ward at night"]
+    monkeypatch.setattr(neighbour_rows, "_TILE", (4, 100))
+    texts = ["a fever", "a cough", "no sleep at night", "ward", "fever fever", "night", "the ward at night", "fevers"]
     source = SimilarTexts(LocalEmbeddings(topics=topics), threshold=0.5)
     query = source.request_public("fever at night").run()
-    source.ask(Kept([(text,) for text in texts]), query).run()
     whole = [direction_of(np.array(LocalEmbeddings(topics=topics).embed_query(text))).astype(int) for text in texts]
     asked = query.astype(int)
     exact = [int(row @ asked) / math.sqrt(int(row @ row) * int(asked @ asked)) for row in whole]
+    units = Kept([(text,) for text in texts])
+    reached = [value for value in exact if value > 0]
+    assert len(reached) > 4
+    for threshold in (*reached, *(math.nextafter(value, 1.0) for value in reached)):
+        source.threshold = threshold
+        near = [place for place, value in enumerate(exact) if value >= threshold]
+        assert source.ask(units, query).run().take() == dict.fromkeys(near, (0,))
     kept = source._kept.reveal()
     assert kept is not None
-    for threshold in (-0.9, 0.3):
-        reached = [value if value >= threshold else -1.0 for value in exact]
-        np.testing.assert_allclose(kept.cosines(query, threshold), reached, rtol=1e-14)
+    assert kept.cosines(query, -0.9).tolist() == exact
 
 
 class Kept:

@@ -327,6 +327,11 @@ class TestConstruction:
         silent(model)
         assert model.asked == [1]
 
+    @pytest.mark.parametrize(("numbers", "is_sparse"), [("0" * 8, False), ("00100000", True), ("01010000", False)])
+    def test_the_probe_says_whether_vectors_are_sparse(self, numbers: str, *, is_sparse: bool) -> None:
+        made = silent(ScriptedEmbeddings(answers={"": [[float(number) for number in numbers]]}))
+        assert made.is_sparse == is_sparse
+
     @pytest.mark.parametrize("answer", [[[]], [[float("nan")]], [["a"]], [], None, [[1.0], [1.0]]], ids=repr)
     def test_a_probe_without_a_vector_is_a_lack_of_the_model(self, answer: Any) -> None:
         with pytest.raises(CapabilityError, match="without a vector of finite numbers"):
