@@ -94,8 +94,8 @@ def nearest_of_all(patch: Patch) -> None:
     real = SimilarTexts._compare
 
     def compared(self: SimilarTexts, matrix: Any, query: Any) -> dict[int, Near]:
-        cosines = matrix.cosines(query, -1.0)
-        first = {place: cosines[column] for place, number, column in matrix.owners.T.tolist() if number == 0}
+        cosines = matrix.cosines(query)
+        first = {place: cosines[row] for place, number, row in matrix.owners.T.tolist() if number == 0}
         best = max(cosines.tolist(), default=0.0)
         return {place: own for place, own in real(self, matrix, query).items() if first[place] >= 0.95 * best}
 

@@ -28,6 +28,7 @@ from langchain_dpicl.exceptions import ConfigurationError
 
 Texts: TypeAlias = tuple[str, ...]
 Votes: TypeAlias = NDArray[np.float32]
+_Single: TypeAlias = NDArray[np.float32]
 _Held: TypeAlias = NDArray[Any]
 """The direction of a text as it is kept: float32[dimension], or int32[2, numbers] of `_SparseMatrix`."""
 
@@ -35,8 +36,9 @@ _WHOLE = 2.0**20
 """Length of a direction in whole numbers: products add up below 2^53, exactly, in any order."""
 _BLOCK = 512
 """Texts compared at once: a block stays in the processor's cache, and its product in one thread."""
-_TILE = 4_096, 96
-"""Texts and numbers of a direction that a query is multiplied with at once, in single precision: within one thread."""
+_SINGLE = 2.0**11
+"""Length of the directions that queries are compared with: products add up to 2^24 at most, exactly in single precision
+and in any order, for up to 2^24 numbers. The cosine of two texts is off by about 2e-4."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +104,8 @@ class PrivateDirections(Opaque):
       ConfigurationError: no embeddings.
     """
 
+    _length = _WHOLE
+
     def __init__(self, embeddings: Embeddings | SilentEmbeddings) -> None:
         if not isinstance(embeddings, Embeddings | SilentEmbeddings):
             raise ConfigurationError(f"embeddings: expected LangChain embeddings, found {type(embeddings).__name__}.")
@@ -126,7 +130,7 @@ class PrivateDirections(Opaque):
 
     def _note(self, new: Mapping[bytes, OpaqueValue[str]], vectors: Rows) -> None:
         """Stores new directions."""
-        directions = [direction_of(row) for row in vectors]
+        directions = [direction_of(row, self._length) for row in vectors]
         held = {name: row for name, row in zip(new, directions, strict=True) if row.any()}
         self._held.reveal().update(zip(held, self._packed(list(held.values())), strict=True))
 
@@ -286,8 +290,8 @@ class _VoteRequest:
         return OpaqueRows(UnitVotes.stacked(votes, len(self.candidates)))
 
 
-def direction_of(vector: NDArray[Any]) -> NDArray[np.float64]:
-    """Returns float64[d]: the vector at length 2^20, in whole numbers; zeros where it has no direction.
+def direction_of(vector: NDArray[Any], length: float = _WHOLE) -> NDArray[np.float64]:
+    """Returns float64[d]: the vector at length 2^20 or another, in whole numbers; zeros where it has no direction.
 
     A function of its one argument, and finite for all floats: the vector is divided by its largest number first.
 
@@ -299,7 +303,7 @@ def direction_of(vector: NDArray[Any]) -> NDArray[np.float64]:
     if not (np.isfinite(finite).all() and peak > 0):
         return np.zeros(finite.shape)
     scaled = finite / peak
-    whole_numbers: NDArray[np.float64] = np.rint(scaled / np.sqrt(np.square(scaled).sum()) * _WHOLE) + 0.0
+    whole_numbers: NDArray[np.float64] = np.rint(scaled / np.sqrt(np.square(scaled).sum()) * length) + 0.0
     return whole_numbers
 
 
@@ -349,78 +353,59 @@ class _ListedTexts(Opaque):
 
 
 class _DirectionMatrix(Opaque):
-    """The directions of all units' texts, one column for each distinct text, and who has them.
+    """The directions of all units' texts, one row for each distinct text, and who has them.
 
     Attributes:
       source: whose texts they are, where the matrix is kept.
       version: of these texts.
-      directions: float32[dimension, texts] of whole numbers; a query reads long rows of it at the speed of memory.
-      columns: the column of each text, by its hash.
+      directions: float32[texts, dimension] of whole numbers.
+      rows: the row of each text, by its hash.
       squares: float64[texts], of their lengths.
-      owners: int64[3, owned texts]: the place of a unit, which of its texts, and its column; by place, then text.
+      owners: int64[3, owned texts]: the place of a unit, which of its texts, and its row; by place, then text.
       missing: places of units with a text that could not be embedded.
     """
 
-    __slots__ = ("columns", "directions", "missing", "owners", "source", "squares", "version")
+    __slots__ = ("directions", "missing", "owners", "rows", "source", "squares", "version")
 
     def __init__(self, named: Named, texts: Mapping[bytes, str], known: Mapping[bytes, _Held]) -> None:
-        columns: dict[bytes, int] = {}
+        rows: dict[bytes, int] = {}
         owners = [
-            (place, number, columns.setdefault(name, len(columns)))
+            (place, number, rows.setdefault(name, len(rows)))
             for place, own in named
             for number, name in enumerate(own)
             if name in known
         ]
         self.source: UnitTexts | None = None
         self.version: int | None = None
-        self.columns = columns
+        self.rows = rows
         self.owners = np.array(owners, dtype=np.int64).reshape(-1, 3).T
         self.missing = tuple(place for place, own in named if any(name in texts and name not in known for name in own))
-        self._fill([known[name] for name in columns])
+        self._fill([known[name] for name in rows])
 
     def _fill(self, rows: Sequence[_Held]) -> None:
         """Sets directions and squares."""
-        self.directions: NDArray[Any] = np.empty((len(rows[0]) if rows else 0, len(rows)), dtype=np.float32)
-        self.squares = np.empty(len(rows))
-        for first in range(0, len(rows), _BLOCK):
-            block = np.array(rows[first : first + _BLOCK], dtype=np.float64)
-            self.directions[:, first : first + _BLOCK] = block.T
-            self.squares[first : first + _BLOCK] = np.einsum("ij,ij->i", block, block)
+        self.directions: NDArray[Any] = np.array(rows or np.zeros((0, 0)), dtype=np.float32)
+        self.squares: Rows = np.einsum("ij,ij->i", self.directions, self.directions).astype(np.float64)
 
-    def part(self, column: int) -> _Held:
+    def part(self, row: int) -> _Held:
         """Returns the direction of one text, without a copy."""
-        return self.directions[:, column]
+        own: _Held = self.directions[row]
+        return own
 
-    def cosines(self, query: NDArray[np.float64], threshold: float) -> NDArray[np.float64]:
-        """Returns float64[texts]; a number below the threshold may be -1, and no other depends on other texts.
-
-        Single precision says which texts may reach it. Theirs are sums of whole numbers below 2^53, which are exact.
-        """
-        lengths = np.sqrt(self.squares * (query @ query))
-        # In any order, n products and their sum are rounded n times at most: they are off by n 2^-24 / (1 - n 2^-24) of
-        # the product of the lengths. That is less than n 2^-23 up to 2^23 numbers.
-        slack = len(query) * 2.0**-23
-        places = (self._products(query) >= (threshold - slack) * lengths).nonzero()[0]
-        found = np.full(len(lengths), -1.0)
-        for first in range(0, len(places), _BLOCK):
-            some = places[first : first + _BLOCK]
-            found[some] = query @ self.directions[:, some].astype(np.float64) / lengths[some]
+    def cosines(self, query: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns float64[texts]; none depends on other texts, and time on how many there are alone."""
+        products = self._products(query.astype(np.float32)).astype(np.float64)
+        found: Rows = products / np.sqrt(self.squares * (query @ query))
         return found
 
-    def _products(self, query: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Returns float32[texts], the products with a query, rounded."""
-        single = query.astype(np.float32)  # whole numbers up to 2^20: as they are
-        products = np.zeros(len(self.squares), dtype=np.float32)
-        width, height = _TILE
-        for first in range(0, len(products), width):
-            texts = slice(first, first + width)
-            for top in range(0, len(single), height):
-                products[texts] += single[top : top + height] @ self.directions[top : top + height, texts]
+    def _products(self, query: _Single) -> _Single:
+        """Returns float32[texts], the products with a query, exact in any order."""
+        products: _Single = self.directions @ query
         return products
 
 
 class _SparseMatrix(_DirectionMatrix):
-    """The same of directions that are mostly zeros. Every number is read for every query: time does not follow them.
+    """The same of directions that are mostly zeros.
 
     Attributes:
       directions: int32[2, numbers]: of one text after another, the places of what is not 0, and what stands there.
@@ -433,25 +418,25 @@ class _SparseMatrix(_DirectionMatrix):
     def _fill(self, rows: Sequence[_Held]) -> None:
         self.borders = np.cumsum([0, *(row.shape[1] for row in rows)])
         self.directions = np.concatenate([np.zeros((2, 0), np.int32), *rows], axis=1)
-        self.squares = self._sums(lambda _, numbers: numbers * numbers)
+        self.squares = self._sums(lambda _, numbers: numbers * numbers).astype(np.float64)
 
     @override
-    def part(self, column: int) -> _Held:
-        return self.directions[:, self.borders[column] : self.borders[column + 1]]
+    def part(self, row: int) -> _Held:
+        return self.directions[:, self.borders[row] : self.borders[row + 1]]
 
     @override
-    def cosines(self, query: NDArray[np.float64], threshold: float) -> NDArray[np.float64]:
-        products = self._sums(lambda places, numbers: query[places] * numbers)
-        found: Rows = products / np.sqrt(self.squares * (query @ query))
-        return found
+    def _products(self, query: _Single) -> _Single:
+        return self._sums(lambda places, numbers: query[places] * numbers)
 
-    def _sums(self, made: Callable[[NDArray[np.int32], Rows], Rows]) -> Rows:
-        """Returns float64[texts]: the sums of what is made of the places and numbers of each, exact in any order."""
-        sums = np.empty(len(self.borders) - 1)
+    def _sums(
+        self, made: Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
+    ) -> NDArray[np.float32]:
+        """Returns float32[texts]: the sums of what is made of the places and numbers of each, exact in any order."""
+        sums = np.empty(len(self.borders) - 1, dtype=np.float32)
         for first in range(0, len(sums), _BLOCK):
             starts = self.borders[first : first + _BLOCK + 1]
             places, numbers = self.directions[:, starts[0] : starts[-1]]
-            made_of = made(places, numbers.astype(np.float64))
+            made_of = made(places, numbers.astype(np.float32))
             sums[first : first + _BLOCK] = np.add.reduceat(made_of, starts[:-1] - starts[0])
         return sums
 
@@ -499,6 +484,8 @@ class SimilarTexts(PrivateDirections):
     >>> source.ask([("the car is red",), ("a film about boats",)], query).run().take()
     {0: (0,)}
     """
+
+    _length = _SINGLE
 
     def __init__(self, embeddings: Embeddings | SilentEmbeddings, *, threshold: float, most: int = 1) -> None:
         refuse_search(embeddings)
@@ -592,9 +579,9 @@ class SimilarTexts(PrivateDirections):
         kind = _SparseMatrix if self.embeddings.is_sparse else _DirectionMatrix
         made = kind(named, texts, self._known(texts, is_all=False))
         if is_all:
-            # Directions of texts that no unit has any more are dropped; the others are columns of the matrix by now.
-            self._held = OpaqueValue({name: made.part(column) for name, column in made.columns.items()})
-            made.columns.clear()
+            # Directions of texts that no unit has any more are dropped; the others are rows of the matrix by now.
+            self._held = OpaqueValue({name: made.part(row) for name, row in made.rows.items()})
+            made.rows.clear()
             made.source, made.version = units, version
             self._kept = OpaqueValue(None if version is None else made)
         return made
@@ -603,7 +590,7 @@ class SimilarTexts(PrivateDirections):
         """Returns the near texts of units, by place; every product is exact, so none depends on other texts."""
         if query is None or not query.any() or not len(matrix.squares):
             return {}
-        cosines = matrix.cosines(query, self.threshold)[matrix.owners[2]]
+        cosines = matrix.cosines(query)[matrix.owners[2]]
         found = (cosines >= self.threshold).nonzero()[0]
         own: dict[int, list[tuple[float, int]]] = {}
         for place, number, value in zip(*matrix.owners[:2, found].tolist(), cosines[found].tolist(), strict=True):
@@ -631,11 +618,11 @@ class _DirectionRequest:
 
     def run(self) -> NDArray[np.float64]:
         """Runs, blocking."""
-        return direction_of(self.embeddings.public([self.text])[0])
+        return direction_of(self.embeddings.public([self.text])[0], _SINGLE)
 
     async def arun(self) -> NDArray[np.float64]:
         """Runs, awaiting."""
-        return direction_of((await self.embeddings.apublic([self.text]))[0])
+        return direction_of((await self.embeddings.apublic([self.text]))[0], _SINGLE)
 
 
 @dataclass(slots=True, repr=False, eq=False)

@@ -507,11 +507,11 @@ def test_what_a_kept_matrix_finds_is_what_each_unit_alone_gives(
 @pytest.mark.parametrize("topics", [True, False], ids=["dense", "sparse"])
 def test_who_reaches_the_threshold_is_exact_to_the_last_bit(monkeypatch: pytest.MonkeyPatch, *, topics: bool) -> None:
     monkeypatch.setattr(neighbour_rows, "_BLOCK", 3)
-    monkeypatch.setattr(neighbour_rows, "_TILE", (4, 100))
     texts = ["a fever", "a cough", "no sleep at night", "ward", "fever fever", "night", "the ward at night", "fevers"]
     source = SimilarTexts(LocalEmbeddings(topics=topics), threshold=0.5)
     query = source.request_public("fever at night").run()
-    whole = [direction_of(np.array(LocalEmbeddings(topics=topics).embed_query(text))).astype(int) for text in texts]
+    vectors = LocalEmbeddings(topics=topics).embed_documents(texts)
+    whole = [direction_of(np.array(vector), 2.0**11).astype(int) for vector in vectors]
     asked = query.astype(int)
     exact = [int(row @ asked) / math.sqrt(int(row @ row) * int(asked @ asked)) for row in whole]
     units = Kept([(text,) for text in texts])
@@ -523,7 +523,7 @@ def test_who_reaches_the_threshold_is_exact_to_the_last_bit(monkeypatch: pytest.
         assert source.ask(units, query).run().take() == dict.fromkeys(near, (0,))
     kept = source._kept.reveal()
     assert kept is not None
-    assert kept.cosines(query, -0.9).tolist() == exact
+    assert kept.cosines(query).tolist() == exact
 
 
 class Kept:
